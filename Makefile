@@ -1,0 +1,74 @@
+# Everything a newcomer or a machine runs.  `make` alone lists the verbs.
+# ARGS goes to the tool behind a verb:  make test ARGS="-k barrier"   make bench ARGS=--quick
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+ARGS ?=
+
+# The first interpreter that is new enough; PYTHON=... overrides the search.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test style types format cover bench soak dev clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.runtime ## several processes on this machine work together, live
+	@$(BIN)/potluck demo $(ARGS)
+
+test: style types ## style, types and all tests (soaks excepted)
+	$(BIN)/pytest $(ARGS)
+
+style: $(VENV)/.dev ## ruff: rules and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## let ruff repair what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+cover: $(VENV)/.dev ## branch coverage; the pure layers must reach 100 %
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+	$(BIN)/coverage report --include='src/potluck/core/*,src/potluck/collective/*' --fail-under=100
+
+bench: $(VENV)/.dev ## every benchmark, beside what it is compared with (ARGS=--quick for a glance)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: $(VENV)/.dev ## the long tests
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 $(ARGS)
+
+dev: $(VENV)/.dev ## only install what the verbs above need
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: an install is repeated only when what it was made from has changed.  The demo rests on
+# the first alone, so it waits for neither torch nor developer tools.
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Potluck needs Python 3.11 or newer; none was found (PYTHON=... names one)."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Potluck needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version)."; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "No environment could be made; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Potluck into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "Installing the developer tools and torch into $(VENV) (a few hundred megabytes)"
+	@$(PIP) --editable '.[dev,torch]'
+	@touch $@

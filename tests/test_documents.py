@@ -1,0 +1,104 @@
+"""What README and its companions show is there, and works."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(language: str, text: str) -> str:
+    """The first fenced block of a language."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def free_port() -> int:
+    """A port that nobody on this machine listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    """Two processes run the ten lines as they stand, and each receives what the other has."""
+    (tmp_path / "hello.py").write_text(block("python", README), encoding="utf-8")
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "hello.py"],
+            cwd=tmp_path,
+            env=os.environ | common | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=30)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert printed == [
+        "rank 0 of 2 received [2. 2. 2. 2.]\n",
+        "rank 1 of 2 received [1. 1. 1. 1.]\n",
+    ]
+
+
+def shown() -> list[str]:
+    """The paths on the README's map; an indented line is within the last one that is not."""
+    paths: list[str] = []
+    folder = ""
+    for line in block("text", README).splitlines():
+        name = line.split()[0]
+        if line.startswith(" "):
+            paths.append(folder + name)
+        else:
+            folder = name
+            paths.append(name)
+    return paths
+
+
+def test_the_map_shows_what_exists() -> None:
+    """Every line of the map in the README is a file or folder of the tree."""
+    assert [path for path in shown() if not (ROOT / path).exists()] == []
+    assert [path for path in shown() if (ROOT / path).is_dir() != path.endswith("/")] == []
+
+
+def test_the_map_misses_nothing() -> None:
+    """Every room of the package and every page of the documentation is on the map."""
+    package = ROOT / "src" / "potluck"
+    rooms = {file.relative_to(ROOT).parts[2] for file in package.rglob("*.py")}
+    assert rooms - {path.split("/")[2] for path in shown() if path.startswith("src/")} == set()
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages - set(shown()) == set()
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"]
+)
+def test_verbs_and_links_exist(page: str) -> None:
+    """Each `make` verb named in a page is in the Makefile, each linked file is in the tree."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    verbs = set(re.findall(r"(?:`|\$ )make (\w+)", text))
+    assert verbs <= set(re.findall(r"^(\w+):", makefile, flags=re.MULTILINE))
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_example_of_the_style_guide_is_true() -> None:
+    """The function and the test shown in CONTRIBUTING.md are run as one program."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
+    program = f"{code}\ntest_the_parts_cover_the_whole()\nimport doctest\n"
+    program += "result = doctest.testmod()\nassert result.attempted == 1 and result.failed == 0"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,392 @@
+"""Every public name of the three origin documents has its place here.
+
+The origin documents are two Rust crates' sources: ``ferrotorch_distributed`` (its backends and its
+remote calls) and ``pmetal_distributed`` (its root module).  Somebody who knows them finds each name
+in the tables below: where it lives in Potluck, what Python has instead, or which capability it is
+waiting for.  A name that waits is not forgotten: as soon as something of that name exists, the
+table must say where.
+"""
+
+import ast
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import potluck
+from support import architecture
+
+TESTS_FOLDER = Path(__file__).parent
+SOURCE_FOLDER = TESTS_FOLDER.parent / "src" / "potluck"
+
+
+@dataclass(frozen=True)
+class At:
+    """It exists: the dotted path under which it resolves."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Python has another way: the sentence that says which."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """It waits for a capability until something named ``until``, or itself or its owner, exists."""
+
+    capability: str
+    until: str | None = None
+
+
+Place = At | Instead | Planned
+
+ENGINES = Planned("engines below: torch.distributed and MPI")
+RPC = Planned("remote calls")
+RPC_ERROR = Planned("remote calls", until="RpcError")
+COLLECTIVES = Planned("collectives as schedules")
+RUNNING_COLLECTIVES = Planned("collectives as schedules", until="DistributedContext")
+CLUSTER = Planned("the cluster that forms itself")
+COMPRESSION = Planned("gradient compression")
+METRICS = Planned("metrics")
+TRAINING = Planned("PyTorch on top of Potluck")
+
+EXCEPTIONS = Instead("A function returns its value or raises a potluck.DistributedError.")
+CONSTRUCTOR = Instead("Python calls the class itself.")
+
+BACKEND_DOCUMENT: dict[str, Place] = {
+    "backend": At("potluck.backend"),
+    "Backend": At("potluck.Backend"),
+    "Backend.rank": At("potluck.Backend.rank"),
+    "Backend.world_size": At("potluck.Backend.world_size"),
+    "Backend.send": At("potluck.Backend.send"),
+    "Backend.recv": At("potluck.Backend.recv"),
+    "Backend.recv_timeout": At("potluck.Backend.recv_timeout"),
+    "Backend.barrier": At("potluck.Backend.barrier"),
+    "Backend.as_nccl_backend": Planned(ENGINES.capability, until="TorchBackend"),
+    "TcpBackend": At("potluck.TcpBackend"),
+    "TcpBackend.new": CONSTRUCTOR,
+    "TcpBackend.rank": At("potluck.TcpBackend.rank"),
+    "TcpBackend.world_size": At("potluck.TcpBackend.world_size"),
+    "TcpBackend.send": At("potluck.TcpBackend.send"),
+    "TcpBackend.recv": At("potluck.TcpBackend.recv"),
+    "TcpBackend.recv_timeout": At("potluck.TcpBackend.recv_timeout"),
+    "TcpBackend.barrier": At("potluck.TcpBackend.barrier"),
+    "SimulatedBackend": At("potluck.SimulatedBackend"),
+    "SimulatedBackend.create_group": At("potluck.SimulatedBackend.create_group"),
+    "SimulatedBackend.rank": At("potluck.SimulatedBackend.rank"),
+    "SimulatedBackend.world_size": At("potluck.SimulatedBackend.world_size"),
+    "SimulatedBackend.send": At("potluck.SimulatedBackend.send"),
+    "SimulatedBackend.recv": At("potluck.SimulatedBackend.recv"),
+    "SimulatedBackend.recv_timeout": At("potluck.SimulatedBackend.recv_timeout"),
+    "SimulatedBackend.barrier": At("potluck.SimulatedBackend.barrier"),
+    "ChannelMatrix": Instead("A private type; the ranks of a simulated group share one object."),
+    "SubBackend": At("potluck.SubBackend"),
+    "SubBackend.new": CONSTRUCTOR,
+    "SubBackend.members": At("potluck.SubBackend.members"),
+    "SubBackend.to_global": At("potluck.SubBackend.to_global"),
+    "SubBackend.to_local": At("potluck.SubBackend.to_local"),
+    "SubBackend.parent": At("potluck.SubBackend.parent"),
+    "SubBackend.rank": At("potluck.SubBackend.rank"),
+    "SubBackend.world_size": At("potluck.SubBackend.world_size"),
+    "SubBackend.send": At("potluck.SubBackend.send"),
+    "SubBackend.recv": At("potluck.SubBackend.recv"),
+    "SubBackend.recv_timeout": At("potluck.SubBackend.recv_timeout"),
+    "SubBackend.barrier": At("potluck.SubBackend.barrier"),
+    "error": At("potluck.errors"),
+    "DistributedError": At("potluck.DistributedError"),
+    "DistributedError.InvalidWorldSize": At("potluck.InvalidWorldSize"),
+    "DistributedError.InvalidRank": At("potluck.InvalidRank"),
+    "DistributedError.Io": At("potluck.IoError"),
+    "DistributedError.SelfSend": At("potluck.SelfSend"),
+    "DistributedError.NoConnection": At("potluck.NoConnection"),
+    "DistributedError.LockPoisoned": Instead(
+        "Nothing: a Python lock is released when an error passes through it, never poisoned."
+    ),
+    "DistributedError.SizeMismatch": At("potluck.SizeMismatch"),
+    "DistributedError.Timeout": At("potluck.Timeout"),
+    "DistributedError.ChannelClosed": At("potluck.ChannelClosed"),
+    "FerrotorchError": Instead("potluck.DistributedError is the root of every error."),
+    "FerrotorchResult": EXCEPTIONS,
+    # Named in the documentation comments of that document.
+    "collective": At("potluck.collective"),
+    "collective.allreduce": RUNNING_COLLECTIVES,
+    "collective.all_gather": RUNNING_COLLECTIVES,
+    "collective.reduce_scatter": RUNNING_COLLECTIVES,
+    "collective.barrier": RUNNING_COLLECTIVES,
+    "p2p": COLLECTIVES,
+    "ddp": TRAINING,
+    "fsdp": TRAINING,
+    "fsdp.ShardingStrategy": TRAINING,
+    "fsdp.ShardingStrategy.HybridShard": TRAINING,
+    "hybrid_backend": ENGINES,
+    "nccl_backend": ENGINES,
+    "NcclBackend": ENGINES,
+    "gpu_collective": ENGINES,
+    "gpu_collective.gpu_allreduce": ENGINES,
+    "gpu_collective.gpu_broadcast": ENGINES,
+}
+
+RPC_DOCUMENT: dict[str, Place] = {
+    "rpc": RPC,
+    "MAX_RPC_MSG_SIZE": RPC,
+    "RpcError": RPC,
+    "RpcError.FunctionNotFound": RPC_ERROR,
+    "RpcError.InvalidMessage": RPC_ERROR,
+    "RpcError.NoConnection": RPC_ERROR,
+    "RpcError.Internal": RPC_ERROR,
+    "RpcError.Timeout": RPC_ERROR,
+    "RpcRequest": RPC,
+    "RpcRequest.serialize": RPC,
+    "RpcRequest.deserialize": RPC,
+    "RpcResponse": RPC,
+    "RpcResponse.serialize": RPC,
+    "RpcResponse.deserialize": RPC,
+    "RpcHandler": RPC,
+    "TcpRpcBackend": RPC,
+    "TcpRpcBackend.new": CONSTRUCTOR,
+    "TcpRpcBackend.send": RPC,
+    "TcpRpcBackend.recv": RPC,
+    "TcpRpcBackend.rank": RPC,
+    "TcpRpcBackend.world_size": RPC,
+    "RpcAgent": RPC,
+    "RpcAgent.new": CONSTRUCTOR,
+    "RpcAgent.register": RPC,
+    "RpcAgent.lookup": RPC,
+    "RpcAgent.rpc_sync": RPC,
+    "RpcAgent.rpc_async": RPC,
+    "RpcAgent.handle_request": RPC,
+    "RpcAgent.rank": RPC,
+    "RpcAgent.world_size": RPC,
+}
+
+ROOT_DOCUMENT: dict[str, Place] = {
+    "auto": CLUSTER,
+    "config": At("potluck.config"),
+    "discovery": CLUSTER,
+    "error": At("potluck.errors"),
+    "identity": At("potluck.net.identity"),
+    "ring": RUNNING_COLLECTIVES,
+    "topology": CLUSTER,
+    "transport": At("potluck.net.transport"),
+    "collective": At("potluck.collective"),
+    "compression": COMPRESSION,
+    "election": CLUSTER,
+    "health": CLUSTER,
+    "metrics": METRICS,
+    "namespace": At("potluck.net.namespace"),
+    "prelude": Instead("`from potluck import ...`: the package root is the prelude."),
+    "AutoDiscoveryBackend": CLUSTER,
+    "AutoDiscoveryBackend.new": CONSTRUCTOR,
+    "AutoDiscoveryBackend.wait_for_peers": CLUSTER,
+    "AutoDiscoveryConfig": CLUSTER,
+    "AllReduceStrategy": At("potluck.AllReduceStrategy"),
+    "BroadcastStrategy": At("potluck.BroadcastStrategy"),
+    "ReduceStrategy": At("potluck.ReduceStrategy"),
+    "CollectiveConfig": At("potluck.CollectiveConfig"),
+    "CompressionStrategy": COMPRESSION,
+    "GradientCompressor": COMPRESSION,
+    "QuantizationType": COMPRESSION,
+    "DistributedConfig": COLLECTIVES,
+    "DistributedConfig.new": CONSTRUCTOR,
+    "ElectionConfig": CLUSTER,
+    "ElectionEvent": CLUSTER,
+    "ElectionManager": CLUSTER,
+    "ElectionState": CLUSTER,
+    "DistributedError": At("potluck.DistributedError"),
+    "DistributedResult": EXCEPTIONS,
+    "HealthConfig": CLUSTER,
+    "HealthEvent": CLUSTER,
+    "HealthMonitor": CLUSTER,
+    "HealthStatus": CLUSTER,
+    "HealthSummary": CLUSTER,
+    "NodeIdentity": At("potluck.NodeIdentity"),
+    "DistributedMetrics": METRICS,
+    "DistributedMetrics.all_reduce": METRICS,
+    "DistributedMetrics.all_reduce.duration_ms": METRICS,
+    "DistributedMetrics.all_reduce.bytes_processed": METRICS,
+    "DistributedMetrics.all_reduce.completed": METRICS,
+    "DistributedMetrics.all_reduce.failed": METRICS,
+    "DistributedMetrics.barrier": METRICS,
+    "DistributedMetrics.barrier.duration_ms": METRICS,
+    "DistributedMetrics.barrier.completed": METRICS,
+    "DistributedMetrics.barrier.failed": METRICS,
+    "DistributedMetrics.snapshot": METRICS,
+    "MetricsSnapshot": METRICS,
+    "SharedMetrics": METRICS,
+    "NetworkNamespace": At("potluck.NetworkNamespace"),
+    "RingBackend": COLLECTIVES,
+    "RingBackend.new": CONSTRUCTOR,
+    "ClusterTopology": CLUSTER,
+    "ConnectionProfile": CLUSTER,
+    "NodeProfile": CLUSTER,
+    "SharedTopology": CLUSTER,
+    "DistributedBackend": COLLECTIVES,
+    "DistributedBackend.rank": COLLECTIVES,
+    "DistributedBackend.world_size": COLLECTIVES,
+    "DistributedBackend.all_reduce": COLLECTIVES,
+    "DistributedBackend.barrier": COLLECTIVES,
+    "DistributedContext": COLLECTIVES,
+    "DistributedContext.new": CONSTRUCTOR,
+    "DistributedContext.with_metrics": COLLECTIVES,
+    "DistributedContext.rank": COLLECTIVES,
+    "DistributedContext.world_size": COLLECTIVES,
+    "DistributedContext.all_reduce": COLLECTIVES,
+    "DistributedContext.barrier": COLLECTIVES,
+    "DistributedContext.is_master": COLLECTIVES,
+    "DistributedContext.metrics_snapshot": COLLECTIVES,
+}
+
+# What the third document's prelude offers must be importable from the package root.
+PRELUDE = (
+    *("DistributedBackend", "DistributedContext", "AutoDiscoveryBackend", "AutoDiscoveryConfig"),
+    *("AllReduceStrategy", "CollectiveConfig", "CompressionStrategy", "GradientCompressor"),
+    *("DistributedConfig", "ElectionConfig", "ElectionManager", "DistributedError"),
+    *("DistributedResult", "HealthConfig", "HealthMonitor", "HealthStatus", "NodeIdentity"),
+    *("DistributedMetrics", "SharedMetrics", "NetworkNamespace", "RingBackend"),
+    *("ClusterTopology", "NodeProfile"),
+)
+
+# Each error variant of the origin with the facts it carried.
+VARIANTS: dict[str, tuple[potluck.DistributedError, dict[str, object]]] = {
+    "InvalidWorldSize": (potluck.InvalidWorldSize(0), {"world_size": 0}),
+    "InvalidRank": (potluck.InvalidRank(5, 2), {"rank": 5, "world_size": 2}),
+    "Io": (potluck.IoError("no"), {"message": "no"}),
+    "SelfSend": (potluck.SelfSend(1), {"rank": 1}),
+    "NoConnection": (potluck.NoConnection("no", rank=1), {"rank": 1}),
+    "SizeMismatch": (potluck.SizeMismatch(4, 8), {"expected": 4, "got": 8}),
+    "Timeout": (potluck.Timeout("late", seconds=0.5), {"seconds": 0.5}),
+    "ChannelClosed": (potluck.ChannelClosed("closed"), {"message": "closed"}),
+}
+
+# The tests that the origin documents contain: ours, as file::function.
+ORIGIN_TESTS: dict[str, At | Planned] = {
+    "test_simulated_send_recv": At("backend/test_simulated.py"),
+    "test_simulated_barrier": At("backend/test_simulated.py"),
+    "test_simulated_rank_world_size": At("backend/test_simulated.py"),
+    "test_invalid_world_size": At("backend/test_simulated.py"),
+    "test_send_to_invalid_rank": At("backend/test_simulated.py"),
+    "test_subbackend_local_rank_and_world_size": At("backend/test_sub.py"),
+    "test_subbackend_global_rank_not_in_members_is_error": At("backend/test_sub.py"),
+    "test_subbackend_empty_members_is_error": At("backend/test_sub.py"),
+    "test_subbackend_send_recv_routes_through_parent": At("backend/test_sub.py"),
+    "test_subbackend_barrier": At("backend/test_sub.py"),
+    "test_subbackend_to_global_to_local": At("backend/test_sub.py"),
+    "test_subbackend_sorts_and_dedups_members": At("backend/test_sub.py"),
+    "test_rpc_request_roundtrip": RPC,
+    "test_rpc_response_roundtrip_ok": RPC,
+    "test_rpc_response_roundtrip_error": RPC,
+    "test_max_message_size_constant": RPC,
+    "test_rpc_agent_register_lookup": RPC,
+    "test_rpc_agent_lookup_missing": RPC,
+}
+
+TABLES = {"backend": BACKEND_DOCUMENT, "rpc": RPC_DOCUMENT, "root": ROOT_DOCUMENT}
+ROWS = [
+    pytest.param(name, place, id=f"{document}:{name}")
+    for document, table in TABLES.items()
+    for name, place in table.items()
+]
+
+
+def definitions() -> Iterator[tuple[str, str]]:
+    """Names that the package defines, with their place: modules, what is in them, and members."""
+    for module in architecture.load(SOURCE_FOLDER).values():
+        yield module.name.rpartition(".")[2], module.name
+        for name, node in _defined(module.tree):
+            yield name, f"{module.name}.{name}"
+            for member, _ in _defined(node) if isinstance(node, ast.ClassDef) else ():
+                yield f"{name}.{member}", f"{module.name}.{name}.{member}"
+
+
+def _defined(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child.name, child
+        for target in getattr(child, "targets", [getattr(child, "target", None)]):
+            if isinstance(target, ast.Name):
+                yield target.id, child
+
+
+def overdue(name: str, plan: Planned, defined: dict[str, str]) -> str | None:
+    """Where a name that is said to be waiting exists already, or None."""
+    awaited = {plan.until} if plan.until else {name, name.partition(".")[0]}
+    return next((defined[key] for key in sorted(awaited) if key in defined), None)
+
+
+DEFINED = dict(definitions())
+
+
+@pytest.mark.parametrize(("name", "place"), ROWS)
+def test_every_name_of_the_origin_has_its_place(name: str, place: Place) -> None:
+    """A located name resolves, an equivalent is a sentence, a planned name does not exist yet."""
+    match place:
+        case At(path):
+            assert pkgutil.resolve_name(path) is not None
+        case Instead(sentence):
+            assert sentence.endswith(".")
+        case Planned():
+            found = overdue(name, place, DEFINED)
+            assert found is None, f"{name} is called planned, but {found} exists: say where it is"
+
+
+@pytest.mark.parametrize("name", PRELUDE)
+def test_the_prelude_is_the_package_root(name: str) -> None:
+    """What the origin's prelude offered and exists here is a public name of the package."""
+    place = ROOT_DOCUMENT[name]
+    if isinstance(place, At):
+        assert place.path == f"potluck.{name}"
+        assert name in potluck.__all__
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_error_variant_carries_its_facts(variant: str) -> None:
+    """The fields of each variant are attributes of our error, which can say them in words."""
+    error, facts = VARIANTS[variant]
+    place = BACKEND_DOCUMENT[f"DistributedError.{variant}"]
+    assert isinstance(place, At)
+    assert type(error) is pkgutil.resolve_name(place.path)
+    assert {name: getattr(error, name) for name in facts} == facts
+    assert str(error)
+
+
+def test_every_error_variant_is_listed() -> None:
+    """The table of facts covers each located variant."""
+    located = {
+        name.removeprefix("DistributedError.")
+        for name, place in BACKEND_DOCUMENT.items()
+        if name.startswith("DistributedError.") and isinstance(place, At)
+    }
+    assert located == VARIANTS.keys()
+
+
+def functions_in(file: Path) -> set[str]:
+    """Names of the test functions in a file, those in classes included."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(("name", "place"), ORIGIN_TESTS.items(), ids=ORIGIN_TESTS)
+def test_every_test_of_the_origin_exists_here(name: str, place: At | Planned) -> None:
+    """A test of the origin is found under its own name, unless its subject does not exist yet."""
+    if isinstance(place, At):
+        assert name in functions_in(TESTS_FOLDER / place.path)
+    else:
+        found = [file for file in TESTS_FOLDER.rglob("*.py") if name in functions_in(file)]
+        assert found == [], "called planned, but it exists: say where it is"
+
+
+def test_a_name_said_to_be_planned_is_caught_when_it_exists() -> None:
+    """The guard sees classes, their members, functions, constants and modules."""
+    plan = Planned("nothing")
+    for name in ("DistributedError", "from_os_error", "errors", "DistributedError.recoverable"):
+        assert overdue(name, plan, DEFINED) is not None
+    assert overdue("DistributedError.Fantasy", plan, DEFINED) is not None  # its owner exists
+    assert overdue("Fantasy", plan, DEFINED) is None
+    assert overdue("Fantasy", Planned("nothing", until="DistributedError"), DEFINED) is not None
+    assert overdue("DistributedError", Planned("nothing", until="Fantasy"), DEFINED) is None
