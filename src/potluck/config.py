@@ -1,0 +1,117 @@
+"""Configuration that comes from outside: which rank a launcher says we are.
+
+Knows the variables of ``torchrun``, Open MPI, MPICH and Slurm.  Arguments always win over the
+environment, so this is read only where a caller asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from potluck.errors import BackendUnavailable
+
+__all__ = ["DEFAULT_MASTER_PORT", "Launch", "read_launch"]
+
+DEFAULT_MASTER_PORT = 29500
+"""Where rank 0 listens when the launcher does not say; what PyTorch users expect."""
+
+MAX_PORT = 65535
+MAX_DIGITS = 9
+"""Longer numbers are mistakes: no rank, size or port comes near."""
+
+AGENT_STORE_PORTS = 4
+"""Ports tried beside the one that torchrun's own store occupies."""
+
+_LAUNCHERS = (
+    ("torchrun or the environment", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launcher told this process."""
+
+    rank: int
+    world_size: int
+    masters: tuple[str, ...]
+    """Addresses at which rank 0 may be; it takes the first that is free."""
+    launcher: str
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """Read rank, world size and rank 0's address from a launcher's variables.
+
+    >>> env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "29500"}
+    >>> read_launch(env).masters
+    ('10.0.0.5:29500',)
+    """
+    for launcher, rank_name, size_name in _LAUNCHERS:
+        if rank_name in environ and size_name in environ:
+            rank, size = _number(environ, rank_name), _number(environ, size_name)
+            return Launch(rank, size, _masters(environ, size), launcher)
+    raise BackendUnavailable(
+        "No launcher has told this process its rank",
+        hint="Start it with torchrun, mpirun or srun, "
+        "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name].strip()
+    if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise BackendUnavailable(f"{name}={text!r} is not a whole number")
+    return int(text)
+
+
+def _masters(environ: Mapping[str, str], world_size: int) -> tuple[str, ...]:
+    host = environ.get("MASTER_ADDR", "").strip() or _host_from_launcher(environ, world_size)
+    given = "MASTER_PORT" in environ
+    port = _number(environ, "MASTER_PORT") if given else _port_of_job(environ)
+    if not 0 < port <= MAX_PORT:
+        raise BackendUnavailable(f"MASTER_PORT={port} is not a port; 1 to {MAX_PORT} are")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
+        # torchrun's agent already listens on that very port, for its own store.
+        ports = range(port + 1, port + 1 + AGENT_STORE_PORTS)
+    else:
+        ports = range(port, port + 1)
+    bracketed = f"[{host.strip('[]')}]" if ":" in host else host
+    return tuple(
+        f"{bracketed}:{number if number <= MAX_PORT else number - 1000}" for number in ports
+    )
+
+
+def _host_from_launcher(environ: Mapping[str, str], world_size: int) -> str:
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in environ and _number(environ, name) == world_size:
+            return "127.0.0.1"  # everybody is on this machine
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if environ.get(name):
+            return first_host(environ[name])
+    raise BackendUnavailable(
+        "Nobody has said where rank 0 is",
+        hint="Set MASTER_ADDR to the address of the machine that runs rank 0.",
+    )
+
+
+def _port_of_job(environ: Mapping[str, str]) -> int:
+    """A port of its own for each Slurm job, so that two jobs on one machine do not meet."""
+    job = environ.get("SLURM_JOB_ID", "")
+    # Below 32768: from there on Linux takes ports for outgoing connections.
+    return 20000 + int(job[-MAX_DIGITS:]) % 12000 if job.isdecimal() else DEFAULT_MASTER_PORT
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of Slurm's compressed notation.
+
+    >>> first_host("gpu[007-012,020],cpu1"), first_host("desk,laptop")
+    ('gpu007', 'desk')
+    """
+    match = re.match(r"(?:[^,\[\]]|\[\w[^\[\]]*\])+(?=,|$)", nodelist)
+    if match is None:
+        raise BackendUnavailable(f"{nodelist!r} is no list of hosts")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])  # of every range its first number

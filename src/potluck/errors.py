@@ -1,0 +1,260 @@
+"""Every error Potluck raises, in one tree.
+
+Each class also derives from the builtin a caller would reach for, carries its facts as fields
+(``rank``, ``node``, ``host``, ``expected``, ``got``, ``cause``) and a ``hint`` that says in plain
+words what to do next.  ``recoverable`` tells whether the same call may succeed later in the same
+process.  Errors of the operating system become ours in one place: :func:`from_os_error`.
+
+::
+
+    DistributedError
+    ├── InvalidWorldSize      (ValueError)
+    ├── InvalidRank           (ValueError)
+    ├── SelfSend              (ValueError)
+    ├── SizeMismatch          (ValueError)
+    ├── CollectiveMismatch    (ValueError)
+    ├── UnsupportedOperation  (NotImplementedError)
+    ├── BackendUnavailable    (RuntimeError)
+    ├── Timeout               (TimeoutError)       recoverable
+    ├── IoError               (OSError)
+    ├── MalformedFrame        (ValueError)         the fault of the other side
+    └── Disconnected          (ConnectionError)
+        ├── ChannelClosed
+        ├── NoConnection                           recoverable
+        ├── PeerLost                               recoverable
+        └── HandshakeRefused
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+__all__ = [
+    "BackendUnavailable",
+    "ChannelClosed",
+    "CollectiveMismatch",
+    "Disconnected",
+    "DistributedError",
+    "HandshakeRefused",
+    "InvalidRank",
+    "InvalidWorldSize",
+    "IoError",
+    "MalformedFrame",
+    "NoConnection",
+    "PeerLost",
+    "SelfSend",
+    "SizeMismatch",
+    "Timeout",
+    "UnsupportedOperation",
+]
+
+_FIELDS = ("rank", "node", "host", "expected", "got", "cause", "hint")
+
+
+class DistributedError(Exception):
+    """The root of everything Potluck raises.
+
+    The text of an error reads: what happened, then the cause if one is known, then what to do.
+
+    >>> str(DistributedError("The link broke", cause="cable pulled", hint="Plug it in."))
+    'The link broke: cable pulled. Plug it in.'
+    """
+
+    recoverable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        unknown = fields.keys() - set(_FIELDS)
+        if unknown:
+            msg = f"{type(self).__name__} has no field {', '.join(sorted(unknown))}"
+            raise TypeError(msg)
+        super().__init__(message)
+        self.message = message
+        self.rank: int | None = fields.get("rank")
+        self.node: str | None = fields.get("node")
+        self.host: str | None = fields.get("host")
+        self.expected: Any = fields.get("expected")
+        self.got: Any = fields.get("got")
+        self.cause: str | None = fields.get("cause")
+        self.hint: str | None = fields.get("hint")
+
+    def __str__(self) -> str:
+        """One or two sentences for a person."""
+        text = self.message
+        if self.cause:
+            text = f"{text}: {self.cause}"
+        if self.hint:
+            text = f"{text}{'' if text.endswith(('.', '!', '?')) else '.'} {self.hint}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive the trip through :mod:`multiprocessing` with every field intact."""
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+
+
+def _rebuild(
+    cls: type[DistributedError], args: tuple[Any, ...], state: dict[str, Any]
+) -> DistributedError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidWorldSize(DistributedError, ValueError):
+    """A group cannot have this many ranks.
+
+    >>> InvalidWorldSize(0).world_size
+    0
+    """
+
+    def __init__(self, world_size: int, *, minimum: int = 1, hint: str | None = None) -> None:
+        super().__init__(
+            f"World size {world_size} is not possible; it must be at least {minimum}",
+            expected=minimum,
+            got=world_size,
+            hint=hint,
+        )
+        self.world_size = world_size
+
+
+class InvalidRank(DistributedError, ValueError):
+    """A rank that the group does not have.
+
+    >>> str(InvalidRank(5, 2))
+    'Rank 5 does not exist in a group of 2 (ranks 0 to 1)'
+    """
+
+    def __init__(self, rank: int, world_size: int, *, hint: str | None = None) -> None:
+        super().__init__(
+            f"Rank {rank} does not exist in a group of {world_size} (ranks 0 to {world_size - 1})",
+            rank=rank,
+            expected=world_size,
+            got=rank,
+            hint=hint,
+        )
+        self.world_size = world_size
+
+
+class SelfSend(DistributedError, ValueError):
+    """A message to oneself on a backend that only knows other processes."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            f"Rank {rank} tried to exchange a message with itself",
+            rank=rank,
+            hint="Copy the data locally, or address another rank.",
+        )
+
+
+class SizeMismatch(DistributedError, ValueError):
+    """The message that arrived has another size than the buffer given for it.
+
+    The message is consumed; the next receive gets the next message.
+
+    >>> error = SizeMismatch(expected=4, got=10, rank=1)
+    >>> (error.expected, error.got, error.rank)
+    (4, 10, 1)
+    """
+
+    def __init__(self, expected: int, got: int, *, rank: int | None = None) -> None:
+        sender = "A message" if rank is None else f"The message from rank {rank}"
+        super().__init__(
+            f"{sender} has {got} bytes but the buffer given for it has {expected}",
+            rank=rank,
+            expected=expected,
+            got=got,
+            hint="Receive into a buffer of exactly the size that was sent.",
+        )
+
+
+class CollectiveMismatch(DistributedError, ValueError):
+    """Two ranks are in the same operation with different ideas of what it is."""
+
+
+class UnsupportedOperation(DistributedError, NotImplementedError):
+    """This backend cannot do that."""
+
+
+class BackendUnavailable(DistributedError, RuntimeError):
+    """The backend is closed, belongs to another process, or cannot run here."""
+
+
+class Timeout(DistributedError, TimeoutError):
+    """A deadline passed.  Nothing was lost: the same call may be made again.
+
+    >>> Timeout("No message from rank 1 within 0.5 s", seconds=0.5).seconds
+    0.5
+    """
+
+    recoverable = True
+
+    def __init__(
+        self, message: str, *, seconds: float, missing: Iterable[int] = (), **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.seconds = seconds
+        self.missing = tuple(missing)
+
+
+class IoError(DistributedError, OSError):
+    """The operating system refused something; ``cause`` has its words."""
+
+
+class MalformedFrame(DistributedError, ValueError):
+    """The other side sent bytes that do not follow the protocol."""
+
+
+class Disconnected(DistributedError, ConnectionError):
+    """Something between two ranks is not connected, or no longer."""
+
+
+class ChannelClosed(Disconnected):
+    """This side closed the channel while an operation was using it."""
+
+
+class NoConnection(Disconnected):
+    """No connection to that rank exists or could be made."""
+
+    recoverable = True
+
+
+class PeerLost(Disconnected):
+    """A rank that was here is gone: its process ended, it closed, or its link broke."""
+
+    recoverable = True
+
+
+class HandshakeRefused(Disconnected):
+    """The other side answered, and declined, with a sentence saying why."""
+
+
+_HINTS = {
+    errno.EADDRINUSE: "Another process uses this port; stop it or choose another port.",
+    errno.EADDRNOTAVAIL: "This address belongs to no interface of this machine.",
+    errno.EACCES: "Ports below 1024 need privileges; choose a higher one.",
+    errno.ECONNREFUSED: "Nothing listens there; check that rank 0 runs and the port is right.",
+    errno.EHOSTUNREACH: "There is no way to that machine; check the network and its firewall.",
+    errno.ENETUNREACH: "This machine has no route there; check that it is on the same network.",
+    errno.EMFILE: "This process has too many open files; raise the limit with `ulimit -n`.",
+}
+_UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+
+
+def from_os_error(action: str, error: OSError, **fields: Any) -> DistributedError:
+    """Translate an error of the operating system; ``action`` says what was being done.
+
+    >>> str(from_os_error("Dialling failed", ConnectionResetError(104, "reset")))
+    'Dialling failed: reset'
+    """
+    if isinstance(error, DistributedError):
+        return error
+    cause = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    fields = {"cause": cause, "hint": _HINTS.get(error.errno or 0), **fields}
+    if isinstance(error, ConnectionRefusedError | TimeoutError) or error.errno in _UNREACHABLE:
+        return NoConnection(action, **fields)
+    if isinstance(error, ConnectionError):
+        return PeerLost(action, **fields)
+    return IoError(action, **fields)

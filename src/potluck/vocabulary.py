@@ -1,0 +1,97 @@
+"""The words every layer shares: small types that say what a value means.
+
+They cost little or nothing at run time; the type checker keeps a node's id from being taken for a
+name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from potluck.errors import InvalidWorldSize, MalformedFrame
+
+__all__ = ["LinkMatrix", "NodeId"]
+
+NodeId = NewType("NodeId", str)
+"""Who a machine is: 32 lower-case letters and digits, a hash of its public key.
+
+All processes of one machine and user share it; a process is a node id with an incarnation.
+"""
+
+
+_RATES = struct.Struct("<QQ")
+_LATENCY = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMatrix:
+    """What is known of the links of a group, in whole numbers, so that all ranks compute alike.
+
+    Zero means: not measured yet.  Each rank measures its own row; the rows travel as bytes.
+
+    >>> links = LinkMatrix.uniform(2, rate=125_000_000, latency=100_000)
+    >>> LinkMatrix.from_rows([links.row(0), links.row(1)]) == links
+    True
+    """
+
+    up: tuple[int, ...]
+    """Bytes per second that each rank can send."""
+    down: tuple[int, ...]
+    """Bytes per second that each rank can receive."""
+    latency: tuple[tuple[int, ...], ...]
+    """Nanoseconds that a short message takes from each rank (row) to each (column)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a matrix of numbers that fit into a row's bytes."""
+        size = len(self.up)
+        if size == 0:
+            raise InvalidWorldSize(0)
+        if {len(self.down), len(self.latency), *map(len, self.latency)} != {size}:
+            msg = f"{size} ranks need as many rates up and down and rows of latencies"
+            raise ValueError(msg)
+        rates, latencies = {*self.up, *self.down}, {time for row in self.latency for time in row}
+        if min(rates | latencies) < 0 or max(rates) >> 63 or max(latencies) >> 32:
+            msg = "Rates must fit into 63 bits, latencies (in nanoseconds) into 32, none negative"
+            raise ValueError(msg)
+
+    @classmethod
+    def uniform(cls, size: int, *, rate: int, latency: int) -> LinkMatrix:
+        """Equal links between all."""
+        rows = tuple(
+            tuple(0 if there == here else latency for there in range(size)) for here in range(size)
+        )
+        return cls((rate,) * size, (rate,) * size, rows)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[bytes]) -> LinkMatrix:
+        """The matrix whose rows the ranks sent, in rank order."""
+        expected = _RATES.size + _LATENCY.size * len(rows)
+        for rank, row in enumerate(rows):
+            if len(row) != expected:
+                raise MalformedFrame(
+                    f"Link measurements of {len(row)} bytes where {expected} are due",
+                    rank=rank,
+                    expected=expected,
+                    got=len(row),
+                )
+        rates = [_RATES.unpack_from(row) for row in rows]
+        return cls(
+            tuple(up for up, _ in rates),
+            tuple(down for _, down in rates),
+            tuple(
+                tuple(time for (time,) in _LATENCY.iter_unpack(row[_RATES.size :])) for row in rows
+            ),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self.up)
+
+    def row(self, rank: int) -> bytes:
+        """What one rank knows, as bytes."""
+        latencies = b"".join(map(_LATENCY.pack, self.latency[rank]))
+        return _RATES.pack(self.up[rank], self.down[rank]) + latencies
