@@ -1,0 +1,86 @@
+"""Both ends of a sealed connection, and frames that check themselves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from potluck.errors import MalformedFrame
+from potluck.net.ciphers import Cipher
+from potluck.net.sealing import (
+    SECRET_SIZE,
+    TAG_SIZE,
+    KeyLifetime,
+    Opener,
+    Sealer,
+    derive_keys,
+    seal_context,
+)
+
+HEADER = b"PL header"
+PAYLOAD = b"a gradient of great value"
+MARK = 0xA5  # what a buffer holds before anything is opened into it
+
+
+@dataclass
+class Pair:
+    """Both ends of one connection."""
+
+    a_seals: Sealer
+    a_opens: Opener
+    b_seals: Sealer
+    b_opens: Opener
+
+
+def connect(
+    seed: int = 0,
+    *,
+    epoch: int = 1,
+    connection: bytes = b"c1",
+    lane: str = "collectives",
+    cipher: Cipher = Cipher.AES_256_GCM,
+    lifetime: KeyLifetime | None = None,
+) -> Pair:
+    """A connection whose two secrets come from ``seed``."""
+    draw = random.Random(seed)
+    secrets = draw.randbytes(SECRET_SIZE), draw.randbytes(SECRET_SIZE)
+    context = seal_context(
+        connection=connection, epoch=epoch, initiator="ada", responder="bob", lane=lane
+    )
+    life = lifetime or KeyLifetime()
+    a, b = (
+        derive_keys(*secrets, context=context, initiator=side, cipher=cipher, lifetime=life)
+        for side in (True, False)
+    )
+    return Pair(*a, *b)
+
+
+def seal(sealer: Sealer, payload: bytes = PAYLOAD, header: bytes = HEADER) -> bytes:
+    """One sealed frame, without its header."""
+    out = bytearray(len(payload) + TAG_SIZE)
+    assert sealer.seal_into(header, memoryview(payload), memoryview(out)) == len(out)
+    return bytes(out)
+
+
+def unseal(opener: Opener, sealed: bytes, header: bytes = HEADER) -> bytes:
+    """What the frame carries; on failure, check that it left nothing behind."""
+    room = len(sealed) + 8
+    out = bytearray([MARK]) * room
+    try:
+        size = opener.open_into(header, memoryview(sealed), memoryview(out))
+    except MalformedFrame:
+        assert set(out) <= {0, MARK}
+        raise
+    assert set(out[size:]) == {MARK}
+    return bytes(out[:size])
+
+
+def assert_refused(opener: Opener, sealed: bytes, header: bytes = HEADER) -> None:
+    """The frame is refused, and so is everything after it."""
+    with pytest.raises(MalformedFrame, match="cannot be trusted"):
+        unseal(opener, sealed, header)
+    assert not opener.is_usable
+    with pytest.raises(MalformedFrame, match="close this connection"):
+        unseal(opener, sealed, header)
