@@ -1,0 +1,127 @@
+"""Addresses: reading them, and choosing which of ours others can reach.
+
+A machine usually has several: loopback, Ethernet, Wi-Fi, a container bridge, a VPN.  Handing out
+the wrong one is the commonest reason why two nodes do not meet, so container and VPN interfaces
+are left out unless asked for, loopback always, and link-local ones come last.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Address", "is_loopback", "parse_address", "usable_hosts"]
+
+_VIRTUAL = re.compile(
+    r"docker|br-|veth|virbr|vmnet|vboxnet|cni|flannel|cali|podman|lxc|lxd"  # containers, VMs
+    r"|tun|tap|utun|wg|tailscale|zt|ppp|ipsec"  # VPNs
+    r"|awdl|llw|anpi|gif|stf|dummy|ifb|nodelocaldns",  # Apple peer-to-peer radio, pseudo devices
+    re.IGNORECASE,
+)
+
+
+MAX_PORT = 65535
+
+
+class Address(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """As one writes it: ``host:port``, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int | None = None) -> Address:
+    """Read ``host:port``, ``[v6]:port``, or a bare host when there is a default port.
+
+    >>> parse_address("[::1]:80").host
+    '::1'
+    >>> str(parse_address("desk.local", 52416))
+    'desk.local:52416'
+    """
+    text = text.strip()
+    match = re.fullmatch(r"(\[.+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+    host, port = match.groups() if match else (f"[{text}]", None)  # perhaps a bare IPv6 host
+    number = int(port) if port else default_port
+    bracketed = host.startswith("[")
+    if number is None or number > MAX_PORT or (bracketed and not _is_ipv6(host[1:-1])):
+        return _refuse(text)
+    return Address(host[1:-1] if bracketed else host, number)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(text: str) -> Address:
+    msg = f"{text!r} is no address; write host:port, such as 192.168.1.10:29500 or [fe80::1]:29500"
+    raise ValueError(msg)
+
+
+def unmapped(host: str) -> str:
+    """An IPv4 address as such, where a socket for both families shows it as an IPv6 one.
+
+    >>> unmapped("::ffff:10.0.0.5")
+    '10.0.0.5'
+    """
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a literal address can only be reached from its own machine.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("192.168.1.10"), is_loopback("desk.local")
+    (True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(unmapped(host).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def usable_hosts(*, virtual: bool = False, only: Iterable[str] = ()) -> list[str]:
+    """Addresses of this machine that others may reach, best first.
+
+    ``virtual`` includes container and VPN interfaces; ``only`` names the interfaces to use.
+    """
+    import psutil
+
+    wanted = set(only)
+    state = psutil.net_if_stats()
+    found: list[tuple[int, str]] = []
+    for interface, addresses in psutil.net_if_addrs().items():
+        if wanted and interface not in wanted:
+            continue
+        if not wanted and not virtual and _VIRTUAL.match(interface):
+            continue
+        if interface in state and not state[interface].isup:
+            continue
+        found += [
+            (_preference(entry.address), entry.address)
+            for entry in addresses
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+    return [host for preference, host in sorted(found) if preference < _NEVER]
+
+
+_NEVER = 9
+
+
+def _preference(host: str) -> int:
+    """Rank an address: private IPv4 first, it is what home networks route; link-local last."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        return _NEVER
+    if address.version == 4:  # noqa: PLR2004 - the protocol's own number
+        return 3 if address.is_link_local else 0 if address.is_private else 1
+    return 4 if address.is_link_local else 2

@@ -1,0 +1,143 @@
+"""Frames: the fixed header in front of every payload, and nothing else.
+
+A header says what follows (kind), for whom (group, epoch), which operation and tag it belongs to,
+which piece of it this is, and how many bytes come.  All integers are little-endian.  The decoder
+checks magic, version, kind and length before anybody allocates a byte; payloads never pass through
+here, they go straight between the socket and their destination.
+
+    offset  0  2  3  4      12     16  20         28   32     36
+            ┌──┬──┬──┬──────┬──────┬───┬──────────┬────┬──────┐
+            │PL│v │k │group │epoch │tag│operation │piece│length│  payload …
+            └──┴──┴──┴──────┴──────┴───┴──────────┴────┴──────┘
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from potluck.errors import MalformedFrame
+
+__all__ = ["HEADER_SIZE", "MAX_PIECE", "PROTOCOL_VERSION", "Header", "Kind", "decode", "encode"]
+
+MAGIC = b"PL"
+PROTOCOL_VERSION = 1
+
+MAX_PIECE = 1 << 20
+"""Largest payload of one frame of a granted message, in bytes: keeps peers and tags interleaved."""
+
+MAX_CONTROL = 1 << 16
+"""Largest payload of every other frame, in bytes; also what a stranger may send before a hello."""
+
+_LAYOUT = struct.Struct("<2sBBQIIQII")
+HEADER_SIZE = _LAYOUT.size
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    """First frame of a connection: who dials, and for which lane."""
+    WELCOME = 2
+    """The answer that opens the connection."""
+    REFUSAL = 3
+    """The answer that does not; its payload is a sentence in UTF-8, in every version."""
+    EAGER = 16
+    """A whole small message, sent within the receiver's credit."""
+    OFFER = 17
+    """Announces a message; its payload is the size as an unsigned 64-bit integer."""
+    GRANT = 18
+    """The go-ahead for an offered message."""
+    DISCARD = 19
+    """The receiver wants none of an offered message's bytes; it counts as delivered."""
+    DATA = 20
+    """One piece of a granted message."""
+    WITHDRAW = 21
+    """The sender gave up an offered or half-sent message."""
+    CREDIT = 22
+    """Gives back credit for eager messages; ``operation`` is the number of bytes."""
+    TOKEN = 32
+    """One step of a barrier: ``operation`` is its number, ``piece`` the round."""
+    ARRIVED = 33
+    """The sender waits in barrier number ``operation``; only sent when it takes long."""
+    BROKEN = 34
+    """Barrier number ``operation`` cannot complete: rank ``piece`` is lost."""
+    GOODBYE = 48
+    """The sender closes; nothing follows."""
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """A decoded header."""
+
+    kind: Kind
+    group: int
+    epoch: int
+    tag: int
+    operation: int
+    piece: int
+    length: int
+
+
+def encode(
+    kind: Kind,
+    *,
+    group: int = 0,
+    epoch: int = 0,
+    tag: int = 0,
+    operation: int = 0,
+    piece: int = 0,
+    length: int = 0,
+) -> bytes:
+    """Pack one header.
+
+    >>> len(encode(Kind.GRANT, operation=7)) == HEADER_SIZE
+    True
+    """
+    return _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, kind, group, epoch, tag, operation, piece, length)
+
+
+def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) -> Header:
+    """Unpack and check the header at ``offset``; ``max_eager`` bounds an eager message.
+
+    >>> decode(encode(Kind.OFFER, operation=4, length=8), 0, 1024).operation
+    4
+    """
+    magic, version, code, group, epoch, tag, operation, piece, length = _LAYOUT.unpack_from(
+        buffer, offset
+    )
+    if magic != MAGIC:
+        raise MalformedFrame(
+            "These bytes are no Potluck frame",
+            expected=MAGIC,
+            got=bytes(magic),
+            hint="Something other than Potluck is talking to this port.",
+        )
+    if version != PROTOCOL_VERSION:
+        raise VersionMismatch(version)
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise MalformedFrame(f"Frame kind {code} is not known", got=code)
+    limit = MAX_PIECE if code == Kind.DATA else max_eager if code == Kind.EAGER else MAX_CONTROL
+    if length > limit:
+        raise MalformedFrame(
+            f"A {kind.name} frame of {length} bytes is over the limit of {limit}",
+            expected=limit,
+            got=length,
+        )
+    return Header(kind, group, epoch, tag, operation, piece, length)
+
+
+class VersionMismatch(MalformedFrame):
+    """The other side speaks another version of the protocol."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"The other side speaks protocol version {version}, this side {PROTOCOL_VERSION}",
+            expected=PROTOCOL_VERSION,
+            got=version,
+            hint="Install the same version of potluck on every machine.",
+        )

@@ -1,0 +1,211 @@
+"""The in-memory twin of :mod:`potluck.net.tcp`: streams between pollers of one process.
+
+Bytes are copied into the receiving end and become readable there after an optional delay.  Order
+within a stream is always kept, as TCP keeps it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from potluck.net.transport import Buffer, Event, Stream
+
+__all__ = ["MemoryPoller", "MemoryStream", "pipe"]
+
+Delay = Callable[[], float]
+
+
+class MemoryPoller:
+    """Sleeps on a condition that the other ends of its streams notify."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.changed = threading.Condition(threading.Lock())
+        self._streams: dict[int, MemoryStream] = {}
+        self._writers: set[int] = set()
+        self._woken = False
+
+    def register(self, stream: Stream, key: int) -> None:
+        """Watch a stream for reading."""
+        assert isinstance(stream, MemoryStream)
+        with self.changed:
+            self._streams[key] = stream
+            self._writers.discard(key)
+            stream.poller = self
+            self.changed.notify_all()
+
+    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+        """Watch for room to write as well, or stop."""
+        with self.changed:
+            (self._writers.add if wanted else self._writers.discard)(key)
+            self.changed.notify_all()
+
+    def unregister(self, stream: Stream) -> None:
+        """Stop watching."""
+        with self.changed:
+            for key in [key for key, known in self._streams.items() if known is stream]:
+                del self._streams[key]
+                self._writers.discard(key)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until something can move, a delayed byte is due, or time is up."""
+        deadline = None if timeout is None else self.clock() + timeout
+        with self.changed:
+            while True:
+                now = self.clock()
+                events, due = self._scan(now)
+                if events or self._woken or (deadline is not None and now >= deadline):
+                    self._woken = False
+                    return events
+                ends = [end for end in (due, deadline) if end is not None]
+                self.changed.wait(min(ends) - now if ends else None)
+
+    def _scan(self, now: float) -> tuple[list[Event], float | None]:
+        events: list[Event] = []
+        next_due: float | None = None
+        for key, stream in self._streams.items():
+            due = stream.readable_at()
+            readable = due is not None and due <= now
+            writable = key in self._writers and stream.writable()
+            if readable or writable:
+                events.append((key, readable, writable))
+            elif due is not None and (next_due is None or due < next_due):
+                next_due = due
+        return events, next_due
+
+    def notify(self) -> None:
+        """Look again: a stream has changed."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        with self.changed:
+            self._woken = True
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Forget the streams."""
+        with self.changed:
+            self._streams.clear()
+
+
+class MemoryStream:
+    """One end of a pipe that holds at most ``capacity`` bytes in each direction."""
+
+    def __init__(self, name: str, capacity: int, delay: Delay | None, clock: Delay) -> None:
+        self.peer_name = name
+        self.poller: MemoryPoller | None = None
+        self.other: MemoryStream = self  # set by pipe()
+        self._capacity = capacity
+        self._delay = delay
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._arrived: deque[tuple[float, memoryview]] = deque()
+        self._held = 0
+        self._last_due = 0.0
+        self._ended = False  # the other end has finished: end of stream after what is held
+        self._broken = False  # the other end has vanished: reset
+        self._closed = False
+
+    def readable_at(self) -> float | None:
+        """When the next read gives bytes or the end; None while there is nothing."""
+        if self._arrived:
+            return self._arrived[0][0]
+        return 0.0 if self._ended or self._broken or self._closed else None
+
+    def writable(self) -> bool:
+        """Whether a write would take at least one byte, or fail."""
+        room = self.other._held < self._capacity  # noqa: SLF001
+        return room or self._ended or self._broken or self._closed
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        """Copy what fits to the other end."""
+        if self._closed or self._broken or self._ended:
+            raise BrokenPipeError(32, "Broken pipe")
+        data = b"".join(buffers)
+        taken = self.other._put(data)  # noqa: SLF001 - the two ends are one object in two halves
+        if not taken and data:
+            raise BlockingIOError
+        return taken
+
+    def _put(self, data: bytes) -> int:
+        with self._lock:
+            taken = min(len(data), self._capacity - self._held)
+            if taken <= 0:
+                return 0
+            wait = self._delay() if self._delay else 0.0
+            self._last_due = max(self._last_due, self._clock() + wait) if wait else self._last_due
+            self._arrived.append((self._last_due, memoryview(data)[:taken]))
+            self._held += taken
+        self._notify()
+        return taken
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Take what is due."""
+        if self._closed:
+            raise OSError(9, "Bad file descriptor")
+        with self._lock:
+            if not self._arrived:
+                if self._broken:
+                    raise ConnectionResetError(104, "Connection reset by peer")
+                if self._ended:
+                    return 0
+                raise BlockingIOError
+            due, chunk = self._arrived[0]
+            if due > self._clock():
+                raise BlockingIOError
+            count = min(len(chunk), len(buffer))
+            buffer[:count] = chunk[:count]
+            self._held -= count
+            if count == len(chunk):
+                self._arrived.popleft()
+            else:
+                self._arrived[0] = (due, chunk[count:])
+        self.other._notify()  # noqa: SLF001 - there is room again
+        return count
+
+    def finish(self, deadline: float) -> None:  # noqa: ARG002 - memory needs no time
+        """End the stream after what was written."""
+        if self._closed:
+            return
+        self._closed = True
+        self.other._ended = True  # noqa: SLF001
+        self.other._notify()  # noqa: SLF001
+        self._notify()
+
+    def close(self) -> None:
+        """Vanish: the other end sees a reset once it has read what had arrived."""
+        if self._closed:
+            return  # finished before: its orderly end stays one
+        self._closed = True
+        self.other._broken = True  # noqa: SLF001
+        self.other._notify()  # noqa: SLF001
+        self._notify()
+
+    def _notify(self) -> None:
+        if self.poller is not None:
+            self.poller.notify()
+
+
+def pipe(
+    names: tuple[str, str],
+    *,
+    capacity: int,
+    delay: Delay | None = None,
+    delay_back: Delay | None = None,
+    clock: Delay = time.monotonic,
+) -> tuple[MemoryStream, MemoryStream]:
+    """Two connected ends; each is named after the other, as seen from its holder.
+
+    ``delay_back`` is for what goes from right to left, if that shall differ.
+    """
+    left = MemoryStream(names[1], capacity, delay_back or delay, clock)  # holds what comes in
+    right = MemoryStream(names[0], capacity, delay, clock)
+    left.other, right.other = right, left
+    return left, right

@@ -1,0 +1,178 @@
+"""Opening a connection: a hello, and the answer that opens it or does not.
+
+The dialler speaks first and counts the connection as open only after the answer.  Until then a
+stranger gets a bounded number of bytes, seconds and places, and never holds up anybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TypeVar
+
+import msgspec
+
+from potluck.errors import (
+    DistributedError,
+    HandshakeRefused,
+    MalformedFrame,
+    Timeout,
+    from_os_error,
+)
+from potluck.messages import pack, unpack
+from potluck.net.frames import HEADER_SIZE, Header, Kind, VersionMismatch, decode, encode
+from potluck.net.secure_socket import OpeningSocket
+
+__all__ = [
+    "Greeting",
+    "RefusedForNow",
+    "answer",
+    "await_answer",
+    "exchange_hello",
+    "hello_frame",
+    "refuse",
+]
+
+Reply = TypeVar("Reply")
+
+MAX_SENTENCE = 2000
+"""Characters of a refusal that are sent, and that are shown."""
+
+_OPENING = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})
+
+
+class Greeting:
+    """Collects the first frame of a connection, and not a byte more."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._header: Header | None = None
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes to read next; 0 when the frame is complete."""
+        if self._header is None:
+            return HEADER_SIZE - len(self._data)
+        return HEADER_SIZE + self._header.length - len(self._data)
+
+    def receive(self, data: bytes) -> bool:
+        """Take bytes in; True when the frame is complete.  Raises ``MalformedFrame``."""
+        self._data += data
+        if self._header is None and len(self._data) >= HEADER_SIZE:
+            self._header = decode(self._data, 0, max_eager=0)
+            if self._header.kind not in _OPENING:  # its payload may be larger than a stranger's
+                raise MalformedFrame(f"A {self._header.kind.name} frame opens no connection")
+        return self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole frame is here."""
+        return self._header is not None and self.wanted == 0
+
+    @property
+    def kind(self) -> Kind:
+        """What arrived."""
+        assert self._header is not None
+        return self._header.kind
+
+    @property
+    def is_for_now(self) -> bool:
+        """Whether a refusal may be followed by another answer in a moment."""
+        return self._header is not None and self._header.piece == 1
+
+    @property
+    def payload(self) -> bytes:
+        """What came with it."""
+        return bytes(self._data[HEADER_SIZE:])
+
+
+def _frame(kind: Kind, payload: bytes, piece: int = 0) -> bytes:
+    return encode(kind, piece=piece, length=len(payload)) + payload
+
+
+def hello_frame(message: msgspec.Struct) -> bytes:
+    """The first frame of a connection."""
+    return _frame(Kind.HELLO, pack(message))
+
+
+def answer(sock: OpeningSocket, message: msgspec.Struct) -> None:
+    """Open a connection.  The answer always fits into an empty send buffer."""
+    sock.sendall(_frame(Kind.WELCOME, pack(message)))
+
+
+class RefusedForNow(HandshakeRefused):
+    """Refused, but it may be worth asking again in a moment."""
+
+    recoverable = True
+
+
+def refuse(sock: OpeningSocket, sentence: str, *, for_now: bool = False) -> None:
+    """Tell why not, and close without waiting."""
+    with contextlib.suppress(OSError):
+        sock.setblocking(False)
+        text = sentence[:MAX_SENTENCE].encode(errors="replace")
+        sock.sendall(_frame(Kind.REFUSAL, text, piece=int(for_now)))
+    hang_up(sock)
+
+
+def hang_up(sock: OpeningSocket) -> None:
+    """Close after what was written, without waiting.
+
+    Unread bytes would turn the close into a reset, which can overtake the last words.
+    """
+    with contextlib.suppress(OSError, DistributedError):
+        sock.setblocking(False)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass
+    sock.close()
+
+
+def exchange_hello(
+    sock: OpeningSocket, hello: msgspec.Struct, reply: type[Reply], deadline: float
+) -> Reply:
+    """Say hello and wait for the answer."""
+    return await_answer(sock, reply, deadline, hello_frame(hello))
+
+
+def await_answer(
+    sock: OpeningSocket, reply: type[Reply], deadline: float, first: bytes = b""
+) -> Reply:
+    """Wait for the answer, or for another one, after saying ``first``."""
+    try:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.sendall(first)
+        greeting = _read_frame(sock, deadline)
+    except VersionMismatch as error:
+        raise HandshakeRefused(error.message, hint=error.hint) from None
+    except TimeoutError:
+        raise Timeout("The other side did not answer in time", seconds=0) from None
+    except ConnectionError as error:
+        raise from_os_error("The other side hung up instead of answering", error) from error
+    if greeting.kind == Kind.REFUSAL:
+        sentence = greeting.payload.decode(errors="replace")[:MAX_SENTENCE]
+        refused = RefusedForNow if greeting.is_for_now else HandshakeRefused
+        raise refused("The other side refused", cause=_printable(sentence))
+    if greeting.kind != Kind.WELCOME:
+        raise MalformedFrame(f"A {greeting.kind.name} frame is no answer to a hello")
+    return unpack(greeting.payload, reply)
+
+
+def _read_frame(sock: OpeningSocket, deadline: float) -> Greeting:
+    greeting = Greeting()
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError  # also for a side that sends a byte now and then
+        sock.settimeout(remaining)
+        data = sock.recv(greeting.wanted)
+        if not data:
+            raise ConnectionResetError(104, "the connection ended")
+        if greeting.receive(data):
+            return greeting
+
+
+def _printable(text: str) -> str:
+    """What a stranger wrote must not steer our terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
