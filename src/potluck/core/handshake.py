@@ -1,0 +1,113 @@
+"""Who may join a group: the decisions of rank 0, and of whoever is dialled.
+
+Pure: connections are numbers here.  A refusal is a sentence for the one who is refused; the others
+go on waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from potluck.messages import Join, Lane, Peer
+
+__all__ = ["Refused", "Rendezvous", "judge_lane", "judge_node", "list_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer is no, and why."""
+
+    sentence: str
+
+
+def list_ranks(ranks: Collection[int]) -> str:
+    """Ranks as people say them.
+
+    >>> list_ranks([3]), list_ranks([1, 2])
+    ('rank 3', 'ranks 1, 2')
+    """
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
+
+
+class Rendezvous:
+    """Rank 0 gathers the others."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._joined: dict[int, tuple[int, Peer]] = {}  # rank -> (connection, where it is)
+
+    def join(self, connection: int, request: Join) -> Refused | None:
+        """Somebody asks to join; None means welcome."""
+        rank, world = request.rank, self.world_size
+        if request.world_size != world:
+            return Refused(
+                f"rank {rank} was started for a group of {request.world_size}, "
+                f"rank 0 for a group of {world}; start all with the same world size"
+            )
+        if not 0 < rank < world:
+            return Refused(
+                f"rank {rank} cannot join a group of {world}; ranks 1 to {world - 1} can"
+            )
+        if rank in self._joined:
+            holder = self._joined[rank][1].name
+            return Refused(
+                f"rank {rank} is already here (on {holder}); every process needs a rank of its own"
+            )
+        self._joined[rank] = (connection, request.peer)
+        return None
+
+    def leave(self, connection: int) -> int | None:
+        """A connection ended before the group was complete; returns the rank that is free again."""
+        for rank, (known, _) in self._joined.items():
+            if known == connection:
+                del self._joined[rank]
+                return rank
+        return None
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not come yet."""
+        return [rank for rank in range(1, self.world_size) if rank not in self._joined]
+
+    def waiting(self) -> dict[int, int]:
+        """Connection -> rank of those who wait for the rest."""
+        return {connection: rank for rank, (connection, _) in self._joined.items()}
+
+    def peers(self, me: Peer) -> list[Peer]:
+        """Where every rank is; complete groups only."""
+        return [me, *(self._joined[rank][1] for rank in range(1, self.world_size))]
+
+    def unreachable(self, loopback: Collection[int]) -> Refused | None:
+        """Refuse a group in which some came through loopback although others are elsewhere.
+
+        ``loopback`` are the connections that came that way; those ranks gave out an address that
+        nobody on another machine can reach.
+        """
+        waiting = self.waiting()
+        local = [rank for connection, rank in waiting.items() if connection in loopback]
+        if not local or len(local) == len(waiting):
+            return None
+        remote = [rank for connection, rank in waiting.items() if connection not in loopback]
+        return Refused(
+            f"{list_ranks(local)} reached rank 0 through loopback while {list_ranks(remote)} came "
+            "from another machine; give every rank the same master address, one that all can reach"
+        )
+
+
+def judge_lane(hello: Lane, session: bytes, me: int, expected: Collection[int]) -> Refused | None:
+    """Whether a connection from another rank may open; ``expected`` are the ranks still to come."""
+    if hello.session != session:
+        return Refused("this connection belongs to another group")
+    if hello.to != me:
+        return Refused(f"this is rank {me}, not rank {hello.to}")
+    if hello.rank not in expected:
+        return Refused(f"rank {hello.rank} is not expected here, or is connected already")
+    return None
+
+
+def judge_node(rank: int, known: str, proved: str) -> Refused | None:
+    """Whether the node that dials as a rank is the one that joined as that rank."""
+    if proved != known:
+        return Refused(f"rank {rank} joined as another node than the one that dials now")
+    return None

@@ -1,0 +1,174 @@
+"""Who may join a group: one process for each rank, and a sentence for everybody else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from potluck.core.handshake import Refused, Rendezvous, judge_lane, list_ranks
+from potluck.messages import Join, Lane, Peer
+
+SESSION, OTHER_SESSION = b"s" * 16, b"o" * 16
+
+
+def peer(rank: int) -> Peer:
+    """Where a rank is, told apart by its port."""
+    return Peer(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}")
+
+
+def join(rank: int, world_size: int = 3) -> Join:
+    """A request to join."""
+    return Join(rank=rank, world_size=world_size, peer=peer(rank))
+
+
+def sentence(answer: Refused | None) -> str:
+    """Why not."""
+    assert answer is not None
+    return answer.sentence
+
+
+def test_ranks_are_listed_as_people_say_them() -> None:
+    """One, several, in order."""
+    assert list_ranks([3]) == "rank 3"
+    assert list_ranks({2, 10, 1}) == "ranks 1, 2, 10"
+
+
+def test_a_group_gathers_in_any_order() -> None:
+    """The table lists everybody by rank, whoever came first."""
+    book = Rendezvous(3)
+    assert book.missing == [1, 2]
+    assert book.join(70, join(2)) is None
+    assert book.missing == [1]
+    assert book.join(80, join(1)) is None
+    assert book.missing == []
+    assert book.waiting() == {70: 2, 80: 1}
+    assert book.peers(peer(0)) == [peer(0), peer(1), peer(2)]
+
+
+def test_another_world_size_is_refused() -> None:
+    """Both sizes are named: one of the two command lines is wrong."""
+    text = sentence(Rendezvous(3).join(1, join(1, world_size=4)))
+    assert "a group of 4" in text
+    assert "rank 0 for a group of 3" in text
+
+
+@pytest.mark.parametrize("rank", [0, 3, 2**31 - 1])
+def test_a_rank_that_the_group_does_not_have_is_refused(rank: int) -> None:
+    """Rank 0 is taken by the one who answers."""
+    book = Rendezvous(3)
+    assert "ranks 1 to 2 can" in sentence(book.join(1, join(rank)))
+    assert book.missing == [1, 2]
+
+
+def test_a_second_process_of_the_same_rank_is_refused() -> None:
+    """The first one stays, and its machine is named."""
+    book = Rendezvous(3)
+    book.join(1, join(1))
+    text = sentence(book.join(2, join(1)))
+    assert "rank 1 is already here (on host1)" in text
+    assert book.waiting() == {1: 1}
+
+
+def test_a_rank_that_left_may_come_again() -> None:
+    """A process that was restarted is welcome; a stranger's hanging up changes nothing."""
+    book = Rendezvous(3)
+    book.join(1, join(1))
+    assert book.leave(9) is None
+    assert book.leave(1) == 1
+    assert book.missing == [1, 2]
+    assert book.join(2, join(1)) is None
+
+
+@pytest.mark.parametrize(
+    ("loopback", "local", "remote"),
+    [([10], "rank 1", "ranks 2, 3"), ([10, 30], "ranks 1, 3", "rank 2")],
+)
+def test_a_group_half_on_loopback_is_refused(loopback: list[int], local: str, remote: str) -> None:
+    """Ranks that came through 127.0.0.1 gave an address that no other machine can dial."""
+    book = Rendezvous(4)
+    for rank in (1, 2, 3):
+        book.join(rank * 10, join(rank, world_size=4))
+    text = sentence(book.unreachable(loopback))
+    assert text.startswith(f"{local} reached rank 0 through loopback while {remote} came")
+
+
+@pytest.mark.parametrize("loopback", [[], [10, 20], [99]])
+def test_a_group_on_one_side_is_welcome(loopback: list[int]) -> None:
+    """All on this machine, or all elsewhere."""
+    book = Rendezvous(3)
+    for rank in (1, 2):
+        book.join(rank * 10, join(rank))
+    assert book.unreachable(loopback) is None
+
+
+class Arrivals(RuleBasedStateMachine):
+    """Ranks come, go, come twice and ask for nonsense; the book keeps one connection for each."""
+
+    @initialize(world_size=st.integers(2, 6))
+    def start(self, world_size: int) -> None:
+        """Rank 0 begins to gather."""
+        self.world_size = world_size
+        self.book = Rendezvous(world_size)
+        self.holders: dict[int, int] = {}  # rank -> connection
+        self.connections = 0
+
+    @rule(rank=st.integers(0, 7), size_error=st.sampled_from([0, 0, 0, 1]))
+    def ask(self, rank: int, size_error: int) -> None:
+        """Welcome exactly if the size is right and the rank is free."""
+        self.connections += 1
+        answer = self.book.join(self.connections, join(rank, self.world_size + size_error))
+        free = 0 < rank < self.world_size and rank not in self.holders
+        if free and not size_error:
+            assert answer is None
+            self.holders[rank] = self.connections
+        else:
+            assert str(rank) in sentence(answer)
+
+    @rule(back=st.integers(0, 5))
+    def hang_up(self, back: int) -> None:
+        """A connection ends; its rank is free again if it had one."""
+        connection = self.connections - back
+        rank = next((rank for rank, known in self.holders.items() if known == connection), None)
+        assert self.book.leave(connection) == rank
+        if rank is not None:
+            del self.holders[rank]
+
+    @invariant()
+    def the_book_is_right(self) -> None:
+        """Those who wait and those who are missing are together everybody, once."""
+        if not hasattr(self, "book"):
+            return
+        assert self.book.waiting() == {c: rank for rank, c in self.holders.items()}
+        expected = [rank for rank in range(1, self.world_size) if rank not in self.holders]
+        assert self.book.missing == expected
+        if not expected:
+            everybody = [peer(rank) for rank in range(self.world_size)]
+            assert self.book.peers(peer(0)) == everybody
+
+
+TestArrivals = Arrivals.TestCase
+TestArrivals.settings = settings(stateful_step_count=25)
+
+
+@given(
+    session=st.sampled_from([SESSION, OTHER_SESSION]),
+    rank=st.integers(0, 5),
+    to=st.integers(0, 5),
+    me=st.integers(0, 5),
+    expected=st.sets(st.integers(0, 5)),
+)
+def test_a_connection_opens_exactly_when_it_is_expected(
+    session: bytes, rank: int, to: int, me: int, expected: set[int]
+) -> None:
+    """Of this group, meant for this rank, from a rank that has not connected yet."""
+    answer = judge_lane(Lane(session=session, rank=rank, to=to), SESSION, me, expected)
+    if session == SESSION and to == me and rank in expected:
+        assert answer is None
+    elif session != SESSION:
+        assert "another group" in sentence(answer)
+    elif to != me:
+        assert f"this is rank {me}, not rank {to}" in sentence(answer)
+    else:
+        assert f"rank {rank} is not expected" in sentence(answer)
