@@ -1,0 +1,1 @@
+"""To whom: messages between ranks, whatever carries them."""

@@ -1,0 +1,195 @@
+"""Backend: bytes between ranks.
+
+What a backend must do is non-blocking: start a send, a receive or a barrier, and make progress.
+The blocking calls everybody knows stand on top of that, once, here.  ``group`` keeps the traffic of
+subgroups apart from each other and from the whole; ordinary callers never name it.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeAlias
+
+from potluck.errors import InvalidRank
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Sequence  # type: ignore[attr-defined]
+    from types import TracebackType
+    from typing import Self
+
+    from potluck.backend.operation import Operation
+else:
+    Buffer: TypeAlias = object
+
+__all__ = ["WORLD", "Backend", "read_view", "write_view"]
+
+WORLD = 0
+"""The group of all ranks of a backend."""
+
+MAX_TAG = (1 << 32) - 1
+"""What fits into a frame's header."""
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds a blocking call waits unless told otherwise: half an hour, longer than any step."""
+
+
+class Backend(ABC):
+    """Moves bytes between the ranks of one group.
+
+    Any number of threads may use a backend at once.  Messages between one pair of ranks with one
+    tag arrive in the order they were sent.
+
+    >>> from potluck import SimulatedBackend
+    >>> with SimulatedBackend.create_group(1)[0] as backend:
+    ...     backend.send(b"note to self", dst=0)
+    ...     inbox = bytearray(12)
+    ...     backend.recv(inbox, src=0)
+    >>> inbox
+    bytearray(b'note to self')
+    """
+
+    timeout: float | None = DEFAULT_TIMEOUT
+    """Seconds after which a blocking call without a timeout of its own gives up."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This process's place in the group, from 0."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+
+    @abstractmethod
+    def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
+        """Start sending; ``data`` must not change until the operation is done."""
+
+    @abstractmethod
+    def post_recv_into(
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+    ) -> Operation:
+        """Start receiving a message of exactly the size of ``into``."""
+
+    @abstractmethod
+    def post_barrier(
+        self, *, group: int = WORLD, members: Sequence[int] | None = None
+    ) -> Operation:
+        """Arrive at a barrier of ``members`` (all ranks unless given)."""
+
+    @abstractmethod
+    def progress(self, timeout: float | None = 0) -> None:
+        """Move bytes for every operation under way; wait up to ``timeout`` for some to come."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
+
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send ``data`` to rank ``dst``; return when the buffer may be changed again."""
+        self.post_send(data, dst, tag=tag).finish_within(self._limit(timeout))
+
+    def recv(self, into: Buffer, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Receive a message from rank ``src`` into ``into``, which has its exact size."""
+        self.post_recv_into(into, src, tag=tag).finish_within(self._limit(timeout))
+
+    def recv_timeout(self, into: Buffer, src: int, timeout: float, *, tag: int = 0) -> None:
+        """Like :meth:`recv`, for at most ``timeout`` seconds.
+
+        A message of which only a part has arrived by then is not lost: the next receive gets it
+        whole.
+        """
+        self.recv(into, src, tag=tag, timeout=timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when every rank has called this.
+
+        After a time-out it may be called again and goes on where it stopped.
+        """
+        self.post_barrier().finish_within(self._limit(timeout))
+
+    def _limit(self, timeout: float | None) -> float | None:
+        return self.timeout if timeout is None else timeout
+
+    def _check_rank(self, rank: int) -> int:
+        # Negative numbers would silently address from the end; bool is an int by accident.
+        if not isinstance(rank, int) or isinstance(rank, bool):
+            msg = f"A rank is a whole number, not {rank!r}"
+            raise TypeError(msg)
+        if not 0 <= rank < self.world_size:
+            raise InvalidRank(rank, self.world_size)
+        return rank
+
+    @staticmethod
+    def _check_tag(tag: int) -> int:
+        if not isinstance(tag, int):
+            msg = f"A tag is a whole number, not {tag!r}"
+            raise TypeError(msg)
+        if not 0 <= tag <= MAX_TAG:
+            msg = f"Tag {tag} is not possible; tags go from 0 to {MAX_TAG}"
+            raise ValueError(msg)
+        return tag
+
+    def __enter__(self) -> Self:
+        """Leave the group at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def read_view(data: Buffer) -> memoryview:
+    """The bytes of an object, without a copy.
+
+    >>> len(read_view(memoryview(b"12345678").cast("d")))
+    8
+    """
+    view = _view(data)
+    return memoryview(b"") if view.nbytes == 0 else view.cast("B")
+
+
+def write_view(into: Buffer) -> memoryview:
+    """The bytes of an object that can be written to, without a copy.
+
+    >>> write_view(b"fixed")
+    Traceback (most recent call last):
+    ...
+    TypeError: Cannot receive into bytes: it is read-only. Use a bytearray or an array.
+    """
+    view = _view(into)
+    if view.readonly:
+        msg = (
+            f"Cannot receive into {type(into).__name__}: it is read-only. "
+            "Use a bytearray or an array."
+        )
+        raise TypeError(msg)
+    return memoryview(bytearray()) if view.nbytes == 0 else view.cast("B")
+
+
+def _view(data: Buffer) -> memoryview:
+    try:
+        view = memoryview(data)
+    except (TypeError, ValueError, BufferError):
+        raise _no_buffer(data) from None
+    # Addresses of Python objects: they mean nothing elsewhere, and writing them would be fatal.
+    if "O" in view.format and "O" in re.sub(":[^:]*:", "", view.format):  # not in a field's name
+        raise _no_buffer(data)
+    if not view.c_contiguous:
+        msg = "The buffer is not contiguous in memory. Make a contiguous copy of it first."
+        raise ValueError(msg)
+    return view
+
+
+def _no_buffer(data: object) -> TypeError:
+    return TypeError(
+        f"{type(data).__name__} has no buffer to send from or receive into. "
+        "Pass bytes, a bytearray, a memoryview or a numpy array of numbers "
+        "(tensor.numpy() for PyTorch, array.view('u1') for types that numpy does not export)."
+    )

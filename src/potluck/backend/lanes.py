@@ -1,0 +1,86 @@
+"""Opening a data lane: both sides give half of its keys inside TLS, then leave TLS behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+from potluck.errors import MalformedFrame
+from potluck.messages import Lane, LaneOpened, Speeds
+from potluck.net.ciphers import CipherSpeeds, choose_cipher, local_speeds
+from potluck.net.opening import answer, exchange_hello
+from potluck.net.sealing import SECRET_SIZE, Opener, Sealer, derive_keys, seal_context
+from potluck.net.secure_socket import OpeningSocket, SecureSocket
+from potluck.net.security import Security
+
+__all__ = ["OpenLane", "answer_lane", "dial_lane"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLane:
+    """A connection that is open for frames."""
+
+    sock: socket.socket
+    seal: tuple[Sealer, Opener] | None = None
+    """None on a connection in clear."""
+    first: bytes = b""
+    """What came right behind the end of TLS."""
+
+
+def dial_lane(sock: OpeningSocket, hello: Lane, security: Security, deadline: float) -> OpenLane:
+    """Ask for a lane on a connection we made."""
+    if not isinstance(sock, SecureSocket):
+        exchange_hello(sock, hello, LaneOpened, deadline)
+        return OpenLane(sock)
+    hello = Lane(
+        hello.session, hello.rank, hello.to, hello.purpose, os.urandom(SECRET_SIZE), _speeds()
+    )
+    opened = exchange_hello(sock, hello, LaneOpened, deadline)
+    bare, first = sock.release(deadline)
+    return OpenLane(bare, _keys(hello, opened, (security.me, sock.peer), initiator=True), first)
+
+
+def answer_lane(sock: OpeningSocket, hello: Lane, security: Security, deadline: float) -> OpenLane:
+    """Grant a lane on a connection that came in."""
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    if not isinstance(sock, SecureSocket):
+        answer(sock, LaneOpened(rank=hello.to))
+        return OpenLane(sock)
+    opened = LaneOpened(hello.to, os.urandom(SECRET_SIZE), _speeds())
+    answer(sock, opened)
+    keys = _keys(hello, opened, (sock.peer, security.me), initiator=False)
+    bare, first = sock.release(deadline)
+    return OpenLane(bare, keys, first)
+
+
+def _speeds() -> Speeds:
+    mine = local_speeds()
+    return Speeds(mine.aes_256_gcm, mine.chacha20_poly1305)
+
+
+def _keys(
+    hello: Lane, opened: LaneOpened, nodes: tuple[str, str], *, initiator: bool
+) -> tuple[Sealer, Opener]:
+    """The lane's keys, bound to the group, to both nodes and ranks, and to the purpose."""
+    if not len(hello.share) == len(opened.share) == SECRET_SIZE:
+        raise MalformedFrame("The other side gave no half of the keys")
+    context = seal_context(
+        connection=hello.session,
+        epoch=0,
+        initiator=f"{nodes[0]}/{hello.rank}",
+        responder=f"{nodes[1]}/{hello.to}",
+        lane=hello.purpose,
+    )
+    speeds = [
+        CipherSpeeds(side.speeds.aes_256_gcm, side.speeds.chacha20_poly1305)
+        for side in (hello, opened)
+    ]
+    return derive_keys(
+        hello.share,
+        opened.share,
+        context=context,
+        initiator=initiator,
+        cipher=choose_cipher(*speeds),
+    )

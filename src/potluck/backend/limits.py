@@ -1,0 +1,29 @@
+"""How much one rank may make another keep.  All ranks of a group use the same values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MAX_OFFERS", "MESSAGE_COST", "Limits"]
+
+MESSAGE_COST = 256
+"""Bytes of credit a message costs besides its own: what keeping an empty one takes in memory."""
+
+MAX_OFFERS = 4096
+"""Offers one peer may have open; further ones wait on the sender's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of memory, in bytes.
+
+    >>> Limits().eager
+    1048576
+    """
+
+    eager: int = 1 << 20
+    """Largest message sent without asking: above it, one round trip hardly shows."""
+    credit: int = 4 << 20
+    """What one peer may make us keep unasked."""
+    courtesy: int = 128 << 20
+    """What we take in from all peers together to break a deadlock of senders."""

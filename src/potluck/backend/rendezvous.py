@@ -1,0 +1,260 @@
+"""Meeting at rank 0: every rank learns where all others are, then the mesh is dialled.
+
+Rank 0 listens at the master address.  The others dial it, in any order and as often as needed,
+say who and where they are, and get the table when everybody has come.  Then each rank dials those
+below it and is dialled by those above.  A rank that is refused is told why; nobody else notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import random
+import socket
+import time
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from potluck.backend.dialling import Door, Links, Meeting, Welcome, missing_error
+from potluck.core.handshake import Rendezvous, list_ranks
+from potluck.errors import (
+    BackendUnavailable,
+    DistributedError,
+    HandshakeRefused,
+    MalformedFrame,
+    Timeout,
+    from_os_error,
+)
+from potluck.messages import Join, LaneOpened, Peer, Table
+from potluck.net import tcp
+from potluck.net.acceptor import Acceptor
+from potluck.net.addresses import Address, is_loopback, usable_hosts
+from potluck.net.opening import RefusedForNow, answer, await_answer, exchange_hello, refuse
+from potluck.net.secure_socket import OpeningSocket, SecureSocket
+from potluck.net.security import NOBODY
+
+__all__ = ["meet"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""
+
+FULL_PAUSE = 0.25
+"""Seconds until a group that was complete is asked again: an earlier one may be about to leave."""
+
+WATCH_EVERY = 0.05
+"""Seconds between two looks at whether somebody who waits has hung up."""
+
+ANSWER_WITHIN = 2.0
+"""Seconds after which whoever listens at the master address is taken to be somebody else."""
+
+GRACE = 1.0
+"""Seconds a rank whose time is up still listens to rank 0, which knows who is missing."""
+
+
+def meet(meeting: Meeting, welcome: Welcome) -> Acceptor:
+    """Take part; ``welcome`` gets every peer's connection.  Returns the running acceptor."""
+    door, table = gather(meeting) if meeting.rank == 0 else join(meeting)
+    try:
+        links = Links(meeting, table, door, welcome)
+        links.dial_lower()
+        links.await_higher()
+    except BaseException:
+        door.close()
+        raise
+    door.turn_away("this group is complete")
+    return door.acceptor
+
+
+# -- rank 0 ----------------------------------------------------------------------------------------
+
+
+def gather(meeting: Meeting) -> tuple[Door, Table]:
+    door = Door(_listen_as_master(meeting.masters), meeting.security)
+    waiting: dict[int, OpeningSocket] = {}
+    try:
+        book = Rendezvous(meeting.world_size)
+        _await_everybody(meeting, door, book, waiting)
+        me = Peer(hosts=[], port=door.acceptor.port, name=_my_name(), node=meeting.security.me)
+        peers = book.peers(me)
+        ranks = book.waiting().items()
+        refused = book.unreachable([k for k, r in ranks if all(map(is_loopback, peers[r].hosts))])
+        if refused is not None:
+            raise BackendUnavailable(
+                "The ranks cannot all reach each other", cause=refused.sentence
+            )
+        table = Table(session=os.urandom(16), peers=peers)
+        for sock in waiting.values():
+            with contextlib.suppress(OSError):  # it died this instant; its link will be missed
+                sock.settimeout(1.0)
+                answer(sock, table)
+    except BaseException as error:
+        reason = str(error) if isinstance(error, DistributedError) else "rank 0 has given up"
+        for sock in waiting.values():
+            refuse(sock, reason)
+        door.close()
+        raise
+    for sock in waiting.values():
+        sock.close()
+    return door, table
+
+
+def _await_everybody(
+    meeting: Meeting, door: Door, book: Rendezvous, waiting: dict[int, OpeningSocket]
+) -> None:
+    patience: dict[int, float] = {}
+    while book.missing:
+        if time.monotonic() >= meeting.deadline:
+            raise missing_error(meeting, book.missing, "did not come to the rendezvous")
+        hello = door.next_hello(min(meeting.deadline, time.monotonic() + WATCH_EVERY))
+        for key in [key for key, sock in waiting.items() if _has_hung_up(sock)]:
+            waiting.pop(key).close()
+            book.leave(key)
+        for key in [key for key in waiting if time.monotonic() > patience[key]]:
+            refuse(waiting.pop(key), f"{list_ranks(book.missing)} did not come in time")
+            book.leave(key)
+        if hello is None:
+            continue
+        sock, request = hello
+        if not isinstance(request, Join):
+            refuse(sock, "the group is not complete yet")
+            continue
+        refused = book.join(id(sock), _as_proved(request, sock))
+        if refused is not None:
+            refuse(sock, refused.sentence)
+        else:
+            with contextlib.suppress(OSError):  # it has gone again, which the next look finds
+                answer(sock, LaneOpened(rank=0))
+            waiting[id(sock)] = sock
+            # Later than that, so that all hear the same if rank 0 gives up at about that time too.
+            patience[id(sock)] = time.monotonic() + request.patience + GRACE / 2
+
+
+def _has_hung_up(sock: OpeningSocket) -> bool:
+    """Whether the peer has closed; nobody says anything between hello and table."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)  # select would refuse descriptors above 1023
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _as_proved(request: Join, sock: OpeningSocket) -> Join:
+    """The request with the node that TLS has proved, whatever it says itself."""
+    node = sock.peer if isinstance(sock, SecureSocket) else NOBODY
+    return structs.replace(request, peer=structs.replace(request.peer, node=node))
+
+
+def _my_name() -> str:
+    return socket.gethostname()[:255]
+
+
+def _listen_as_master(masters: Sequence[Address]) -> socket.socket:
+    failure: OSError | None = None
+    for master in masters:
+        try:
+            return tcp.listen(_bind_host(master.host), master.port)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    where = " or ".join(map(str, masters))
+    raise from_os_error(f"Rank 0 could not listen on {where}", failure, rank=0) from failure
+
+
+def _bind_host(host: str) -> str:
+    """The address to listen on: the given one if it is ours, else every interface."""
+    try:
+        resolved = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+    # A machine's own name often resolves to loopback on itself and to its address elsewhere.
+    named_loopback = is_loopback(resolved) and host not in {resolved, "localhost"}
+    if named_loopback or ipaddress.ip_address(resolved.partition("%")[0]).is_unspecified:
+        return ""
+    try:
+        tcp.listen(resolved, 0).close()
+    except OSError:
+        return ""  # behind a port mapping: the address is not on any of our interfaces
+    return resolved
+
+
+# -- the others ------------------------------------------------------------------------------------
+
+
+def join(meeting: Meeting) -> tuple[Door, Table]:
+    pause, attempt = FIRST_PAUSE, 0
+    door: Door | None = None
+    failure: Exception | None = None
+    while True:
+        master = meeting.masters[attempt % len(meeting.masters)]
+        attempt += 1
+        try:
+            sock = tcp.connect(master, meeting.deadline)
+            with contextlib.closing(sock):
+                here = tcp.local_host(sock)
+                # A machine's own name often means loopback there, and its address elsewhere.
+                is_local = master.host == "localhost" or is_loopback(master.host)
+                hosts = [here] if is_local else [here, *usable_hosts()]
+                door = door or Door(tcp.listen(here if is_local else "", 0), meeting.security)
+                soon = min(meeting.deadline, time.monotonic() + ANSWER_WITHIN)
+                secured = meeting.security.dial(sock, str(master), soon)
+                return door, _ask_to_join(meeting, secured, door.acceptor.port, hosts)
+        except HandshakeRefused as error:
+            remaining = meeting.deadline - time.monotonic()
+            if isinstance(error, RefusedForNow) and remaining > FULL_PAUSE:
+                failure = error
+                time.sleep(FULL_PAUSE)
+                continue
+            _close(door)
+            raise HandshakeRefused(
+                f"Rank 0 at {master} refused rank {meeting.rank}",
+                rank=meeting.rank,
+                host=str(master),
+                cause=error.cause or error.message,
+                hint=error.hint,
+            ) from None
+        except (OSError, MalformedFrame) as error:
+            remaining = meeting.deadline - time.monotonic()
+            if remaining <= 0:
+                _close(door)
+                raise _unreachable_error(meeting, master, failure or error) from error
+            failure = error
+            time.sleep(min(remaining, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
+            pause = min(LONGEST_PAUSE, pause * 2)
+        except BaseException:
+            _close(door)
+            raise
+
+
+def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[str]) -> Table:
+    hosts = sorted(dict.fromkeys(hosts), key=is_loopback)[:16]  # what others may reach comes first
+    me = Peer(hosts=hosts, port=port, name=_my_name())
+    patience = max(0.0, meeting.deadline - time.monotonic())
+    request = Join(meeting.rank, meeting.world_size, me, patience)
+    # Something else may listen there, and say nothing; rank 0 answers at once that it knows us.
+    exchange_hello(sock, request, LaneOpened, time.monotonic() + min(patience, ANSWER_WITHIN))
+    table = await_answer(sock, Table, meeting.deadline + GRACE)
+    if len(table.peers) != meeting.world_size:
+        raise MalformedFrame("Rank 0 sent a table of another size", got=len(table.peers))
+    return table
+
+
+def _unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
+    cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
+    return Timeout(
+        f"Rank {meeting.rank} could not meet rank 0 at {master} within {meeting.timeout:g} s",
+        seconds=meeting.timeout,
+        missing=(0,),
+        rank=0,
+        host=str(master),
+        cause=cause.cause or cause.message,
+        hint=cause.hint or "Check that rank 0 runs there and that no firewall is between.",
+    )
+
+
+def _close(door: Door | None) -> None:
+    if door is not None:
+        door.close()

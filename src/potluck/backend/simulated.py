@@ -1,0 +1,126 @@
+"""SimulatedBackend: all ranks in one process, for tests and for trying things out.
+
+The same mesh as over TCP, on in-memory links.  Delays are drawn from a seed, a rank can be lost at
+a given moment or after a given number of writes, so a fault found once can be replayed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from potluck.backend.limits import Limits
+from potluck.backend.mesh import MeshBackend
+from potluck.errors import InvalidWorldSize
+from potluck.net.memory import MemoryPoller, MemoryStream, pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from potluck.net.transport import Buffer
+
+__all__ = ["SimulatedBackend", "SimulatedFaults"]
+
+IN_PROCESS = Limits(eager=64 << 20, credit=64 << 20)
+"""In one process a message may be sent and received by the same thread, in that order: so even
+large ones travel without asking."""
+
+CAPACITY = (64 << 20) + (1 << 16)
+"""Bytes an in-memory link holds: all that may travel eagerly, and frames around it."""
+
+
+@dataclass(frozen=True)
+class SimulatedFaults:
+    """What goes wrong, and when.
+
+    >>> SimulatedFaults(seed=7, delay=(0.0, 0.002), lose={2: 10}).seed
+    7
+    """
+
+    seed: int = 0
+    """Every random choice follows from it."""
+    delay: tuple[float, float] = (0.0, 0.0)
+    """Each write arrives after a time drawn from this range, in seconds; order is kept."""
+    lose: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> the number of writes after which it vanishes without a word."""
+
+
+class SimulatedBackend(MeshBackend):
+    """One rank of a group that lives in this process.
+
+    >>> left, right = SimulatedBackend.create_group(2)
+    >>> left.send(b"ping", dst=1)
+    >>> inbox = bytearray(4)
+    >>> right.recv(inbox, src=0)
+    >>> bytes(inbox)
+    b'ping'
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size, MemoryPoller(), IN_PROCESS)
+
+    @classmethod
+    def create_group(
+        cls, world_size: int, *, faults: SimulatedFaults | None = None
+    ) -> list[SimulatedBackend]:
+        """All ranks of a new group, in order."""
+        if world_size < 1:
+            raise InvalidWorldSize(world_size)
+        group = [cls(rank, world_size) for rank in range(world_size)]
+        for high in range(world_size):
+            for low in range(high):
+                _connect(group[low], group[high], faults or SimulatedFaults())
+        return group
+
+    def lose(self) -> None:
+        """Vanish like a process that was killed: no goodbye, every peer sees a reset."""
+        for link in self._links.values():
+            link.stream.close()
+
+    def peer_name(self, rank: int) -> str:
+        """Ranks have no address here."""
+        return f"simulated rank {rank}"
+
+
+class _DoomedStream:
+    """A stream that takes its rank down after so many writes."""
+
+    def __init__(self, stream: MemoryStream, countdown: Callable[[], None]) -> None:
+        self._sendmsg = stream.sendmsg
+        self._countdown = countdown
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        """Count, and maybe vanish."""
+        self._countdown()
+        return self._sendmsg(buffers)
+
+
+def _connect(low: SimulatedBackend, high: SimulatedBackend, faults: SimulatedFaults) -> None:
+    delay, delay_back = _delays(faults, low, high), _delays(faults, high, low)
+    names = (low.peer_name(low.rank), high.peer_name(high.rank))
+    left, right = pipe(names, capacity=CAPACITY, delay=delay, delay_back=delay_back)
+    for backend, peer, stream in ((low, high, left), (high, low, right)):
+        if backend.rank in faults.lose:
+            _doom(backend, stream, faults.lose[backend.rank])
+        backend.add_link(peer.rank, stream)
+
+
+def _delays(
+    faults: SimulatedFaults, src: SimulatedBackend, dst: SimulatedBackend
+) -> Callable[[], float] | None:
+    """Random numbers for each direction of a pair: no other traffic changes them."""
+    shortest, longest = faults.delay
+    source = random.Random(f"{faults.seed}/{src.rank}/{dst.rank}")  # noqa: S311 - not for secrets
+    return (lambda: source.uniform(shortest, longest)) if longest > 0 else None
+
+
+def _doom(backend: SimulatedBackend, stream: MemoryStream, writes: int) -> None:
+    left: list[int] = backend.__dict__.setdefault("_writes_left", [writes])
+
+    def countdown() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            backend.lose()
+
+    stream.sendmsg = _DoomedStream(stream, countdown).sendmsg  # type: ignore[method-assign]

@@ -1,0 +1,131 @@
+"""SubBackend: some ranks of a backend, as a group of their own.
+
+Ranks are renumbered from 0 in ascending order.  The group's traffic carries an identity of its own,
+so overlapping subgroups and the parent can be used at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from potluck.backend.base import WORLD, Backend
+from potluck.errors import InvalidRank, InvalidWorldSize
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Iterable, Sequence  # type: ignore[attr-defined]
+
+    from potluck.backend.operation import Operation
+
+__all__ = ["SubBackend"]
+
+_lock = threading.Lock()
+_created: weakref.WeakKeyDictionary[Backend, dict[tuple[int, ...], int]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class SubBackend(Backend):
+    """A view of a backend restricted to ``members`` (ranks of the parent).
+
+    Every member creates the subgroup, and subgroups of the same members in the same order, so that
+    all agree which is which; or each is given a ``name``, and the order does not matter.
+
+    >>> from potluck import SimulatedBackend
+    >>> parent = SimulatedBackend.create_group(4)[3]
+    >>> sub = SubBackend(parent, [3, 1, 3])
+    >>> sub.members, sub.rank, sub.to_global(0), sub.to_local(2)
+    ((1, 3), 1, 1, None)
+    """
+
+    def __init__(self, parent: Backend, members: Iterable[int], *, name: str | None = None) -> None:
+        ordered = tuple(sorted(set(members)))
+        if not ordered:
+            raise InvalidWorldSize(0, hint="A subgroup needs at least one member.")
+        for member in ordered:
+            if not 0 <= member < parent.world_size:
+                raise InvalidRank(member, parent.world_size)
+        if parent.rank not in ordered:
+            raise InvalidRank(
+                parent.rank,
+                len(ordered),
+                hint=f"Rank {parent.rank} is not a member of {list(ordered)}: "
+                "only members create the subgroup.",
+            )
+        self._parent = parent
+        self._members = ordered
+        self._rank = ordered.index(parent.rank)
+        self._group = _identity(parent, ordered, name)
+        self._closed = False
+        self.timeout = parent.timeout
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the subgroup."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The parent's ranks in this subgroup, ascending; the index is the rank here."""
+        return self._members
+
+    @property
+    def parent(self) -> Backend:
+        """The backend this is a part of."""
+        return self._parent
+
+    def to_global(self, local: int) -> int:
+        """The parent's rank of a member; raises for a rank that is not here."""
+        return self._members[self._check_rank(local)]
+
+    def to_local(self, global_: int) -> int | None:
+        """The rank here of one of the parent's ranks, or None for a stranger."""
+        return self._members.index(global_) if global_ in self._members else None
+
+    def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
+        """Start sending to a member."""
+        return self._parent.post_send(data, self.to_global(dst), tag=tag, group=self._scope(group))
+
+    def post_recv_into(
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+    ) -> Operation:
+        """Start receiving from a member."""
+        return self._parent.post_recv_into(
+            into, self.to_global(src), tag=tag, group=self._scope(group)
+        )
+
+    def post_barrier(
+        self, *, group: int = WORLD, members: Sequence[int] | None = None
+    ) -> Operation:
+        """Arrive at a barrier of the members."""
+        chosen = self._members if members is None else [self.to_global(m) for m in members]
+        return self._parent.post_barrier(group=self._scope(group), members=chosen)
+
+    def progress(self, timeout: float | None = 0) -> None:
+        """Make progress."""
+        self._parent.progress(timeout)
+
+    def close(self) -> None:
+        """Nothing of its own to release: the parent stays open."""
+
+    def _scope(self, group: int) -> int:
+        return self._group if group == WORLD else group
+
+
+def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> int:
+    """A number all members compute alike and no other group has (64 bits of a hash)."""
+    if name is None:
+        with _lock:
+            counts = _created.setdefault(parent, {})
+            counts[members] = counts.get(members, 0) + 1
+            name = f"#{counts[members]}"
+    outer = parent._group if isinstance(parent, SubBackend) else WORLD  # noqa: SLF001
+    text = f"{outer}/{','.join(map(str, members))}/{name}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

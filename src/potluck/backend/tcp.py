@@ -1,0 +1,103 @@
+"""TcpBackend: ranks in processes, on one machine or many, each connected to each."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from potluck.backend.dialling import Meeting
+from potluck.backend.mesh import MeshBackend
+from potluck.backend.rendezvous import meet
+from potluck.config import read_launch
+from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
+from potluck.net.addresses import parse_address
+from potluck.net.security import Security
+from potluck.net.tcp import TcpStream, make_poller
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from potluck.backend.lanes import OpenLane
+    from potluck.messages import Peer
+    from potluck.net.namespace import NetworkNamespace
+
+__all__ = ["TcpBackend"]
+
+
+class TcpBackend(MeshBackend):
+    """One rank of a group of processes.
+
+    All ranks are given the same ``world_size`` and ``master_addr`` (``host:port``, where rank 0
+    listens), and may start in any order within ``timeout`` seconds.  Afterwards every rank has a
+    direct connection to every other; rank 0 is nothing special.
+
+    Only members of ``namespace`` can connect, and every byte is encrypted; unless given, it is the
+    namespace this machine uses.  ``NetworkNamespace.insecure()`` is plain TCP.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master_addr: str | Sequence[str],
+        *,
+        timeout: float = 30,
+        namespace: NetworkNamespace | str | None = None,
+    ) -> None:
+        if world_size < 2:  # noqa: PLR2004 - one process alone needs no network
+            raise InvalidWorldSize(
+                world_size, minimum=2, hint="Use SimulatedBackend for a single process."
+            )
+        if not 0 <= rank < world_size:
+            raise InvalidRank(rank, world_size)
+        masters = [master_addr] if isinstance(master_addr, str) else master_addr
+        meeting = Meeting(
+            rank,
+            world_size,
+            [parse_address(text) for text in masters],
+            timeout,
+            time.monotonic() + timeout,
+            Security.load(namespace),
+        )
+        super().__init__(rank, world_size, make_poller())
+        self._names: dict[int, str] = {}
+        try:
+            self._acceptor = meet(meeting, self._welcome)
+        except BaseException:
+            super().close()
+            raise
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        timeout: float = 30,
+        namespace: NetworkNamespace | str | None = None,
+    ) -> Self:
+        """Join as ``torchrun``, ``mpirun`` or ``srun`` tell this process to."""
+        launch = read_launch(os.environ if environ is None else environ)
+        return cls(
+            launch.rank, launch.world_size, launch.masters, timeout=timeout, namespace=namespace
+        )
+
+    def _welcome(self, rank: int, lane: OpenLane, peer: Peer) -> None:
+        self._names[rank] = peer.name
+        self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
+
+    def peer_name(self, rank: int) -> str:
+        """The machine a rank runs on, and its address."""
+        return f"{self._names[rank]} at {super().peer_name(rank)}"
+
+    def _check_rank(self, rank: int) -> int:
+        if super()._check_rank(rank) == self.rank:
+            raise SelfSend(rank)
+        return rank
+
+    def close(self) -> None:
+        """Leave the group and stop listening."""
+        if self._closed is None:
+            super().close()
+            self._acceptor.close()
