@@ -1,0 +1,191 @@
+"""Forked children of a rank: they may live and die, but the group is not theirs."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from potluck import Backend, TcpBackend
+from support.place import Failure, Place, as_failure
+from support.ports import free_port
+from support.ranks import Ranks
+from support.threads import PATIENCE
+
+
+def fork(child: Callable[[], Any]) -> Any:
+    """Call something in a forked child; its result, or how it failed."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def run() -> None:
+        try:
+            there.send(child())
+        except BaseException as error:  # noqa: BLE001 - reported
+            there.send(as_failure(error))
+
+    process = context.Process(target=run)
+    process.start()
+    try:
+        assert here.poll(PATIENCE), "the child said nothing"
+        return here.recv()
+    finally:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+
+
+def talk(backend: Backend, place: Place) -> None:
+    """The ranks of the group still have each other."""
+    for other in place.others:
+        for size in (8, 200_000):
+            inbox = bytearray(size)
+            receive = backend.post_recv_into(inbox, other)
+            backend.send(bytes([place.rank]) * size, other, timeout=PATIENCE)
+            receive.wait(PATIENCE)
+            assert inbox == bytes([other]) * size
+    backend.barrier(PATIENCE)
+
+
+def misuse(backend: Backend, other: int) -> list[Failure]:
+    """What a child gets that uses its parent's group."""
+    calls: list[Callable[[], Any]] = [
+        lambda: backend.send(b"", other),
+        lambda: backend.send(bytes(1 << 20), other),
+        lambda: backend.recv(bytearray(4), other),
+        lambda: backend.post_send(b"", other),
+        lambda: backend.post_recv_into(bytearray(4), other),
+        backend.barrier,
+        backend.progress,
+    ]
+    failures = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - which one it is, is for the test to judge
+            failures.append(as_failure(error))
+    return failures
+
+
+def fork_and_misuse(place: Place) -> list[Any]:
+    """A child tries to use the group."""
+    with place.join() as backend:
+        talk(backend, place)
+        failures = fork(lambda: misuse(backend, place.others[0]))
+        talk(backend, place)
+        return [os.getpid(), failures]
+
+
+def test_a_forked_child_may_not_use_the_group(ranks: Ranks) -> None:
+    """It is told whose group it is and what to do instead; the parent does not notice."""
+    for pid, failures in ranks.run(fork_and_misuse, 3):
+        assert [failure["kind"] for failure in failures] == ["BackendUnavailable"] * 7
+        for failure in failures:
+            assert f"pid {pid}" in failure["text"]
+            assert "Create a new group in the child" in failure["text"]
+
+
+def close_in_child(backend: Backend) -> bool:
+    """Do in a child everything that ends a backend elsewhere."""
+    backend.close()
+    with backend:
+        pass
+    gc.collect()
+    return True
+
+
+def fork_in_many_ways(place: Place) -> None:
+    """Children that close the group, exit, crash, and run programs."""
+    with place.join() as backend:
+        talk(backend, place)
+        assert fork(lambda: close_in_child(backend)) is True
+        talk(backend, place)
+        for end in (sys.exit, os._exit, os.abort):
+            pid = os.fork()
+            if pid == 0:
+                os.close(2)  # a crash has nothing to add to the log
+                end(*([0] if end is not os.abort else []))
+            os.waitpid(pid, 0)
+            talk(backend, place)
+        subprocess.run(["true"], check=True)
+        talk(backend, place)
+
+
+def test_the_end_of_a_child_disturbs_nobody(ranks: Ranks) -> None:
+    """By closing, by exiting with everything that runs at exit, by crashing."""
+    ranks.run(fork_in_many_ways, 3)
+
+
+def fork_in_the_middle(place: Place) -> list[str]:
+    """Fork again and again while threads send and receive; what children had of our sockets."""
+    inherited: list[str] = []
+    with place.join() as backend:
+        failures: list[BaseException] = []
+        stop = threading.Event()
+
+        def work(tag: int) -> None:
+            (other,) = place.others
+            try:
+                last = False
+                while not last:
+                    last = place.rank == 0 and stop.is_set()  # rank 0 says when it is over
+                    inbox = bytearray(50_000)
+                    receive = backend.post_recv_into(inbox, other, tag=tag)
+                    backend.send(bytes([last]) * 50_000, other, tag=tag, timeout=PATIENCE)
+                    receive.wait(PATIENCE)
+                    last = last or bool(inbox[0])
+            except BaseException as error:  # noqa: BLE001 - raised in the main thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(tag,)) for tag in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(6):
+            inherited += fork(list_inherited)
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not failures, failures
+        backend.barrier(PATIENCE)
+    return inherited
+
+
+def list_inherited() -> list[str]:
+    """The descriptors of groups that this process has: connections and what watches them."""
+    found = [str(connection) for connection in psutil.Process().net_connections("tcp")]
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists the folder is gone
+            target = str(descriptor.readlink())
+            found += [target] if "anon_inode:[event" in target else []
+    return found
+
+
+def test_forking_in_the_middle_of_traffic_is_safe(ranks: Ranks) -> None:
+    """Whatever another thread holds at that moment, no child hangs or has a socket of ours."""
+    assert ranks.run(fork_in_the_middle, 2) == [[], []]
+
+
+def make_groups_in_children(place: Place, master: str) -> list[int]:
+    """Children form a group of their own while their parents have one."""
+    with place.join() as backend:
+
+        def child() -> int:
+            with TcpBackend(place.rank, place.world_size, master) as group:
+                talk(group, place)
+                return group.world_size
+
+        size = fork(child)
+        talk(backend, place)
+        return [size]
+
+
+def test_children_may_make_groups_of_their_own(ranks: Ranks) -> None:
+    """As the hint that they get promises."""
+    master = f"127.0.0.1:{free_port()}"
+    assert ranks.run(make_groups_in_children, 3, master) == [[3]] * 3
