@@ -1,0 +1,1 @@
+"""Who looks: the programs a person runs."""

@@ -1,0 +1,90 @@
+"""What the commands about members share: this machine's circle, and how machines are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from potluck.core.cards import Card, Signer
+from potluck.core.roster import Roster
+from potluck.errors import DistributedError
+from potluck.net.identity import NodeIdentity
+from potluck.net.names import short_name
+from potluck.net.namespace import NetworkNamespace
+from potluck.net.namespace_files import usual_name
+from potluck.net.private_files import potluck_home
+
+__all__ = [
+    "CannotAsk",
+    "can_ask",
+    "confirm",
+    "describe",
+    "facts_of",
+    "kept_namespace",
+    "pending_facts",
+    "print_json",
+    "this_machine",
+]
+
+
+class CannotAsk(DistributedError, RuntimeError):
+    """A question came up where nobody can answer it."""
+
+
+def this_machine() -> Signer:
+    """Who we are."""
+    from potluck.runtime.circles import signer_of
+
+    return signer_of(NodeIdentity.load_or_generate())
+
+
+def kept_namespace(name: str | None) -> NetworkNamespace:
+    """The namespace that is meant; raises if this machine does not have it."""
+    home = potluck_home()
+    return NetworkNamespace.load(name or usual_name(home), home=home)
+
+
+def describe(card: Card) -> str:
+    """A machine by all its names; the id is what counts."""
+    return f"{card.name} is {short_name(card.node_id)}, with the id {card.node_id}."
+
+
+def facts_of(card: Card) -> dict[str, str]:
+    """The same for a program."""
+    return {"name": card.name, "short_name": short_name(card.node_id), "id": card.node_id}
+
+
+def pending_facts(roster: Roster) -> list[dict[str, Any]]:
+    """The changes that wait for signatures, for a program."""
+    return [
+        {
+            "revokes": change.rotation.revokes,
+            "proposer": change.rotation.proposer,
+            "reason": change.reason,
+        }
+        for change in roster.pending
+    ]
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    """One object on one line, at once: a program may be waiting for it."""
+    import msgspec
+
+    typer.echo(msgspec.json.encode(facts))
+    sys.stdout.flush()
+
+
+def can_ask() -> bool:
+    """Whether a person sits at the other end."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only if the person agrees, or has done so beforehand."""
+    if yes:
+        return
+    if not can_ask():
+        raise CannotAsk(question, hint="Nobody can be asked here; to agree, add --yes.")
+    typer.confirm(question, abort=True, err=True)

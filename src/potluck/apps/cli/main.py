@@ -1,0 +1,60 @@
+"""The command ``potluck``: puts its commands together, each from a file of its own.
+
+A command imports what is heavy when it runs, so that ``potluck --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from potluck.apps.cli import demo, members, pair, revoke, rotate, unpair, version
+from potluck.apps.cli.guard import guarded
+from potluck.apps.cli.options import EXIT_CODES
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="potluck",
+    no_args_is_help=True,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,  # guard.py does this
+)
+
+
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def potluck(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Say which version this is."
+        ),
+    ] = False,
+) -> None:
+    """Train together on the machines you already own."""
+
+
+def _add(command: Callable[..., None], examples: str) -> None:
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(help=text, epilog=f"{examples}\n{EXIT_CODES}")(guarded(command))
+
+
+_add(demo.demo, demo.EXAMPLES)
+_add(pair.pair, pair.EXAMPLES)
+_add(members.members, members.EXAMPLES)
+_add(revoke.revoke, revoke.EXAMPLES)
+_add(rotate.rotate, rotate.EXAMPLES)
+_add(unpair.unpair, unpair.EXAMPLES)
+_add(version.version, version.EXAMPLES)

@@ -1,0 +1,34 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+__all__ = ["EXIT_CODES", "Debug", "Json", "Namespace", "Yes"]
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead.")]
+
+Namespace: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        envvar="POTLUCK_NAMESPACE",
+        help="Which namespace is meant.",
+        show_default="the one this machine uses",
+    ),
+]
+
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+Debug: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--debug", envvar="POTLUCK_DEBUG", help="Show where an error comes from (a traceback)."
+    ),
+]
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage, 130 interrupted."
+)

@@ -1,0 +1,152 @@
+"""The machine that shows a code: what its owner sees while it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from potluck.apps.cli.circle import describe, facts_of, print_json, this_machine
+from potluck.core.pairing import Paired, PairingCode, TryFailed, new_code
+from potluck.core.pairing_messages import VERSION
+from potluck.net.addresses import Address, usable_hosts
+from potluck.net.namespace import NetworkNamespace
+from potluck.net.pairing import PAIRING_PORT
+from potluck.net.pairing_discovery import DiscoveryUnavailable, PairingDiscovery
+from potluck.runtime.circles import Circle
+from potluck.runtime.pairing import Invitation, Notice, open_listener
+
+__all__ = ["invite"]
+
+LISTEN_FIRST = 0.3
+"""Seconds to hear which numbers other machines show; the usual answer takes a tenth."""
+
+
+def invite(namespace: str | None, *, json: bool) -> None:
+    """Show a code until somebody has joined."""
+    circle = Circle.of(NetworkNamespace.load_or_create(namespace), this_machine())
+    with _discovery() as discovery, open_listener() as listener:
+        code = new_code(secrets.token_bytes, discovery.slots(LISTEN_FIRST) if discovery else ())
+        with _screen(json=json) as screen:
+            invitation = Invitation(circle, listener, code, tell=screen.notice)
+            screen.show(circle, code, listener.port)
+            if discovery is None or not _announced(discovery, code, listener.port):
+                screen.warn("Machines cannot find each other on this network; --host is needed.")
+            outcome = invitation.run()
+        screen.paired(outcome)
+
+
+@contextmanager
+def _discovery() -> Iterator[PairingDiscovery | None]:
+    """Discovery, or nothing where there is none: the code works all the same."""
+    with contextlib.ExitStack() as stack:
+        discovery = None
+        with contextlib.suppress(DiscoveryUnavailable):
+            discovery = stack.enter_context(PairingDiscovery())
+        yield discovery
+
+
+def _announced(discovery: PairingDiscovery, code: PairingCode, port: int) -> bool:
+    try:
+        discovery.announce(code.slot, port, VERSION)
+    except DiscoveryUnavailable:
+        return False
+    return True
+
+
+class _PlainScreen:
+    """Lines, for a file, a pipe or a simple terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style), soft_wrap=True)
+
+    def show(self, circle: Circle, code: PairingCode, port: int) -> None:
+        name, me = circle.namespace.name, circle.me.card.name
+        self.say(f'{me} lets one machine into "{name}". On that machine, within five minutes:\n')
+        self.say(f"    potluck pair {code}\n", "bold")
+        if hosts := _hosts():
+            places = [host if port == PAIRING_PORT else str(Address(host, port)) for host in hosts]
+            more = f" (or {', '.join(places[1:])})" if places[1:] else ""
+            self.say(f"If it does not find this one, add: --host {places[0]}{more}")
+        self.say("Waiting; Ctrl-C stops it.")
+
+    def warn(self, sentence: str) -> None:
+        self.say(sentence, "yellow")
+
+    def notice(self, notice: Notice) -> None:
+        if isinstance(notice, TryFailed):
+            self.say(f"{notice.reason} {_tries(notice.tries_left)}", "yellow")
+
+    def paired(self, outcome: Paired) -> None:
+        self.say(outcome.reason, "green")
+        self.say(describe(outcome.peer))
+        self.say("If that is not the machine you meant: `potluck revoke` takes it out again.")
+
+
+class _LiveScreen(_PlainScreen):
+    """The same, with a last line that shows the time left."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(live.console)
+        self._live = live
+        self._shown = ""
+
+    def notice(self, notice: Notice) -> None:
+        super().notice(notice)
+        if isinstance(notice, TryFailed):
+            return
+        minutes, seconds = divmod(int(notice.seconds_left), 60)
+        line = f"Valid for {minutes}:{seconds:02}, {_tries(notice.tries_left)}"
+        if line != self._shown:
+            self._shown = line
+            self._live.update(Text(line, "dim"), refresh=True)
+
+
+class _JsonScreen(_PlainScreen):
+    """One object for each event."""
+
+    def show(self, circle: Circle, code: PairingCode, port: int) -> None:
+        name = circle.namespace.name
+        facts = {"event": "code", "code": str(code), "namespace": name}
+        print_json({**facts, "hosts": _hosts(), "port": port})
+
+    def warn(self, sentence: str) -> None:
+        print_json({"event": "warning", "reason": sentence})
+
+    def notice(self, notice: Notice) -> None:
+        if isinstance(notice, TryFailed):
+            left = notice.tries_left
+            print_json({"event": "try failed", "reason": notice.reason, "tries_left": left})
+
+    def paired(self, outcome: Paired) -> None:
+        namespace = outcome.namespace.name
+        print_json({"event": "paired", "namespace": namespace, "peer": facts_of(outcome.peer)})
+
+
+@contextmanager
+def _screen(*, json: bool) -> Iterator[_PlainScreen]:
+    console = Console(highlight=False)
+    if json:
+        yield _JsonScreen(console)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield _LiveScreen(live)
+    else:
+        yield _PlainScreen(console)
+
+
+def _hosts() -> list[str]:
+    """Our addresses, without those that are good for one interface only."""
+    return [host for host in usable_hosts() if "%" not in host]
+
+
+def _tries(left: int) -> str:
+    return "one try is left." if left == 1 else f"{left} tries are left."

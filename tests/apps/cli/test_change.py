@@ -1,0 +1,144 @@
+"""``potluck revoke`` and ``potluck rotate``: what takes effect, what waits, and who is meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from potluck.apps.cli.change import UnknownMember, find_member
+from potluck.apps.cli.main import app
+from potluck.net.names import short_name
+from support.homes import Home, pair
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Home:
+    """A machine."""
+    return Home(tmp_path, "desk")
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Home:
+    """Another one."""
+    return Home(tmp_path, "laptop")
+
+
+@pytest.fixture
+def nas(tmp_path: Path) -> Home:
+    """A third one."""
+    return Home(tmp_path, "nas")
+
+
+def run(home: Home, *arguments: str) -> Result:
+    """Run a command on a machine."""
+    environment = {"POTLUCK_HOME": str(home.path), "POTLUCK_NAMESPACE": None}
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def test_of_two_machines_one_revokes_the_other(desk: Home, laptop: Home) -> None:
+    """At once, by name; the secret here is new."""
+    pair(desk, laptop)
+    before = desk.namespace()
+    result = run(desk, "revoke", "laptop", "--yes")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        '"home" has a new secret on this machine.',
+        "laptop was revoked by desk; only pairing it again brings it back.",
+    ]
+    assert desk.namespace() != before
+    assert desk.namespace().previous == (before.secret,)
+    assert desk.members() == ["desk"]
+
+
+def test_with_three_machines_it_waits_and_says_for_whom(
+    desk: Home, laptop: Home, nas: Home
+) -> None:
+    """Nothing is pretended: everybody is still a member, and the old secret holds."""
+    pair(desk, laptop)
+    pair(desk, nas)
+    before = desk.namespace()
+    result = run(desk, "revoke", laptop.me.node_id[:8], "--yes")
+    assert result.exit_code == 0
+    assert "Nothing has changed yet" in result.stdout
+    assert "Revoking laptop needs one more signature" in result.stdout
+    assert "as soon as these connect and sign: nas." in result.stdout
+    assert "the old secret is in force" in result.stdout
+    assert desk.namespace() == before
+    assert desk.members() == ["desk", "laptop", "nas"]
+
+
+def test_a_program_gets_the_same_facts(desk: Home, laptop: Home, nas: Home) -> None:
+    """What waits, for whom, and who is out; a guest of the revoked one may be kept by name."""
+    pair(desk, laptop)
+    pair(laptop, nas)
+    desk.join_records_of(laptop)
+    facts = json.loads(run(desk, "rotate", "--yes", "--json").stdout)
+    assert (facts["took_effect"], facts["out"], facts["generation"]) == (False, [], 0)
+    assert [change["revokes"] for change in facts["pending"]] == [None]
+    options = ["--keep-guest", "nas", "--yes", "--json"]
+    facts = json.loads(run(desk, "revoke", "laptop", *options).stdout)
+    (pending,) = facts["pending"]  # the one before is withdrawn: nobody else had signed it
+    assert pending["revokes"] == laptop.me.node_id
+    (rotation,) = [change.rotation for change in desk.circle().roster.pending]
+    assert rotation.keeps == (nas.me.node_id,)
+
+
+def test_a_machine_alone_gets_a_new_secret_at_once(desk: Home) -> None:
+    """Nobody else has to agree."""
+    before = desk.namespace()
+    result = run(desk, "rotate", "--yes")
+    assert result.stdout == '"home" has a new secret on this machine.\n'
+    assert desk.namespace() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [
+        (["revoke", "laptop"], "Take laptop"),
+        (["rotate"], 'Give "home" a new secret?'),
+        (["unpair"], 'Leave "home"?'),
+    ],
+)
+def test_what_cannot_be_taken_back_is_asked_first(
+    desk: Home, laptop: Home, arguments: list[str], question: str
+) -> None:
+    """Where nobody can answer, nothing is done and the command fails."""
+    pair(desk, laptop)
+    before = desk.namespace()
+    result = run(desk, *arguments)
+    assert result.exit_code == 1
+    assert question in result.stderr
+    assert "to agree, add --yes" in result.stderr
+    assert desk.namespace() == before
+    assert desk.members() == ["desk", "laptop"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("tablet", "No member is called 'tablet'. Give its id."),
+        ("desk", "A machine cannot revoke itself. Use `potluck unpair`."),
+        ("la", "No member is called 'la'"),
+    ],
+)
+def test_who_cannot_be_revoked_is_told(desk: Home, laptop: Home, target: str, words: str) -> None:
+    """With the members there are, or the command that does it."""
+    pair(desk, laptop)
+    result = run(desk, "revoke", target, "--yes")
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert desk.members() == ["desk", "laptop"]
+
+
+def test_a_member_is_meant_by_any_of_its_names(tmp_path: Path, desk: Home) -> None:
+    """Its name in any case, the readable one, its id or the beginning of that; never a guess."""
+    pair(desk, Home(tmp_path / "one", "laptop"))
+    roster = desk.circle().roster
+    for text in ("DESK", short_name(desk.me.node_id), desk.me.node_id, desk.me.node_id[:4]):
+        assert find_member(roster, text).node_id == desk.me.node_id
+    pair(desk, Home(tmp_path / "two", "laptop"))
+    with pytest.raises(UnknownMember, match=r"Several members are called 'laptop'.*Give its id"):
+        find_member(desk.circle().roster, "laptop")

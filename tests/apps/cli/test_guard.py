@@ -1,0 +1,98 @@
+"""Errors reach a person as one paragraph, and a traceback only on request."""
+
+import errno
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from potluck.apps.cli.guard import guarded
+from potluck.errors import PeerLost
+
+FAULTS: dict[str, BaseException] = {
+    "ours": PeerLost("Rank 3 is gone", cause="cable pulled", hint="Plug it in."),
+    "bug": KeyError("soup"),
+    "exit": typer.Exit(7),
+    "usage": typer.BadParameter("too hot", param_hint="--soup"),
+    "interrupt": KeyboardInterrupt(),
+    "pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
+}
+
+
+def cook(fault: Annotated[str, typer.Argument(help="What goes wrong.")] = "") -> None:
+    """Cook."""
+    if fault:
+        raise FAULTS[fault]
+    typer.echo("soup")
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    """A command with one guarded subcommand."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+    app.command()(guarded(cook))
+    return app
+
+
+def test_a_command_that_works_is_left_alone(app: typer.Typer) -> None:
+    """Nothing is added to its output."""
+    result = CliRunner().invoke(app, ["cook"])
+    assert (result.exit_code, result.output) == (0, "soup\n")
+
+
+def test_its_own_options_are_kept_and_one_is_added(app: typer.Typer) -> None:
+    """The help shows what the command declares, and --debug."""
+    text = CliRunner().invoke(app, ["cook", "--help"]).stdout
+    assert "What goes wrong." in text
+    assert "--debug" in text
+
+
+def test_an_error_is_told_in_one_paragraph(app: typer.Typer) -> None:
+    """Message, cause and hint on stderr; stdout stays clean for whoever reads it."""
+    result = CliRunner().invoke(app, ["cook", "ours"])
+    assert result.exit_code == 1
+    assert result.stderr == "potluck: Rank 3 is gone: cable pulled. Plug it in.\n"
+    assert result.stdout == ""
+
+
+def test_a_fault_of_ours_is_admitted(app: typer.Typer) -> None:
+    """What nobody expected is called a fault, with the way to see more, and no traceback."""
+    result = CliRunner().invoke(app, ["cook", "bug"])
+    assert result.exit_code == 1
+    assert "KeyError: 'soup'" in result.stderr
+    assert "a fault in Potluck" in result.stderr
+    assert "--debug" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("fault", ["ours", "bug"])
+@pytest.mark.parametrize(
+    ("options", "variables"), [(["--debug"], {}), ([], {"POTLUCK_DEBUG": "1"})], ids=["flag", "env"]
+)
+def test_the_traceback_is_there_on_request(
+    app: typer.Typer, fault: str, options: list[str], variables: dict[str, str]
+) -> None:
+    """By the option or by the environment; the paragraph still comes last."""
+    result = CliRunner().invoke(app, ["cook", fault, *options], env=variables)
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("potluck: ")
+
+
+def test_an_interrupt_is_no_error(app: typer.Typer) -> None:
+    """Ctrl-C ends with the code that shells use for it."""
+    result = CliRunner().invoke(app, ["cook", "interrupt"])
+    assert result.exit_code == 130
+    assert result.stderr == "Interrupted.\n"
+
+
+@pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("usage", 2), ("pipe", 1)])
+def test_what_the_framework_understands_passes_through(
+    app: typer.Typer, fault: str, code: int
+) -> None:
+    """Exit codes, wrong usage and a reader that has gone are not faults of ours."""
+    result = CliRunner().invoke(app, ["cook", fault])
+    assert result.exit_code == code
+    assert "fault in Potluck" not in result.output
