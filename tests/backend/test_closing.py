@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from functools import partial
@@ -27,7 +26,7 @@ from support.meshes import (
     received,
     wait_all,
 )
-from support.threads import Background, eventually, together
+from support.threads import Background, eventually, interrupted_when, together
 
 BIG = 300_000
 
@@ -220,9 +219,8 @@ def test_what_was_only_offered_is_lost_with_its_sender() -> None:
 
 def test_an_interrupted_receive_leaves_the_next_one_intact() -> None:
     """Ctrl-C in a blocking call: its buffer is free, and the message goes to the next receive."""
-    main = threading.main_thread().ident
-    assert main is not None
     with mesh_group(2, SMALL) as (left, right):
+        awaited = right._inbox._mailbox.awaited_keys
         for pumped_by_another in (False, True):
             other = Background(lambda: right.recv(bytearray(3), 0, tag=9))
             if pumped_by_another:
@@ -230,17 +228,9 @@ def test_an_interrupted_receive_leaves_the_next_one_intact() -> None:
             else:
                 left.send(b"end", 1, tag=9)
                 other.result()
-            posted = len(right._inbox._mailbox.awaited_keys())
-
-            def interrupt(known: int = posted) -> None:
-                eventually(lambda: len(right._inbox._mailbox.awaited_keys()) > known)
-                signal.pthread_kill(main, signal.SIGINT)
-
             inbox = bytearray(5)
-            helper = Background(interrupt)
-            with pytest.raises(KeyboardInterrupt):
+            with interrupted_when(lambda: (0, 0, 0) in awaited()), pytest.raises(KeyboardInterrupt):
                 right.recv(inbox, 0)
-            helper.result()
             left.send(b"after", 1)
             assert received(right, 0, 5) == b"after"
             assert inbox == bytes(5)

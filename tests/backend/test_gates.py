@@ -83,7 +83,7 @@ def test_a_blocking_barrier_announces_itself_before_it_gives_up() -> None:
     """Also one with little time tells the others that it was there."""
     with mesh_group(4) as group:
         with pytest.raises(Timeout):
-            group[0].barrier(timeout=0.05)  # its one token goes to rank 1
+            group[0].barrier(timeout=0.4)  # its one token goes to rank 1
         arrival = group[3].post_barrier()
         pump_until(group[3], lambda: group[3]._gates.missing(0) == [1, 2])
         assert arrival.cancel()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from functools import partial
 
@@ -12,7 +10,7 @@ import pytest
 from potluck import Timeout
 from potluck.backend.operation import Operation
 from support.pump import Pump, pumping_thread
-from support.threads import Background, eventually, together
+from support.threads import Background, eventually, interrupted_when, together
 
 
 def test_the_pump_is_handed_over() -> None:
@@ -74,16 +72,10 @@ def test_interrupted_sleepers_are_not_handed_the_pump() -> None:
     pump = Pump()
     other = Operation(pump)
 
-    def interrupt() -> None:
-        eventually(lambda: pump.sleepers >= 1)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
     with pumping_thread(pump):
         for _ in range(3):
-            helper = Background(interrupt)
-            with pytest.raises(KeyboardInterrupt):
+            with interrupted_when(lambda: pump.sleepers == 1), pytest.raises(KeyboardInterrupt):
                 Operation(pump).wait()
-            helper.result()
             assert pump.sleepers == 0
         sleeping = Background(other.wait)
         eventually(lambda: pump.sleepers == 1)

@@ -75,8 +75,8 @@ def meet_and_leave(place: Place, masters: list[str]) -> int:
 def test_leaving_right_after_a_barrier_fails_nobody(ranks: Ranks) -> None:
     """Who has passed may be gone before the others know that they have passed too."""
     for world_size in (3, 4):
-        masters = [new_master() for _ in range(20)]
-        assert ranks.run(meet_and_leave, world_size, masters) == [20] * world_size
+        masters = [new_master() for _ in range(15)]
+        assert ranks.run(meet_and_leave, world_size, masters) == [15] * world_size
 
 
 def test_a_group_may_form_where_another_is_just_leaving(ranks: Ranks) -> None:
@@ -94,7 +94,7 @@ def pass_and_exit(place: Place) -> None:
 
 def test_exiting_right_after_a_barrier_fails_nobody(ranks: Ranks) -> None:
     """The usual end of a script."""
-    for _ in range(3):
+    for _ in range(2):
         processes = ranks.start(pass_and_exit, 4)
         for process in processes:
             process.expect("passed")

@@ -35,15 +35,15 @@ def pour(place: Place, size: int, count: int) -> int:
 
 
 def test_small_messages_that_nobody_receives_stay_bounded(ranks: Ranks) -> None:
-    """256 MiB in messages below the eager size: within the credit they travel, the rest wait."""
-    sender, receiver = ranks.run(pour, 2, 64 << 10, 4096)
+    """96 MiB in messages below the eager size: within the credit they travel, the rest wait."""
+    sender, receiver = ranks.run(pour, 2, 64 << 10, 1536)
     assert sender < SLACK
     assert receiver < Limits().credit + SLACK
 
 
 def test_large_messages_that_nobody_receives_stay_with_their_sender(ranks: Ranks) -> None:
-    """A gigabyte is offered; not one byte of it travels before it is asked for."""
-    sender, receiver = ranks.run(pour, 2, 8 * MIB, 128)
+    """256 MiB are offered; not one byte of them travels before it is asked for."""
+    sender, receiver = ranks.run(pour, 2, 8 * MIB, 32)
     assert sender < SLACK
     assert receiver < SLACK
 
@@ -76,5 +76,5 @@ def help_while_sending(place: Place, size: int, count: int) -> int:
 
 def test_helping_others_to_get_on_has_a_budget(ranks: Ranks) -> None:
     """A rank that waits in a send takes in what is offered to it, but not more than the budget."""
-    helper, _, _ = ranks.run(help_while_sending, 3, 16 * MIB, 40)
+    helper, _, _ = ranks.run(help_while_sending, 3, 16 * MIB, 20)
     assert helper < Limits().courtesy + SLACK

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -56,3 +58,37 @@ def eventually(condition: Callable[[], bool], within: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"did not come true within {within:g} s"
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
+    """Raise KeyboardInterrupt once in this thread, the main one, when something has come true.
+
+    The signal is sent until it is noticed: one that comes in the instant before a thread falls
+    asleep does not wake it.
+    """
+    main = threading.get_ident()
+    armed = threading.Event()
+    armed.set()
+
+    def strike(*_: object) -> None:
+        if armed.is_set():
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def is_struck() -> bool:
+        if armed.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+        return not armed.is_set()
+
+    def watch() -> None:
+        eventually(condition)
+        eventually(is_struck)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    watching = Background(watch)
+    try:
+        yield
+    finally:
+        watching.result()
+        signal.signal(signal.SIGUSR1, before)

@@ -50,8 +50,8 @@ COURTESY_AFTER = 0.05
 LOOK_AFTER = LAST_WORDS / 2
 """Seconds between two looks of a barrier at who is lost; with their last words, below 0.1."""
 
-ANNOUNCE_AFTER = 7
-"""Looks after which a barrier tells the others that we are there."""
+ANNOUNCE_AFTER = 0.1
+"""Seconds after which a barrier tells the others that we are there; sooner if it has no more."""
 
 LINGER = 1.0
 """Seconds :meth:`MeshBackend.close` waits for what was sent to reach its peers."""
@@ -176,11 +176,12 @@ class MeshBackend(Backend):
         return self._turns.wait(operation, deadline)
 
     def _drive_barrier(self, operation: BarrierWait, deadline: float | None) -> bool:
-        looks = 0
+        now, is_told = time.monotonic(), False
+        patience = ANNOUNCE_AFTER if deadline is None else min(ANNOUNCE_AFTER, (deadline - now) / 4)
         while not self._wait_briefly(operation, deadline, LOOK_AFTER):
-            looks += 1
-            if looks == ANNOUNCE_AFTER:
+            if not is_told and time.monotonic() >= now + patience:
                 self._gates.announce(operation)
+                is_told = True
             self._gates.tick()
         return operation.done
 
