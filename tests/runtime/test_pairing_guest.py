@@ -252,7 +252,7 @@ def test_one_who_fails_is_told_as_such(guest: Guest, tmp_path: Path) -> None:
             shown.announce(7, hosting.where.port, 1)
             with pytest.raises(PairingFailed, match="did not accept the code; read it once more"):
                 guest.application().search(searched)
-        assert len(hosting.failures) == 1
+        eventually(lambda: len(hosting.failures) == 1)
 
 
 @pytest.mark.usefixtures("network")
