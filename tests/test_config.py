@@ -74,6 +74,13 @@ def test_nobody_launched_us() -> None:
         read_launch({"HOME": "/root"})
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_a_launcher_alone_is_pointed_out(name: str) -> None:
+    """Who has set one by hand learns that the other is missing too."""
+    with pytest.raises(BackendUnavailable, match=f"only {name} is set"):
+        read_launch({name: "1", "MASTER_ADDR": "desk"})
+
+
 @pytest.mark.parametrize(
     "value", ["", "one", "-1", "1.5", "0x1", "1_0", "¹", "٣", "1 2", "9" * 5000]
 )

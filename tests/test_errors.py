@@ -8,6 +8,7 @@ import errno
 import os
 import pickle
 import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from potluck import errors
 from potluck.errors import (
+    Aborted,
     BackendUnavailable,
     ChannelClosed,
     CollectiveMismatch,
@@ -55,6 +57,7 @@ EVERY_ERROR: list[Callable[[], DistributedError]] = [
     lambda: SizeMismatch(4, 10, rank=3),
     lambda: CollectiveMismatch("One reduces, one gathers", **FACTS),
     lambda: UnsupportedOperation("This backend cannot do that", **FACTS),
+    lambda: Aborted("The lid was closed", **FACTS),
     lambda: BackendUnavailable("It is closed", **FACTS),
     lambda: Timeout("Nobody came", seconds=0.5, missing=[1, 2], **FACTS),
     lambda: IoError("The disk is full", **FACTS),
@@ -252,6 +255,14 @@ def test_a_given_hint_replaces_the_general_one() -> None:
 def test_a_cause_is_found_in_odd_errors_too(error: OSError, cause: str) -> None:
     """Sockets raise errors without a number, and numbers without words."""
     assert from_os_error("x", error).cause == cause
+
+
+def test_a_name_that_nobody_knows_is_no_connection() -> None:
+    """Its error numbers mean something else than those of the system."""
+    error = from_os_error("x", socket.gaierror(errno.ENOEXEC, "unknown name"))
+    assert type(error) is NoConnection
+    assert error.cause == "unknown name"
+    assert "spelling" in str(error)
 
 
 def test_our_own_errors_pass_unchanged() -> None:

@@ -54,8 +54,10 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         if rank_name in environ and size_name in environ:
             rank, size = _number(environ, rank_name), _number(environ, size_name)
             return Launch(rank, size, _masters(environ, size), launcher)
+    half = sorted({"RANK", "WORLD_SIZE"} & environ.keys())
     raise BackendUnavailable(
-        "No launcher has told this process its rank",
+        "No launcher has told this process its rank and how many there are",
+        cause=f"of RANK and WORLD_SIZE only {half[0]} is set" if half else None,
         hint="Start it with torchrun, mpirun or srun, "
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
     )
@@ -64,7 +66,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ[name].strip()
     if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
-        raise BackendUnavailable(f"{name}={text!r} is not a whole number")
+        raise BackendUnavailable(f"{name}={text!r} is no whole number from 0 on")
     return int(text)
 
 

@@ -15,6 +15,7 @@ process.  Errors of the operating system become ours in one place: :func:`from_o
     ├── CollectiveMismatch    (ValueError)
     ├── UnsupportedOperation  (NotImplementedError)
     ├── BackendUnavailable    (RuntimeError)
+    ├── Aborted               (RuntimeError)       recoverable
     ├── Timeout               (TimeoutError)       recoverable
     ├── IoError               (OSError)
     ├── MalformedFrame        (ValueError)         the fault of the other side
@@ -33,6 +34,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 __all__ = [
+    "Aborted",
     "BackendUnavailable",
     "ChannelClosed",
     "CollectiveMismatch",
@@ -182,6 +184,12 @@ class BackendUnavailable(DistributedError, RuntimeError):
     """The backend is closed, belongs to another process, or cannot run here."""
 
 
+class Aborted(DistributedError, RuntimeError):
+    """Somebody ended the operation from outside: this process, or another rank."""
+
+    recoverable = True
+
+
 class Timeout(DistributedError, TimeoutError):
     """A deadline passed.  Nothing was lost: the same call may be made again.
 
@@ -240,7 +248,8 @@ _HINTS = {
     errno.ENETUNREACH: "This machine has no route there; check that it is on the same network.",
     errno.EMFILE: "This process has too many open files; raise the limit with `ulimit -n`.",
 }
-_UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+_UNKNOWN_NAME = "Check the spelling of the machine's name, or give its address in numbers."
+UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 
 
 def from_os_error(action: str, error: OSError, **fields: Any) -> DistributedError:
@@ -251,9 +260,11 @@ def from_os_error(action: str, error: OSError, **fields: Any) -> DistributedErro
     """
     if isinstance(error, DistributedError):
         return error
+    if type(error).__name__ == "gaierror":  # its numbers are others, and differ between systems
+        return NoConnection(action, **{"cause": error.strerror, "hint": _UNKNOWN_NAME, **fields})
     cause = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
     fields = {"cause": cause, "hint": _HINTS.get(error.errno or 0), **fields}
-    if isinstance(error, ConnectionRefusedError | TimeoutError) or error.errno in _UNREACHABLE:
+    if isinstance(error, ConnectionRefusedError | TimeoutError) or error.errno in UNREACHABLE:
         return NoConnection(action, **fields)
     if isinstance(error, ConnectionError):
         return PeerLost(action, **fields)

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from potluck import SimulatedBackend, Timeout
+from potluck import SimulatedBackend, SubBackend, TcpBackend, Timeout
 from potluck.backend.base import Backend, read_view, write_view
 from support.meshes import mesh_group
 from support.threads import together
@@ -155,6 +155,33 @@ def test_a_refused_buffer_starts_nothing() -> None:
         into = bytearray(5)
         right.recv(into, 0)
         assert into == b"right"
+
+
+def test_whole_numbers_of_numpy_are_ranks_and_tags() -> None:
+    """Loops over arrays give those."""
+    number: Any = np.int64
+    left, right = SimulatedBackend.create_group(number(2))
+    with left, right:
+        left.send(b"1", number(1), tag=number(3))
+        right.recv(bytearray(1), 0, tag=3)
+        members: Any = np.array([1, 0])
+        assert SubBackend(left, members).members == (0, 1)
+
+
+@pytest.mark.parametrize("size", ["2", 2.0, True, None])
+def test_a_world_size_is_a_whole_number(size: Any) -> None:
+    """Variables of the environment are text: the error says so instead of comparing them."""
+    for create in (SimulatedBackend.create_group, lambda n: TcpBackend(0, n, "localhost:1")):
+        with pytest.raises(TypeError, match="world size is a whole number"):
+            create(size)
+
+
+@pytest.mark.parametrize("member", ["0", 0.0, False])
+def test_a_member_of_a_subgroup_is_a_whole_number(member: Any) -> None:
+    """What only compares equal would give the group another identity here than elsewhere."""
+    left, right = SimulatedBackend.create_group(2)
+    with left, right, pytest.raises(TypeError, match="rank is a whole number"):
+        SubBackend(left, [member, 1])
 
 
 @pytest.mark.parametrize("tag", [-1, 1 << 32, 1.5, "tag", None])

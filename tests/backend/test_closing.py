@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from potluck import ChannelClosed, Disconnected, PeerLost, Timeout
+from potluck import BackendUnavailable, ChannelClosed, Disconnected, PeerLost, Timeout
 from potluck.backend import mesh as mesh_module
 from potluck.backend.limits import Limits
 from potluck.backend.mesh import MeshBackend
@@ -26,7 +27,7 @@ from support.meshes import (
     received,
     wait_all,
 )
-from support.threads import Background, eventually, interrupted_when, together
+from support.threads import Background, eventually, interrupted_when, signalled_when, together
 
 BIG = 300_000
 
@@ -259,3 +260,29 @@ def test_an_interrupt_in_the_middle_of_a_read_costs_that_link_only(
         assert caught.value.rank == 1
         third.send(b"fine", 0)
         assert received(left, 2, 4) == b"fine"
+
+
+def test_several_threads_may_close_at_once() -> None:
+    """While something is still on its way out: all of them return when it is over."""
+    with mesh_group(2) as (left, right):
+        right.post_recv_into(bytearray(64 << 20), 0)
+        sending = left.post_send(bytes(64 << 20), 1)
+        right.progress(1)
+        left.progress(1)
+        assert not left._links[1].writer.is_idle
+        together(*[left.close] * 4)
+        with pytest.raises(ChannelClosed):
+            sending.wait()
+
+
+@pytest.mark.parametrize("use", [MeshBackend.close, lambda mesh: mesh.recv(bytearray(1), 1)])
+def test_a_signal_handler_that_uses_the_group_gets_an_error(
+    use: Callable[[MeshBackend], None],
+) -> None:
+    """The call it interrupted would have to return first: it ends with the error instead."""
+    with (
+        mesh_group(2) as (left, _),
+        signalled_when(left._turns._turn.locked, lambda: use(left)),
+        pytest.raises(BackendUnavailable, match="signal handler"),
+    ):
+        left.recv(bytearray(1), 1, timeout=20)

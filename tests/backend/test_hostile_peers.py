@@ -16,7 +16,16 @@ from potluck.backend import gates
 from potluck.backend.limits import MAX_OFFERS, MESSAGE_COST
 from potluck.backend.mesh import MeshBackend
 from potluck.net.frames import MAX_PIECE, Kind, encode
-from support.meshes import SMALL, RawPeer, frame, kept_bytes, pump_until, raw_peer, received
+from support.meshes import (
+    SMALL,
+    RawPeer,
+    frame,
+    kept_bytes,
+    mesh_group,
+    pump_until,
+    raw_peer,
+    received,
+)
 from support.threads import Background, together
 
 BIG = 5_000
@@ -149,6 +158,17 @@ def test_a_peer_cannot_use_up_the_groups_of_others(monkeypatch: pytest.MonkeyPat
         with pytest.raises(PeerLost, match="groups"):
             receive.wait(20)
         assert_honest_is_undisturbed(mesh, honest)
+
+
+def test_groups_that_we_have_too_are_no_burden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long job makes many subgroups, and the same rank is always first: nobody is cut off."""
+    monkeypatch.setattr(gates, "MAX_GROUPS", 3)
+    with mesh_group(2) as (left, right):
+        for group in range(1, 20):
+            first = left.post_barrier(group=group)
+            pump_until(right, lambda group=group: group in right._gates._gates)  # type: ignore[misc]
+            right.post_barrier(group=group).wait(20)
+            first.wait(20)
 
 
 def test_silence_in_the_middle_of_a_frame_disturbs_nobody() -> None:

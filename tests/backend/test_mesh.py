@@ -12,7 +12,7 @@ import pytest
 from potluck import NoConnection, PeerLost, SizeMismatch, Timeout
 from potluck.backend.limits import Limits
 from potluck.backend.mesh import MeshBackend
-from potluck.net.tcp import SelectorPoller, make_poller
+from potluck.net.pollers import SelectorPoller, make_poller
 from potluck.net.transport import Poller
 from support.meshes import SMALL, mesh_group, received, wait_all
 from support.threads import Background, together

@@ -21,7 +21,7 @@ from potluck import (
 )
 from potluck.net.memory import MemoryStream
 from support.meshes import received
-from support.threads import Background, together
+from support.threads import Background, eventually, together
 
 
 @contextlib.contextmanager
@@ -114,6 +114,16 @@ def test_a_message_to_oneself_arrives() -> None:
         me.send(b"late", 0)
         receive.wait()
         assert inbox == b"late"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_two_threads_of_one_rank_may_exchange_messages(size: int) -> None:
+    """Whoever waits for the other is woken at once, although no byte moves on any link."""
+    with simulated(size) as (me, *_):
+        receiving = Background(lambda: received(me, 0, 5, timeout=30))
+        eventually(me._turns._turn.locked)
+        me.send(b"hello", 0)
+        assert receiving.result(within=5) == b"hello"
 
 
 def test_a_message_to_oneself_is_a_copy() -> None:

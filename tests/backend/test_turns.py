@@ -128,6 +128,22 @@ def test_the_pump_runs_again_after_a_standstill() -> None:
         eventually(lambda: pump.inside == 1)
 
 
+def test_a_standstill_that_was_interrupted_is_over() -> None:
+    """Ctrl-C while it is asked for: the others pump as if nobody had wanted it."""
+    pump = Pump()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    pump.turns._wake_pump = interrupt
+    with pytest.raises(KeyboardInterrupt), pump.turns.standstill():
+        pytest.fail("it stands still")
+    assert not pump.turns.is_called
+    operation = Operation(pump)
+    pump.work.put(operation.finish)
+    operation.wait(20)
+
+
 def test_step_stands_back_for_a_standstill() -> None:
     """It must not sleep in the pump when somebody has asked for it to stand still."""
     pump = Pump()

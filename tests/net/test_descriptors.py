@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[1]
 # What every script below begins with: something of each sort that has descriptors.
 PROLOGUE = """
 import gc, json, sys, threading, time
-from potluck.net import descriptors, tcp
+from potluck.net import descriptors, pollers, tcp
 from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
 from support.doors import read, socket_pair, wait_for_event
@@ -36,7 +36,7 @@ from support.forks import in_child, open_files
 
 ordinary = open_files()
 left, right = map(tcp.TcpStream, socket_pair())
-pollers = [tcp.EpollPoller(), tcp.SelectorPoller()]
+pollers = [pollers.EpollPoller(), pollers.SelectorPoller()]
 for poller in pollers:
     poller.register(left, 7)
     poller.wait(0)

@@ -22,7 +22,11 @@ from potluck.net.frames import (
 )
 
 MAX_EAGER = 1 << 15
-LIMITS = dict.fromkeys(Kind, MAX_CONTROL) | {Kind.DATA: MAX_PIECE, Kind.EAGER: MAX_EAGER}
+LIMITS = dict.fromkeys(Kind, MAX_CONTROL) | {
+    Kind.DATA: MAX_PIECE,
+    Kind.COLLECTIVE: MAX_PIECE,
+    Kind.EAGER: MAX_EAGER,
+}
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 
@@ -67,6 +71,7 @@ def test_the_numbers_of_the_kinds_stay() -> None:
         "HELLO": 1,
         "WELCOME": 2,
         "REFUSAL": 3,
+        "ROSTER": 4,
         "EAGER": 16,
         "OFFER": 17,
         "GRANT": 18,
@@ -78,6 +83,7 @@ def test_the_numbers_of_the_kinds_stay() -> None:
         "ARRIVED": 33,
         "BROKEN": 34,
         "GOODBYE": 48,
+        "COLLECTIVE": 64,
     }
 
 

@@ -75,6 +75,17 @@ def test_a_pipe_holds_exactly_its_capacity(capacity: int, steps: list[tuple[bool
     assert read_all(right) == held
 
 
+def test_a_read_takes_many_small_writes_at_once() -> None:
+    """As from a socket: a pipe that is full does not stay cut into small pieces."""
+    left, right = pipe(("left", "right"), capacity=100)
+    for index in range(100):
+        left.sendmsg([bytes([index])])
+    buffer = bytearray(60)
+    assert right.recv_into(memoryview(buffer)) == 60
+    assert left.sendmsg([bytes(50), bytes(50)]) == 60
+    assert read(right, 100) == bytes(range(60, 100)) + bytes(60)
+
+
 def test_what_was_written_is_a_copy() -> None:
     """The writer may use its buffer again at once, as after a write to a socket."""
     left, right = pipe(("left", "right"), capacity=10)

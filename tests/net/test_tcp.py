@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from potluck.net import tcp
+from potluck.net import pollers, tcp
 from potluck.net.addresses import Address
 from support.doors import LOOPBACKS, socket_pair
 from support.ports import free_port
@@ -231,19 +231,19 @@ def test_a_port_is_free_again_as_soon_as_its_listener_is_closed() -> None:
 
 def test_the_poller_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is epoll where the platform has it."""
-    with contextlib.closing(tcp.make_poller()) as poller:
+    with contextlib.closing(pollers.make_poller()) as poller:
         has_epoll = hasattr(select, "epoll")
-        assert type(poller) is (tcp.EpollPoller if has_epoll else tcp.SelectorPoller)
+        assert type(poller) is (pollers.EpollPoller if has_epoll else pollers.SelectorPoller)
     monkeypatch.delattr(select, "epoll", raising=False)
-    with contextlib.closing(tcp.make_poller()) as poller:
-        assert isinstance(poller, tcp.SelectorPoller)
+    with contextlib.closing(pollers.make_poller()) as poller:
+        assert isinstance(poller, pollers.SelectorPoller)
 
 
 @pytest.mark.skipif(not hasattr(select, "epoll"), reason="needs epoll")
 def test_a_late_wake_touches_nobody_elses_file() -> None:
     """The number of a closed descriptor soon belongs to another file."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
-    poller = tcp.EpollPoller()
+    poller = pollers.EpollPoller()
     number = poller._wake
     poller.close()
     os.dup2(writer, number)

@@ -14,7 +14,8 @@ from potluck.backend.mesh import MeshBackend
 from potluck.backend.operation import Operation
 from potluck.net.frames import HEADER_SIZE, MAX_PIECE, Header, Kind, decode, encode
 from potluck.net.memory import MemoryPoller, pipe
-from potluck.net.tcp import TcpStream, make_poller
+from potluck.net.pollers import make_poller
+from potluck.net.tcp import TcpStream
 from potluck.net.transport import Poller
 from support import sealed_pair
 from support.threads import PATIENCE

@@ -62,7 +62,18 @@ def eventually(condition: Callable[[], bool], within: float = PATIENCE) -> None:
 
 @contextlib.contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
-    """Raise KeyboardInterrupt once in this thread, the main one, when something has come true.
+    """Raise KeyboardInterrupt once in this thread, the main one, when something has come true."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with signalled_when(condition, interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def signalled_when(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[None]:
+    """Interrupt this thread, the main one, by an action once something has come true.
 
     The signal is sent until it is noticed: one that comes in the instant before a thread falls
     asleep does not wake it.
@@ -74,7 +85,7 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
     def strike(*_: object) -> None:
         if armed.is_set():
             armed.clear()
-            raise KeyboardInterrupt
+            action()
 
     def is_struck() -> bool:
         if armed.is_set():

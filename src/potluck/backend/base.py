@@ -11,21 +11,27 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.errors import InvalidRank
+from potluck.errors import InvalidRank, UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Sequence  # type: ignore[attr-defined]
+    from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
     from types import TracebackType
     from typing import Self
 
     from potluck.backend.operation import Operation
+    from potluck.backend.streams import PeerStream
+    from potluck.errors import DistributedError
+    from potluck.net.transport import Poller
 else:
     Buffer: TypeAlias = object
 
-__all__ = ["WORLD", "Backend", "read_view", "write_view"]
+__all__ = ["NOTICES", "WORLD", "Backend", "check_whole", "read_view", "write_view"]
 
 WORLD = 0
 """The group of all ranks of a backend."""
+
+NOTICES = 0x6E6F746963657321
+"""The group in which ranks tell each other about their collectives; of each group its own."""
 
 MAX_TAG = (1 << 32) - 1
 """What fits into a frame's header."""
@@ -82,6 +88,43 @@ class Backend(ABC):
     def progress(self, timeout: float | None = 0) -> None:
         """Move bytes for every operation under way; wait up to ``timeout`` for some to come."""
 
+    def open_stream(
+        self,
+        rank: int,  # noqa: ARG002 - this and the others are for those who have streams
+        purpose: str,  # noqa: ARG002
+        deadline: float,  # noqa: ARG002
+        look: Callable[[], None],  # noqa: ARG002
+    ) -> PeerStream:
+        """A connection to a rank for one purpose; both ranks must ask for it.
+
+        ``look`` is called while waiting, and raises when that makes no sense any more.
+        """
+        raise self._no_streams()
+
+    def make_poller(self) -> Poller:
+        """A poller for such connections."""
+        raise self._no_streams()
+
+    def _no_streams(self) -> UnsupportedOperation:
+        return UnsupportedOperation(f"{type(self).__name__} has no streams for collectives")
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a rank is gone, if it is."""
+        del rank
+        return None
+
+    def peer_name(self, rank: int) -> str:
+        """Where a rank is, for people."""
+        return f"rank {rank}"
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Have something done before this backend closes: what stands on it ends first."""
+        self.__dict__.setdefault("_closing_actions", []).append(action)
+
+    def _prepare_to_close(self) -> None:
+        for action in self.__dict__.pop("_closing_actions", []):
+            action()
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
@@ -113,19 +156,15 @@ class Backend(ABC):
         return self.timeout if timeout is None else timeout
 
     def _check_rank(self, rank: int) -> int:
-        # Negative numbers would silently address from the end; bool is an int by accident.
-        if not isinstance(rank, int) or isinstance(rank, bool):
-            msg = f"A rank is a whole number, not {rank!r}"
-            raise TypeError(msg)
+        # Negative numbers would silently address from the end.
+        check_whole(rank, "rank")
         if not 0 <= rank < self.world_size:
             raise InvalidRank(rank, self.world_size)
         return rank
 
     @staticmethod
     def _check_tag(tag: int) -> int:
-        if not isinstance(tag, int):
-            msg = f"A tag is a whole number, not {tag!r}"
-            raise TypeError(msg)
+        check_whole(tag, "tag")
         if not 0 <= tag <= MAX_TAG:
             msg = f"Tag {tag} is not possible; tags go from 0 to {MAX_TAG}"
             raise ValueError(msg)
@@ -143,6 +182,21 @@ class Backend(ABC):
     ) -> None:
         """Close."""
         self.close()
+
+
+def check_whole(number: int, name: str) -> int:
+    """The number, unless it is no whole one; numpy's are.
+
+    >>> check_whole("1", "rank")
+    Traceback (most recent call last):
+    ...
+    TypeError: A rank is a whole number, not '1'
+    """
+    # bool is an int by accident, and so is what compares equal to one.
+    if type(number) is not int and (isinstance(number, bool) or not hasattr(number, "__index__")):
+        msg = f"A {name} is a whole number, not {number!r}"
+        raise TypeError(msg)
+    return int(number)
 
 
 def read_view(data: Buffer) -> memoryview:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from potluck.backend.operation import Cancelled, Driver, Operation
+from potluck.backend.operation import Cancelled, Driver, Operation, finish_all
 from potluck.core.barrier import Announce, Barrier, Effect, Failed, Token
 from potluck.errors import DistributedError, InvalidRank, MalformedFrame, Timeout
 from potluck.net.frames import Header, Kind
@@ -20,7 +20,7 @@ from potluck.net.frames import Header, Kind
 __all__ = ["BarrierWait", "Gates"]
 
 MAX_GROUPS = 16_384
-"""Groups whose barriers one peer may make us remember."""
+"""Groups whose barriers one peer may make us remember before we use them ourselves."""
 
 LAST_WORDS = 0.03
 """Seconds after which a peer that died is not going to be reported as having arrived."""
@@ -66,10 +66,11 @@ class BarrierWait(Operation):
 class _Gate:
     """The barriers of one group."""
 
-    __slots__ = ("barrier", "unclaimed", "waiting")
+    __slots__ = ("barrier", "named_by", "unclaimed", "waiting")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, named_by: int | None) -> None:
         self.barrier = Barrier(rank)
+        self.named_by = named_by  # the peer we heard of it from, until we use it ourselves
         self.waiting: deque[BarrierWait] = deque()
         self.unclaimed = False  # passed after its caller had given up: the next caller has it
 
@@ -86,7 +87,7 @@ class Gates:
         self._lost_error = lost
         self._lock = threading.Lock()
         self._gates: dict[int, _Gate] = {}
-        self._named: dict[int, int] = {}  # rank -> groups we first heard of from it
+        self._named: dict[int, int] = {}  # rank -> groups we know from it alone
         self._lost: dict[int, float] = {}  # rank -> from when on its silence is certain
 
     def arrive(self, driver: Driver, group: int, members: Sequence[int]) -> BarrierWait:
@@ -98,6 +99,9 @@ class Gates:
         wait = BarrierWait(self, driver, group, members)
         with self._lock:
             gate = self._gate(group)
+            if gate.named_by is not None:
+                self._named[gate.named_by] -= 1
+                gate.named_by = None
             if gate.unclaimed:
                 gate.unclaimed = False
                 wait.finish()
@@ -173,10 +177,10 @@ class Gates:
                     if rank != self._rank and gate.barrier.passed:
                         self._tell(rank, Kind.ARRIVED, group, gate.barrier.passed, 0)
 
-    def end(self) -> list[Operation]:
-        """This side closes.  The caller finishes what is returned."""
+    def end(self, error: DistributedError) -> None:
+        """This side closes: nobody passes any more."""
         with self._lock:
-            return [wait for gate in self._gates.values() for wait in gate.waiting]
+            finish_all([w for gate in self._gates.values() for w in gate.waiting], error)
 
     def _gate(self, group: int, named_by: int | None = None) -> _Gate:
         gate = self._gates.get(group)
@@ -185,7 +189,7 @@ class Gates:
                 self._named[named_by] = self._named.get(named_by, 0) + 1
                 if self._named[named_by] > MAX_GROUPS:
                     raise MalformedFrame(f"Rank {named_by} named too many groups")
-            gate = self._gates[group] = _Gate(self._rank)
+            gate = self._gates[group] = _Gate(self._rank, named_by)
             for rank in self._lost:
                 gate.barrier.lose(rank)
         return gate

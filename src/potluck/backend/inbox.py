@@ -12,10 +12,10 @@ import threading
 
 from potluck.backend.limits import MAX_OFFERS, Limits
 from potluck.backend.message import Key, Message, Receive, Sender
-from potluck.backend.operation import Cancelled, Driver, Operation
+from potluck.backend.operation import Cancelled, Driver, Operation, finish_all
 from potluck.backend.outbox import SIZE, Send
 from potluck.core.matching import Mailbox
-from potluck.errors import MalformedFrame, SizeMismatch
+from potluck.errors import DistributedError, MalformedFrame, SizeMismatch
 from potluck.net.frames import Header, Kind
 
 __all__ = ["Inbox"]
@@ -291,9 +291,10 @@ class Inbox:
             ended: list[Operation] = list(self._mailbox.abandon(keys))
             return ended + [m.receive for m in half if m.receive is not None]
 
-    def end(self) -> list[Operation]:
-        """This side closes.  The caller finishes what is returned."""
+    def end(self, error: DistributedError) -> None:
+        """This side closes: end everything that still waits here."""
         with self.lock:
             ended: list[Operation] = list(self._mailbox.abandon(self._mailbox.awaited_keys()))
             waiting = self._mailbox.waiting_messages()
-            return ended + [message.source for message in waiting if message.source is not None]
+            ended += [message.source for message in waiting if message.source is not None]
+            finish_all(ended, error)

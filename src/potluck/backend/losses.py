@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.backend.reader import PeerEnded
-from potluck.errors import MalformedFrame, PeerLost
+from potluck.errors import UNREACHABLE, MalformedFrame, PeerLost
 
 __all__ = ["Interrupted", "LostByAnother", "SaidGoodbye", "peer_lost"]
 
@@ -42,6 +42,7 @@ def _explain(reason: Exception) -> str:
         return f"it sent what is no valid frame ({reason})"
     if isinstance(reason, PeerEnded | ConnectionResetError | BrokenPipeError):
         return "its process ended without closing (it crashed or was killed)"
-    if isinstance(reason, TimeoutError):
+    # A neighbour that is gone shows as unreachable, one behind a router as silent.
+    if isinstance(reason, TimeoutError) or getattr(reason, "errno", None) in UNREACHABLE:
         return "it no longer answers (asleep, switched off or unplugged)"
     return str(reason)

@@ -65,8 +65,7 @@ class MeshBackend(Backend):
     def __init__(
         self, rank: int, world_size: int, poller: Poller, limits: Limits | None = None
     ) -> None:
-        self._rank = rank
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._poller = poller
         self._limits = limits or Limits()
         self._links: dict[int, Link] = {}
@@ -102,9 +101,7 @@ class MeshBackend(Backend):
         sender = Sender(rank, link, self._limits.credit)
         outbox = Outbox(self, link, self._limits)
         link.connect(Correspondence(sender, self._inbox, outbox, self._gates), self._limits.eager)
-        self._links[rank] = link
-        self._outboxes[rank] = outbox
-        self._senders[rank] = sender
+        self._links[rank], self._outboxes[rank], self._senders[rank] = link, outbox, sender
         self._poller.register(stream, rank)
         try:
             link.reader.push(first)
@@ -130,6 +127,7 @@ class MeshBackend(Backend):
             raise self._no_connection(dst)
         send = Send(self, dst, read_view(data), group, tag)
         self._inbox.send_to_myself(send)
+        self._turns.stir()  # no bytes move: whoever pumps would not see that its receive is done
         return send
 
     def post_recv_into(
@@ -141,7 +139,10 @@ class MeshBackend(Backend):
         sender = self._senders.get(self._check_rank(src))
         if sender is None and src != self._rank:
             raise self._no_connection(src)
-        return self._inbox.receive(sender, (group, src, tag), write_view(into))
+        receive = self._inbox.receive(sender, (group, src, tag), write_view(into))
+        if sender is None:
+            self._turns.stir()  # nor that its send to ourselves is
+        return receive
 
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None
@@ -200,12 +201,10 @@ class MeshBackend(Backend):
         with self._turns.standstill():
             if isinstance(operation, Receive):
                 self._inbox.give_up(operation)
+            elif isinstance(operation, Send) and operation.outbox is not None:
+                operation.outbox.recall(operation)
             elif isinstance(operation, Send):
-                outbox = self._outboxes.get(operation.dst)
-                if outbox is None:
-                    self._inbox.recall_from_myself(operation)
-                else:
-                    outbox.recall(operation)
+                self._inbox.recall_from_myself(operation)
 
     # -- the pump --------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class MeshBackend(Backend):
         """Wait for bytes to move, and move them.  Only the thread whose turn it is."""
         self._check_open()
         events = self._poller.wait(0) if timeout == 0 else self._spin.look(self._poller)
-        if not events and timeout != 0 and not self._turns.is_wanted:
+        if not events and timeout != 0 and not self._turns.is_called:
             events = self._poller.wait(timeout)  # unless our looks have spent somebody's wake-up
         for rank, readable, writable in events:
             link = self._links[rank]
@@ -245,29 +244,32 @@ class MeshBackend(Backend):
         link.stream.close()
 
     def _end_link(self, link: Link, error: DistributedError) -> None:
-        ended = [*self._outboxes[link.rank].lose(error)]
-        ended += self._inbox.lose(self._senders[link.rank])
-        finish_all(ended, error)
+        finish_all(self._outboxes[link.rank].lose(error), error)
+        finish_all(self._inbox.lose(self._senders[link.rank]), error)
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a rank is gone, if it is."""
+        link = self._links.get(rank)
+        return self._closed if link is None else link.lost or self._closed
 
     def _loss_of(self, rank: int) -> DistributedError:
-        link = self._links.get(rank)
-        if link is not None and link.lost is not None:
-            return link.lost
-        # Another rank saw it first; our own connection would tell more in a moment.
-        return peer_lost(rank, self.peer_name(rank), LostByAnother())
+        return self.loss_of(rank) or peer_lost(rank, self.peer_name(rank), LostByAnother())
 
     def close(self) -> None:
         """Say goodbye, let what was sent arrive, and end everything that still waits here."""
         if self._closed is not None:
             return
+        self._turns.refuse_nesting()
+        self._prepare_to_close()
         deadline = time.monotonic() + LINGER
         self._gates.part()
         for link in self._links.values():
             link.tell(encode(Kind.GOODBYE, epoch=link.epoch))
         writers = [link.writer for link in self._links.values()]
-        while time.monotonic() < deadline and not all(writer.is_idle for writer in writers):
-            if not self._turns.step(0.01):
-                time.sleep(0.001)  # another thread pumps
+        with contextlib.suppress(ChannelClosed):  # another thread closes too, and was faster
+            while time.monotonic() < deadline and not all(writer.is_idle for writer in writers):
+                if not self._turns.step(0.01):
+                    time.sleep(0.001)  # another thread pumps
         with self._turns.standstill():
             if self._closed is not None:
                 return  # another thread was faster
@@ -277,7 +279,8 @@ class MeshBackend(Backend):
                     self._end_link(link, self._closed)
                     self._poller.unregister(link.stream)
                     link.stream.finish(deadline)
-            finish_all(self._inbox.end() + self._gates.end(), self._closed)
+            self._inbox.end(self._closed)
+            self._gates.end(self._closed)
             self._poller.close()
 
     def become_forked(self) -> None:

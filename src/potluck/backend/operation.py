@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from potluck.errors import DistributedError, Timeout
+from potluck.errors import BackendUnavailable, DistributedError, Timeout
 
 __all__ = ["DONE", "Cancelled", "Driver", "Operation", "Turns", "deadline_after", "finish_all"]
 
@@ -162,8 +162,10 @@ class Turns:
         self._pump = pump
         self._wake_pump = wake
         self._turn = threading.Lock()
+        self._holder = 0  # the thread whose turn it is
         self._sleepers: deque[threading.Lock] = deque()
         self._wanted = 0  # threads that want the pump to stand still
+        self._stirred = False  # something was done outside the pump
         self._counting = threading.Lock()  # guards _wanted and who sleeps for an operation
 
     def wait(self, operation: Operation, deadline: float | None) -> bool:
@@ -172,10 +174,14 @@ class Turns:
             while not operation.done and not _is_past(deadline):
                 if not self._wanted and self._turn.acquire(blocking=False):
                     try:
+                        self._holder = threading.get_ident()
                         self._run(operation, deadline)
                     finally:
-                        self._release()
+                        self._holder = 0
+                        self._turn.release()  # itself: Ctrl-C could come before a method of ours
+                        self._hand_over()
                 elif self._turn.locked():
+                    self.refuse_nesting()
                     self._sleep(operation, deadline)
                 else:
                     time.sleep(0)  # a standstill is about to begin: let that thread run
@@ -183,7 +189,7 @@ class Turns:
                 self.step(0)  # even without time to wait: what has arrived counts
         finally:
             # The pump may have been handed to us after our last look at it: pass it on.
-            if self._sleepers and not self._turn.locked():
+            if not self._turn.locked():
                 self._hand_over()
         return operation.done
 
@@ -194,32 +200,59 @@ class Turns:
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            if not self.is_wanted:
+            self._holder = threading.get_ident()
+            if not self._wanted:
                 self._pump(timeout)
+                self._stirred = False
         finally:
-            self._release()
+            self._holder = 0
+            self._turn.release()
+            self._hand_over()
         return True
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether a thread waits for a standstill: its wake-up comes once and may be spent."""
-        return self._wanted > 0
+    def is_called(self) -> bool:
+        """Whether the pump shall not fall asleep: a wake-up comes once and may be spent."""
+        return self._stirred or self._wanted > 0
+
+    def stir(self) -> None:
+        """An operation was finished by a thread that does not pump: the one that does shall look.
+
+        It is cleared only after the pump has run and before who pumps looks at its operation.
+        """
+        self._stirred = True
+        self._wake_pump()
 
     @contextmanager
     def standstill(self) -> Iterator[None]:
         """Hold the pump still: inside, no other thread reads from any stream."""
-        with self._counting:
-            self._wanted += 1
-        self._wake_pump()
+        self.refuse_nesting()
+        self._count(1)
         try:
+            self._wake_pump()
             self._turn.acquire()
-        finally:
-            with self._counting:
-                self._wanted -= 1
+        finally:  # also after Ctrl-C: a standstill that nobody holds would be for ever
+            self._count(-1)
         try:
+            self._holder = threading.get_ident()
             yield
         finally:
-            self._release()
+            self._holder = 0
+            self._turn.release()
+            self._hand_over()
+
+    def refuse_nesting(self) -> None:
+        """Raise if this thread is pumping further down its own stack: it would wait for itself."""
+        if self._holder == threading.get_ident():
+            raise BackendUnavailable(
+                "This thread is in the middle of moving bytes for this group",
+                cause="a signal handler or finalizer that interrupted it uses the group as well",
+                hint="Raise an exception there, such as SystemExit, and use the group afterwards.",
+            )
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._wanted += change
 
     def _run(self, operation: Operation, deadline: float | None) -> None:
         while not operation.done and not self._wanted:
@@ -227,6 +260,7 @@ class Turns:
             if timeout is not None and timeout <= 0:
                 return
             self._pump(None if timeout is None else min(timeout, LONGEST))
+            self._stirred = False
 
     def _sleep(self, operation: Operation, deadline: float | None) -> None:
         sleeper = threading.Lock()
@@ -245,11 +279,7 @@ class Turns:
             with self._counting:
                 operation.rise(sleeper)
 
-    def _release(self) -> None:
-        self._turn.release()
-        if self._sleepers:
-            self._hand_over()
-
     def _hand_over(self) -> None:
-        with contextlib.suppress(IndexError):
-            _wake(self._sleepers.popleft())
+        if self._sleepers:
+            with contextlib.suppress(IndexError):  # it woke by itself in this instant
+                _wake(self._sleepers.popleft())

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from potluck.backend.base import check_whole
 from potluck.backend.limits import Limits
 from potluck.backend.mesh import MeshBackend
+from potluck.backend.streams import PeerStream, Switchboard
 from potluck.errors import InvalidWorldSize
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from potluck.net.transport import Buffer
+    from potluck.net.transport import Buffer, Poller
 
 __all__ = ["SimulatedBackend", "SimulatedFaults"]
 
@@ -28,6 +30,9 @@ large ones travel without asking."""
 
 CAPACITY = (64 << 20) + (1 << 16)
 """Bytes an in-memory link holds: all that may travel eagerly, and frames around it."""
+
+STREAM_CAPACITY = 1 << 20
+"""Bytes a stream for collectives holds, about as many as a socket."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +64,61 @@ class SimulatedBackend(MeshBackend):
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size, MemoryPoller(), IN_PROCESS)
+        self._switchboard = Switchboard()
+        self._streams: list[MemoryStream] = []
+        self._group: list[SimulatedBackend] = [self]
+        self._faults = SimulatedFaults()
 
     @classmethod
     def create_group(
         cls, world_size: int, *, faults: SimulatedFaults | None = None
     ) -> list[SimulatedBackend]:
         """All ranks of a new group, in order."""
-        if world_size < 1:
+        if check_whole(world_size, "world size") < 1:
             raise InvalidWorldSize(world_size)
         group = [cls(rank, world_size) for rank in range(world_size)]
+        for backend in group:
+            backend._group = group  # noqa: SLF001 - they are one thing
+            backend._faults = faults or SimulatedFaults()  # noqa: SLF001
         for high in range(world_size):
             for low in range(high):
-                _connect(group[low], group[high], faults or SimulatedFaults())
+                right, left = group[high]._make_pipe(group[low], CAPACITY)  # noqa: SLF001
+                group[low].add_link(high, left)
+                group[high].add_link(low, right)
         return group
+
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection in memory; the higher rank makes it, as it dials over TCP."""
+        if rank < self.rank:
+            mine, theirs = self._make_pipe(self._group[rank], STREAM_CAPACITY)
+            self._group[rank]._switchboard.put(self.rank, purpose, theirs)  # noqa: SLF001
+        else:
+            mine = cast("MemoryStream", self._switchboard.take(rank, purpose, deadline, look))
+        self._streams.append(mine)
+        return PeerStream(mine)
+
+    def make_poller(self) -> Poller:
+        """A poller for streams in memory."""
+        return MemoryPoller()
+
+    def _make_pipe(self, low: SimulatedBackend, capacity: int) -> tuple[MemoryStream, MemoryStream]:
+        """Both ends of a connection to a lower rank, this one's first."""
+        there, back = _delays(self._faults, low, self), _delays(self._faults, self, low)
+        names = (low.peer_name(low.rank), self.peer_name(self.rank))
+        left, right = pipe(names, capacity=capacity, delay=there, delay_back=back)
+        for backend, stream in ((low, left), (self, right)):
+            if backend.rank in self._faults.lose:
+                _doom(backend, stream, self._faults.lose[backend.rank])
+        return right, left
 
     def lose(self) -> None:
         """Vanish like a process that was killed: no goodbye, every peer sees a reset."""
         for link in self._links.values():
             link.stream.close()
+        for stream in self._streams:
+            stream.close()
 
     def peer_name(self, rank: int) -> str:
         """Ranks have no address here."""
@@ -94,16 +136,6 @@ class _DoomedStream:
         """Count, and maybe vanish."""
         self._countdown()
         return self._sendmsg(buffers)
-
-
-def _connect(low: SimulatedBackend, high: SimulatedBackend, faults: SimulatedFaults) -> None:
-    delay, delay_back = _delays(faults, low, high), _delays(faults, high, low)
-    names = (low.peer_name(low.rank), high.peer_name(high.rank))
-    left, right = pipe(names, capacity=CAPACITY, delay=delay, delay_back=delay_back)
-    for backend, peer, stream in ((low, high, left), (high, low, right)):
-        if backend.rank in faults.lose:
-            _doom(backend, stream, faults.lose[backend.rank])
-        backend.add_link(peer.rank, stream)
 
 
 def _delays(

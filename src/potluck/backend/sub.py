@@ -11,13 +11,16 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from potluck.backend.base import WORLD, Backend
+from potluck.backend.base import NOTICES, WORLD, Backend, check_whole
 from potluck.errors import InvalidRank, InvalidWorldSize
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Iterable, Sequence  # type: ignore[attr-defined]
+    from collections.abc import Buffer, Callable, Iterable, Sequence  # type: ignore[attr-defined]
 
     from potluck.backend.operation import Operation
+    from potluck.backend.streams import PeerStream
+    from potluck.errors import DistributedError
+    from potluck.net.transport import Poller
 
 __all__ = ["SubBackend"]
 
@@ -41,7 +44,7 @@ class SubBackend(Backend):
     """
 
     def __init__(self, parent: Backend, members: Iterable[int], *, name: str | None = None) -> None:
-        ordered = tuple(sorted(set(members)))
+        ordered = tuple(sorted({check_whole(member, "rank") for member in members}))
         if not ordered:
             raise InvalidWorldSize(0, hint="A subgroup needs at least one member.")
         for member in ordered:
@@ -112,11 +115,37 @@ class SubBackend(Backend):
         """Make progress."""
         self._parent.progress(timeout)
 
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection to a member for one purpose of this subgroup."""
+        purpose = f"{purpose}/{self._group:x}"
+        return self._parent.open_stream(self.to_global(rank), purpose, deadline, look)
+
+    def make_poller(self) -> Poller:
+        """A poller of the parent."""
+        return self._parent.make_poller()
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a member is gone, if it is."""
+        return self._parent.loss_of(self.to_global(rank))
+
+    def peer_name(self, rank: int) -> str:
+        """Where a member is, for people."""
+        return self._parent.peer_name(self.to_global(rank))
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Have something done before this subgroup or its parent closes."""
+        super().on_close(action)
+        self._parent.on_close(self.close)
+
     def close(self) -> None:
-        """Nothing of its own to release: the parent stays open."""
+        """End what stands on it; the parent stays open."""
+        self._prepare_to_close()
 
     def _scope(self, group: int) -> int:
-        return self._group if group == WORLD else group
+        """The parent's number for a group of ours; a subgroup of ours has one already."""
+        return self._group ^ group if group in (WORLD, NOTICES) else group
 
 
 def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> int:

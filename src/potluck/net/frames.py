@@ -19,7 +19,17 @@ from typing import NamedTuple
 
 from potluck.errors import MalformedFrame
 
-__all__ = ["HEADER_SIZE", "MAX_PIECE", "PROTOCOL_VERSION", "Header", "Kind", "decode", "encode"]
+__all__ = [
+    "HEADER_SIZE",
+    "MAX_PIECE",
+    "NUMBERS",
+    "NUMBERS_AT",
+    "PROTOCOL_VERSION",
+    "Header",
+    "Kind",
+    "decode",
+    "encode",
+]
 
 MAGIC = b"PL"
 PROTOCOL_VERSION = 1
@@ -33,6 +43,10 @@ MAX_CONTROL = 1 << 16
 _LAYOUT = struct.Struct("<2sBBQIIQII")
 HEADER_SIZE = _LAYOUT.size
 
+NUMBERS = struct.Struct("<II")
+"""The end of a header, piece and length: all that differs between the frames of an operation."""
+NUMBERS_AT = HEADER_SIZE - NUMBERS.size
+
 
 class Kind(IntEnum):
     """What a frame is."""
@@ -43,6 +57,8 @@ class Kind(IntEnum):
     """The answer that opens the connection."""
     REFUSAL = 3
     """The answer that does not; its payload is a sentence in UTF-8, in every version."""
+    ROSTER = 4
+    """Between hello and answer: who belongs here, where the two sides do not agree on it."""
     EAGER = 16
     """A whole small message, sent within the receiver's credit."""
     OFFER = 17
@@ -65,9 +81,12 @@ class Kind(IntEnum):
     """Barrier number ``operation`` cannot complete: rank ``piece`` is lost."""
     GOODBYE = 48
     """The sender closes; nothing follows."""
+    COLLECTIVE = 64
+    """One piece of collective number ``operation``; on streams of their own."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_LIMITS = {int(Kind.DATA): MAX_PIECE, int(Kind.COLLECTIVE): MAX_PIECE}
 
 
 class Header(NamedTuple):
@@ -121,7 +140,7 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) 
     kind = _KINDS.get(code)
     if kind is None:
         raise MalformedFrame(f"Frame kind {code} is not known", got=code)
-    limit = MAX_PIECE if code == Kind.DATA else max_eager if code == Kind.EAGER else MAX_CONTROL
+    limit = _LIMITS.get(code, max_eager if code == Kind.EAGER else MAX_CONTROL)
     if length > limit:
         raise MalformedFrame(
             f"A {kind.name} frame of {length} bytes is over the limit of {limit}",

@@ -28,6 +28,7 @@ class MemoryPoller:
         self.changed = threading.Condition(threading.Lock())
         self._streams: dict[int, MemoryStream] = {}
         self._writers: set[int] = set()
+        self._muted: set[int] = set()
         self._woken = False
 
     def register(self, stream: Stream, key: int) -> None:
@@ -36,6 +37,7 @@ class MemoryPoller:
         with self.changed:
             self._streams[key] = stream
             self._writers.discard(key)
+            self._muted.discard(key)
             stream.poller = self
             self.changed.notify_all()
 
@@ -43,6 +45,12 @@ class MemoryPoller:
         """Watch for room to write as well, or stop."""
         with self.changed:
             (self._writers.add if wanted else self._writers.discard)(key)
+            self.changed.notify_all()
+
+    def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+        """Stop watching for bytes to read, or do so again."""
+        with self.changed:
+            (self._muted.discard if wanted else self._muted.add)(key)
             self.changed.notify_all()
 
     def unregister(self, stream: Stream) -> None:
@@ -69,7 +77,7 @@ class MemoryPoller:
         events: list[Event] = []
         next_due: float | None = None
         for key, stream in self._streams.items():
-            due = stream.readable_at()
+            due = None if key in self._muted else stream.readable_at()
             readable = due is not None and due <= now
             writable = key in self._writers and stream.writable()
             if readable or writable:
@@ -128,23 +136,22 @@ class MemoryStream:
         """Copy what fits to the other end."""
         if self._closed or self._broken or self._ended:
             raise BrokenPipeError(32, "Broken pipe")
-        data = b"".join(buffers)
-        taken = self.other._put(data)  # noqa: SLF001 - the two ends are one object in two halves
-        if not taken and data:
+        taken = self.other._put(buffers)  # noqa: SLF001 - the two ends are one in two halves
+        if not taken and any(map(len, buffers)):
             raise BlockingIOError
         return taken
 
-    def _put(self, data: bytes) -> int:
+    def _put(self, buffers: Sequence[Buffer]) -> int:
         with self._lock:
-            taken = min(len(data), self._capacity - self._held)
-            if taken <= 0:
+            data = _beginning(buffers, self._capacity - self._held)
+            if not data:
                 return 0
             wait = self._delay() if self._delay else 0.0
             self._last_due = max(self._last_due, self._clock() + wait) if wait else self._last_due
-            self._arrived.append((self._last_due, memoryview(data)[:taken]))
-            self._held += taken
+            self._arrived.append((self._last_due, memoryview(data)))
+            self._held += len(data)
         self._notify()
-        return taken
+        return len(data)
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Take what is due."""
@@ -157,17 +164,30 @@ class MemoryStream:
                 if self._ended:
                     return 0
                 raise BlockingIOError
-            due, chunk = self._arrived[0]
-            if due > self._clock():
+            count = self._take(buffer, self._clock())
+            if not count and buffer:
                 raise BlockingIOError
-            count = min(len(chunk), len(buffer))
-            buffer[:count] = chunk[:count]
-            self._held -= count
-            if count == len(chunk):
+        self.other._notify()  # noqa: SLF001 - there is room again
+        return count
+
+    def _take(self, buffer: memoryview, now: float) -> int:
+        """Fill the buffer from as many writes as are due: one by one, small ones would beget small.
+
+        A pipe that is full takes in only what was taken out of it.
+        """
+        count = 0
+        while self._arrived and count < len(buffer):
+            due, chunk = self._arrived[0]
+            if due > now:
+                break
+            part = min(len(chunk), len(buffer) - count)
+            buffer[count : count + part] = chunk[:part]
+            count += part
+            if part == len(chunk):
                 self._arrived.popleft()
             else:
-                self._arrived[0] = (due, chunk[count:])
-        self.other._notify()  # noqa: SLF001 - there is room again
+                self._arrived[0] = (due, chunk[part:])
+        self._held -= count
         return count
 
     def finish(self, deadline: float) -> None:  # noqa: ARG002 - memory needs no time
@@ -191,6 +211,17 @@ class MemoryStream:
     def _notify(self) -> None:
         if self.poller is not None:
             self.poller.notify()
+
+
+def _beginning(buffers: Sequence[Buffer], size: int) -> bytes:
+    """A copy of the first ``size`` bytes of the buffers joined."""
+    parts = []
+    for buffer in buffers:
+        if size <= 0:
+            break
+        parts.append(memoryview(buffer)[:size])
+        size -= len(parts[-1])
+    return b"".join(parts)
 
 
 def pipe(

@@ -1,19 +1,15 @@
 """TCP: the real door to the network, with the reason for every socket option.
 
-Streams are non-blocking sockets; the poller is ``epoll`` where there is one and :mod:`selectors`
-elsewhere.  Nothing here knows frames or ranks.
+Streams are non-blocking sockets, watched by :mod:`potluck.net.pollers`.  Nothing here knows frames
+or ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import selectors
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,9 +18,9 @@ from potluck.net import descriptors
 from potluck.net.addresses import Address, unmapped
 
 if TYPE_CHECKING:
-    from potluck.net.transport import Buffer, Event, Poller, Stream
+    from potluck.net.transport import Buffer
 
-__all__ = ["TcpStream", "connect", "listen", "make_poller", "prepare"]
+__all__ = ["TcpStream", "connect", "listen", "prepare"]
 
 BACKLOG = 128
 """Connections the kernel holds for us while the acceptor is busy; Linux caps it at 4096."""
@@ -168,131 +164,3 @@ def connect(address: Address, deadline: float) -> socket.socket:
 def local_host(sock: socket.socket) -> str:
     """The address of ours that this connection uses."""
     return unmapped(sock.getsockname()[0])
-
-
-def make_poller() -> Poller:
-    """The fastest poller of this platform."""
-    return EpollPoller() if hasattr(select, "epoll") else SelectorPoller()
-
-
-class EpollPoller:
-    """Linux: changes made by another thread take effect while one is waiting."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._keys: dict[int, int] = {}
-        descriptors.track(self)
-
-    def register(self, stream: Stream, key: int) -> None:
-        """Watch a stream for reading."""
-        descriptor = stream.fileno()  # type: ignore[attr-defined]
-        self._keys[descriptor] = key
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
-        """Watch for room to write as well, or stop."""
-        mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile: the reader will say so
-            self._epoll.modify(stream.fileno(), mask)  # type: ignore[attr-defined]
-
-    def unregister(self, stream: Stream) -> None:
-        """Stop watching; harmless for a stream already closed."""
-        descriptor = stream.fileno()  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.unregister(descriptor)
-        self._keys.pop(descriptor, None)
-
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until something can move."""
-        events: list[Event] = []
-        for descriptor, mask in self._epoll.poll(timeout):
-            key = self._keys.get(descriptor)
-            if key is not None:
-                events.append((key, bool(mask & ~select.EPOLLOUT), bool(mask & select.EPOLLOUT)))
-            elif descriptor == self._wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-        return events
-
-    def wake(self) -> None:
-        """End the current or next wait."""
-        with contextlib.suppress(OSError, ValueError):  # the latter: closed already
-            os.eventfd_write(self._wake, 1)
-
-    def close(self) -> None:
-        """Release both descriptors.  Never unregisters: a forked child shares the kernel's list."""
-        if not self._epoll.closed:
-            self._epoll.close()
-            os.close(self._wake)
-            self._wake = -1  # a late wake must not write into whatever gets the number next
-
-
-class SelectorPoller:
-    """Everywhere else.  A waiting thread is woken to see changes made by another."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
-        self._receiver, self._sender = socket.socketpair()
-        for end in (self._receiver, self._sender):
-            end.setblocking(False)
-        descriptors.track(self)
-        self._selector.register(self._receiver, selectors.EVENT_READ, None)
-        self._changes: list[tuple[Stream, int, int, bool]] = []
-
-    def register(self, stream: Stream, key: int) -> None:
-        """Watch a stream for reading."""
-        self._change(stream, key, selectors.EVENT_READ, new=True)
-
-    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: FBT001
-        """Watch for room to write as well, or stop."""
-        write = selectors.EVENT_WRITE if wanted else 0
-        self._change(stream, key, selectors.EVENT_READ | write)
-
-    def unregister(self, stream: Stream) -> None:
-        """Stop watching."""
-        self._change(stream, 0, 0)
-
-    def _change(self, stream: Stream, key: int, mask: int, *, new: bool = False) -> None:
-        with self._lock:
-            self._changes.append((stream, key, mask, new))
-        self.wake()
-
-    def _apply_changes(self) -> None:
-        with self._lock:
-            changes, self._changes = self._changes, []
-        for stream, key, mask, new in changes:
-            known = True
-            try:
-                self._selector.unregister(stream)  # type: ignore[arg-type]
-            except (KeyError, ValueError, OSError):
-                known = False
-            if mask and (new or known):  # one that is watched no more stays so
-                with contextlib.suppress(ValueError, OSError):
-                    self._selector.register(stream, mask, key)  # type: ignore[arg-type]
-
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until something can move."""
-        self._apply_changes()
-        events: list[Event] = []
-        for entry, mask in self._selector.select(timeout):
-            if entry.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._receiver.recv(4096)
-            else:
-                readable, writable = mask & selectors.EVENT_READ, mask & selectors.EVENT_WRITE
-                events.append((entry.data, bool(readable), bool(writable)))
-        return events
-
-    def wake(self) -> None:
-        """End the current or next wait."""
-        with contextlib.suppress(OSError):  # a full pipe already wakes it
-            self._sender.send(b"\0")
-
-    def close(self) -> None:
-        """Release the selector and its pipe."""
-        self._selector.close()
-        self._receiver.close()
-        self._sender.close()

@@ -48,6 +48,9 @@ class Poller(Protocol):
     def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: FBT001
         """Also watch for room to write, or stop doing so.  Any thread may call this."""
 
+    def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: FBT001
+        """Stop watching for bytes to read, or do so again; that it is broken shows in any case."""
+
     def unregister(self, stream: Stream) -> None:
         """Stop watching."""
 

@@ -1,0 +1,73 @@
+"""Streams of their own: connections between two ranks for one purpose beside the messages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from potluck.errors import Timeout
+
+if TYPE_CHECKING:
+    from potluck.net.sealing import Opener, Sealer
+    from potluck.net.transport import Stream
+
+__all__ = ["PeerStream", "Switchboard"]
+
+LOOK_EVERY = 0.02
+"""Seconds between two looks of a waiting rank at whether its peer is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStream:
+    """An open connection."""
+
+    stream: Stream
+    seal: tuple[Sealer, Opener] | None = None
+    """None on a connection in clear."""
+    first: bytes = b""
+    """What came in before the stream was ours."""
+
+
+class Switchboard:
+    """Where connections that came in wait until somebody asks for them: by rank and purpose."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, str], object] = {}
+        self._changed = threading.Condition()
+
+    def put(self, rank: int, purpose: str, connection: object) -> object | None:
+        """Keep a connection; returns the one that it replaces, if any."""
+        with self._changed:
+            replaced = self._waiting.pop((rank, purpose), None)
+            self._waiting[rank, purpose] = connection
+            self._changed.notify_all()
+            return replaced
+
+    def count(self, rank: int) -> int:
+        """How many connections of a rank wait."""
+        with self._changed:
+            return sum(1 for known, _ in self._waiting if known == rank)
+
+    def take(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> object:
+        """Wait for a connection; ``look`` raises when waiting makes no sense any more."""
+        while True:
+            with self._changed:
+                found = self._waiting.pop((rank, purpose), None)
+                if found is not None:
+                    return found
+                self._changed.wait(LOOK_EVERY)
+            look()
+            if time.monotonic() >= deadline:
+                raise Timeout(
+                    f"Rank {rank} did not come to the operation", seconds=0.0, missing=(rank,)
+                )
+
+    def drain(self) -> list[object]:
+        """Take everything that waits."""
+        with self._changed:
+            found = list(self._waiting.values())
+            self._waiting.clear()
+            return found

@@ -1,0 +1,28 @@
+"""Meeting at rank 0: what every rank learns there."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import pytest
+
+from potluck import TcpBackend
+from potluck.backend import rendezvous
+from support.meshes import received
+from support.ports import free_port
+from support.threads import together
+
+
+def test_the_table_of_a_large_group_comes_in_several_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame holds the addresses of some hundred ranks; the group may have more."""
+    monkeypatch.setattr(rendezvous, "TABLE_PART", 1)  # a frame for each rank
+    master = f"127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        group = together(*[partial(TcpBackend, rank, 4, master) for rank in range(4)])
+        for backend in group:
+            stack.enter_context(backend)
+        group[3].send(b"here", 1)
+        assert received(group[1], 3, 4) == b"here"
