@@ -1,0 +1,293 @@
+"""A group: the ranks of a backend as partners in collectives.
+
+Operations start in the order of the calls.  One that is waited for runs on the thread that waits,
+unless others are before it; those that nobody waits for run on a thread of the group, which ends
+when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from potluck.collective.reduce import ReduceOp, Reducer
+from potluck.collective.strategies import Strategy
+from potluck.collective.task import Collective, Task
+from potluck.errors import Aborted, ChannelClosed
+from potluck.runtime.call import Call
+from potluck.runtime.memory import Pool
+from potluck.runtime.plans import Plans
+from potluck.runtime.session import Session
+from potluck.runtime.survey import CHANGED, LARGE, Experience, agree
+from potluck.runtime.vigil import Vigil
+from potluck.runtime.work import Work
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from potluck.backend.base import Backend
+    from potluck.collective.config import CollectiveConfig
+    from potluck.collective.reduce import Array
+    from potluck.runtime.plans import Compiled
+
+__all__ = ["Group"]
+
+Result = TypeVar("Result")
+Job = tuple["Call", float | None, Callable[[], Any] | None, Work[Any]]
+
+IDLE = 5.0
+"""Seconds after which the group's thread ends when there is nothing to do."""
+
+SWITCH_INTERVAL = 1e-4
+"""Seconds after which Python lets another thread run, while asynchronous operations do.
+
+Beside a busy loop in pure Python a sending thread gets the interpreter once per interval; at the
+usual 5 ms it would move a few pieces in a second.
+"""
+
+_finding = threading.Lock()
+
+
+class Group:
+    """Runs collectives among the ranks of a backend.  Any number of threads may use it."""
+
+    def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
+        self.backend = backend
+        self._plans = Plans(backend.rank, backend.world_size, config)
+        self._vigil = Vigil(backend)
+        self._pool = Pool()
+        self._session: Session | None = None
+        self._experience = Experience()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._jobs: deque[Job] = deque()
+        self._is_busy = False
+        self._worker: threading.Thread | None = None
+        self._closed = False
+        backend.on_close(self.close)
+
+    @classmethod
+    def of(cls, backend: Backend, config: CollectiveConfig | None = None) -> Group:
+        """The group of a backend: always the same one."""
+        with _finding:
+            group = vars(backend).get("_collectives")
+            if not isinstance(group, Group) or group.is_closed:
+                group = vars(backend)["_collectives"] = cls(backend, config)
+            return group
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this rank has left."""
+        return self._closed
+
+    @property
+    def rank(self) -> int:
+        """This process's place, from 0."""
+        return self.backend.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.backend.world_size
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def run(self, call: Call, timeout: float | None = None) -> None:
+        """Do a call and return when it is done here; after those that were started before."""
+        limit = self.backend.timeout if timeout is None else timeout
+        with self._lock:
+            self._check_open()
+            is_mine = not self._is_busy and not self._jobs
+            if is_mine:
+                self._is_busy = True
+        if is_mine:
+            try:
+                self._execute(call, limit)
+            finally:
+                self._yield_turn()
+        else:
+            self.start(call, timeout=limit).wait()
+
+    def start(
+        self,
+        call: Call,
+        finish: Callable[[], Result] | None = None,
+        timeout: float | None = None,
+    ) -> Work[Result]:
+        """Begin a call; ``finish`` runs after its success and gives the result."""
+        work: Work[Result] = Work(lambda: f"{call.task.collective.value}")
+        limit = self.backend.timeout if timeout is None else timeout
+        with self._lock:
+            self._check_open()
+            self._jobs.append((call, limit, finish, work))
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._work, name="potluck-collectives", daemon=True
+                )
+                self._worker.start()
+            self._changed.notify_all()
+        return work
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when every rank has called this."""
+        byte = np.zeros(1, np.uint8)
+        task = Task.whole(Collective.BARRIER, self.world_size, 1)
+        self.run(Call(task, byte, byte, Reducer.of(ReduceOp.BIT_OR, np.uint8)), timeout)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ChannelClosed(f"Rank {self.rank} has closed this group")
+
+    def _yield_turn(self) -> None:
+        with self._lock:
+            self._is_busy = False
+            if self._jobs or self._closed:
+                self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Run what was started, in order."""
+        interval = sys.getswitchinterval()
+        while True:
+            with self._lock:
+                while self._is_busy or not self._jobs:
+                    waited = not self._changed.wait(IDLE) or self._closed
+                    if waited and not self._jobs and not self._is_busy:
+                        self._worker = None
+                        return
+                self._is_busy = True
+                call, limit, finish, work = self._jobs.popleft()
+            sys.setswitchinterval(min(interval, SWITCH_INTERVAL))
+            try:
+                self._execute(call, limit)
+                result = finish() if finish is not None else None
+            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                outcome: Callable[[], None] = _ending(work, error)
+            else:
+                outcome = _succeeding(work, result)
+            finally:
+                sys.setswitchinterval(interval)
+            self._yield_turn()
+            outcome()
+
+    def _execute(self, call: Call, limit: float | None) -> None:
+        compiled = self._plans.compiled(call)  # what cannot be done is refused before it begins
+        start = time.monotonic()
+        deadline = None if limit is None else start + limit
+        try:
+            if self._session is None:
+                self._session = Session(self.backend, 0, self._vigil, self._pool)
+            if compiled.nbytes >= LARGE and self.world_size > 1:
+                self._survey(call, compiled, self._session, deadline)
+                compiled = self._plans.compiled(call)
+                start = time.monotonic()
+                self._session.run(call, compiled, deadline)
+                self._experience.note(call.task, time.monotonic() - start)
+            else:
+                self._session.run(call, compiled, deadline)
+        except BaseException as error:
+            self._end_session(error)
+            raise
+
+    def _survey(
+        self, call: Call, compiled: Compiled, session: Session, deadline: float | None
+    ) -> None:
+        """Measure the links before the first large operation, and when things have changed."""
+        experience = self._experience
+        if self._plans.is_surveyed:
+            if not experience.is_due:
+                return
+            change = np.array([experience.change(call.task)])
+            changes = self._gather(session, change, deadline)
+            if changes.min() * CHANGED > 10_000 and changes.max() < CHANGED:
+                return
+        seen = session.survey(compiled.fingerprint, deadline)
+        rows = self._gather(session, seen.reshape(-1), deadline)
+        links = agree(rows.reshape(self.world_size, 2, self.world_size))
+        self._plans.learn(links, call, experience.operations)
+        self._experience = Experience()
+
+    def _gather(self, session: Session, mine: Array, deadline: float | None) -> Array:
+        """What all ranks have to say, in their order."""
+        size = self.world_size
+        target = np.zeros(size * mine.size, np.int64)
+        task = Task.blocks(Collective.ALL_GATHER, (mine.size,) * size)
+        call = Call(task, mine, target, strategy=Strategy("doubling"))
+        session.run(call, self._plans.compiled(call), deadline)
+        return target
+
+    # -- endings -------------------------------------------------------------------------------
+
+    def _end_session(self, error: BaseException) -> None:
+        """Tell the others, close all streams, go on with the next epoch."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._vigil.tell(error)
+            session.close()
+            self._vigil.renew()
+            self._plans.forget()
+            self._experience = Experience()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End the operation under way, and those that were started, on all ranks.
+
+        Each of them raises :class:`~potluck.errors.Aborted`; the group can be used again.
+        """
+        error = Aborted(f"Rank {self.rank} ended the operation: {reason}", rank=self.rank)
+        with self._lock:
+            waiting, self._jobs = list(self._jobs), deque()
+            is_idle = not self._is_busy
+            if is_idle:
+                self._is_busy = True
+            else:
+                self._vigil.abort(error)
+                session = self._session
+                if session is not None:
+                    session.wake()
+        if is_idle:
+            self._end_session(error)
+            self._yield_turn()
+        for _, _, _, work in waiting:
+            work.fail(error)
+
+    def close(self) -> None:
+        """Leave; the backend stays open.  May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.abort("it left the group")
+        with self._lock:
+            while self._is_busy:
+                self._changed.wait(IDLE)
+            worker = self._worker
+            self._changed.notify_all()
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+        self._vigil.close()
+
+    def __enter__(self) -> Self:
+        """Leave at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _ending(work: Work[Any], error: BaseException) -> Callable[[], None]:
+    return lambda: work.fail(error)
+
+
+def _succeeding(work: Work[Any], result: object) -> Callable[[], None]:
+    return lambda: work.succeed(result)

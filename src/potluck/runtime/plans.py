@@ -1,0 +1,150 @@
+"""Plans of a group: for each kind of call, how it is done; the same on all ranks.
+
+A plan follows from the task, the configuration and the links as the ranks have agreed on them, so
+every rank makes it alone and all make the same.  What was compiled for a plan is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from potluck.collective import registry
+from potluck.collective.planner import Plan, Planner, keeps
+from potluck.collective.task import Collective, Layout, Task
+from potluck.runtime.fingerprint import Fingerprint
+from potluck.runtime.units import Units, compile_program
+from potluck.vocabulary import LinkMatrix
+
+if TYPE_CHECKING:
+    from potluck.collective.config import CollectiveConfig
+    from potluck.collective.strategies import Strategy
+    from potluck.runtime.call import Call
+
+__all__ = ["Compiled", "Plans"]
+
+KEPT = 256
+"""Compiled operations that are kept; those not used for longest are dropped."""
+
+Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Everything about a call that does not depend on its memory."""
+
+    plan: Plan
+    units: Units
+    fingerprint: Fingerprint
+    peers: tuple[int, ...]
+    nbytes: int
+    """Bytes of all blocks together: the same on all ranks."""
+    sent: int
+    """Bytes that this rank sends, all streams together."""
+    slot: int
+    """Bytes of the longest piece, in the wider type."""
+
+
+class Plans:
+    """Makes and keeps plans."""
+
+    def __init__(self, rank: int, world_size: int, config: CollectiveConfig | None) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._config = config
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of the links, as at first: others may not know what we do."""
+        self._links = LinkMatrix.uniform(self._world_size, rate=0, latency=0)
+        self._planner = Planner(self._links)
+        self._compiled: dict[Key, Compiled] = {}
+        self.is_surveyed = False
+
+    @property
+    def links(self) -> LinkMatrix:
+        """The links that plans are made for; zero where nobody has measured."""
+        return self._links
+
+    def learn(self, links: LinkMatrix, call: Call, operations: int) -> None:
+        """Use other links, if that makes a difference for a call like this.
+
+        All ranks do so with the same links, at the same operation.
+        """
+        planner, itemsize = Planner(links), call.target.itemsize
+        if self.is_surveyed:
+            current, best = self.plan(call), self._plan(planner, call)
+            price = planner.reprice(current, call.task, itemsize=itemsize)
+            if keeps(price, best.price, operations):
+                return
+        self.is_surveyed = True
+        self._links, self._planner = links, planner
+        self._compiled.clear()
+
+    def compiled(self, call: Call) -> Compiled:
+        """How to do a call."""
+        reducer = call.reducer
+        key = (
+            call.task,
+            call.target.dtype.num,
+            call.target.itemsize,
+            None if reducer is None else reducer.op,
+            call.strategy,
+        )
+        found = self._compiled.get(key)
+        if found is None:
+            if len(self._compiled) >= KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            found = self._compiled[key] = self._compile(call)
+        return found
+
+    def plan(self, call: Call) -> Plan:
+        """The plan of a call."""
+        return self._plan(self._planner, call)
+
+    def _plan(self, planner: Planner, call: Call) -> Plan:
+        itemsize = call.target.itemsize
+        wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
+        strategy = call.strategy or self._configured(call.task)
+        return planner.plan(call.task, itemsize=itemsize, wide=wide, strategy=strategy)
+
+    def _configured(self, task: Task) -> Strategy | None:
+        """What the configuration asks for, if it asks for anything."""
+        if self._config is None:
+            return None
+        config, many = self._config, task.world_size > self._config.num_devices
+        chosen: Strategy | None = None
+        match task.collective:
+            case Collective.ALL_REDUCE:
+                chosen = config.global_all_reduce if many else None
+                chosen = chosen or config.local_all_reduce
+            case Collective.REDUCE:
+                chosen = (config.global_reduce if many else None) or config.local_reduce
+            case Collective.BROADCAST:
+                chosen = (config.global_broadcast if many else None) or config.local_broadcast
+        return None if chosen is None or chosen.is_auto else chosen
+
+    def _compile(self, call: Call) -> Compiled:
+        plan = self.plan(call)
+        itemsize = call.target.itemsize
+        wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
+        layout = plan.layout(wide)
+        schedule = registry.schedule(plan.algorithm, call.task, layout)
+        units = compile_program(schedule.program(self._rank), layout.piece)
+        peers = tuple(sorted({*units.incoming, *units.outgoing}))
+        fingerprint = Fingerprint.of(call, plan.identity)
+        longest = max((unit.stop - unit.start for unit in units.units), default=0)
+        sent = sum(
+            (units.units[index].stop - units.units[index].start) * wide
+            for queue in units.outgoing.values()
+            for index in queue
+        )
+        nbytes = call.task.total * itemsize
+        return Compiled(plan, units, fingerprint, peers, nbytes, sent, max(1, longest * wide))
+
+
+def confirmation(rank: int, world_size: int) -> Units:
+    """A barrier, as the end of an operation in which not every rank hears of every other."""
+    task = Task.whole(Collective.BARRIER, world_size, 1)
+    program = registry.schedule("doubling", task, Layout.plain(world_size)).program(rank)
+    return compile_program(program, 1)

@@ -1,0 +1,250 @@
+"""Long operations: the pump that keeps all streams of a program busy at once.
+
+A unit is received as soon as there is room for it, folded as soon as its operands are there, and
+handed on as soon as its value is known: the steps of a ring overlap by themselves.  All
+decisions were made when the program was compiled; here events are counted down.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.runtime.units import NOBODY, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from potluck.runtime.channel import Channel
+    from potluck.runtime.memory import Memory, Pool, Slot
+    from potluck.runtime.units import Arrival, Units
+    from potluck.runtime.watch import Watch
+
+__all__ = ["Pump"]
+
+UNITS_PER_TURN = 2
+"""Units read from one stream before the others get their turn."""
+
+
+class _Reader:
+    """The receiving end of one stream."""
+
+    __slots__ = ("arrivals", "channel", "place", "slot", "stalled_at", "target")
+
+    def __init__(self, channel: Channel, arrivals: tuple[Arrival, ...]) -> None:
+        self.channel = channel
+        self.arrivals = arrivals
+        self.place = 0
+        self.slot: Slot | None = None
+        self.target: memoryview | None = None
+        self.stalled_at = 0
+        """How much had happened when there was no room."""
+
+
+class _Writer:
+    """The sending end of one stream."""
+
+    __slots__ = ("channel", "is_blocked", "is_busy", "place", "units")
+
+    def __init__(self, channel: Channel, units: tuple[int, ...]) -> None:
+        self.channel = channel
+        self.units = units
+        self.place = 0
+        self.is_busy = False
+        self.is_blocked = False
+
+
+class Pump:
+    """One program under way."""
+
+    def __init__(
+        self,
+        units: Units,
+        memory: Memory,
+        pool: Pool,
+        channels: Mapping[int, Channel],
+        watch: Watch,
+    ) -> None:
+        self._program = units
+        self._units = units.units
+        self._memory = memory
+        self._pool = pool
+        self._watch = watch
+        self._waits = list(units.waits)
+        self._unsent = [len(unit.step.to) for unit in units.units]
+        self._is_known = [False] * len(units.units)
+        self._is_done = [False] * len(units.units)
+        self._staged: dict[int, list[Slot | None]] = {}
+        self._held: dict[int, Slot] = {}
+        self._left = len(units.units)
+        self._agenda: list[int] = []  # units whose value can be had now
+        self._readers = {
+            peer: _Reader(channels[peer], arrivals) for peer, arrivals in units.incoming.items()
+        }
+        self._writers = {
+            peer: _Writer(channels[peer], queue) for peer, queue in units.outgoing.items()
+        }
+        self._stalled: list[_Reader] = []  # no room for what comes next
+        self._again: list[_Reader] = []  # had their turn, and more to read
+        self._happened = 0  # events so far: values known, units done
+
+    def run(self) -> None:
+        """Work until every unit is done."""
+        for index, unit in enumerate(self._units):
+            if not self._waits[index] and unit.kind is not Kind.MOVE:
+                self._agenda.append(index)
+        self._agenda.reverse()  # the earlier is the more urgent
+        self._settle()
+        for reader in self._readers.values():
+            self._read(reader)
+        while self._left:
+            self._turn()
+
+    def _turn(self) -> None:
+        again, self._again = self._again, []
+        again += self._take_unstalled()
+        for peer, readable, writable in self._watch.events(self._awaited(), at_once=bool(again)):
+            if writable and peer in self._writers:
+                self._write(self._writers[peer])
+                self._settle()
+            if readable and peer in self._readers:
+                reader = self._readers[peer]
+                if reader not in again and reader not in self._stalled:
+                    self._read(reader)
+        for reader in again:
+            self._read(reader)
+
+    def _take_unstalled(self) -> list[_Reader]:
+        """Readers for whom there may be room now."""
+        if not self._stalled:
+            return []
+        freed = [reader for reader in self._stalled if reader.stalled_at < self._happened]
+        self._stalled = [reader for reader in self._stalled if reader.stalled_at == self._happened]
+        return freed
+
+    def _awaited(self) -> list[int]:
+        """From whom bytes can come now."""
+        return [
+            peer
+            for peer, reader in self._readers.items()
+            if reader.place < len(reader.arrivals) and reader not in self._stalled
+        ]
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def _read(self, reader: _Reader) -> None:
+        for _ in range(UNITS_PER_TURN):
+            if reader.target is None and not self._prepare(reader):
+                return
+            assert reader.target is not None
+            if not reader.channel.pull(reader.target):
+                return
+            self._arrive(reader)
+            self._settle()
+        if reader.place < len(reader.arrivals):
+            self._again.append(reader)
+
+    def _prepare(self, reader: _Reader) -> bool:
+        """Find room for what comes next; False if there is nothing to come, or no room yet."""
+        if reader.place == len(reader.arrivals):
+            return False
+        arrival = reader.arrivals[reader.place]
+        unit = self._units[arrival.unit]
+        if (
+            (arrival.after_value != NOBODY and not self._is_known[arrival.after_value])
+            or (arrival.after_done != NOBODY and not self._is_done[arrival.after_done])
+            or (unit.kind is Kind.MOVE and self._waits[arrival.unit])
+        ):
+            reader.stalled_at = self._happened
+            self._stalled.append(reader)
+            return False
+        step = unit.step
+        if unit.kind is Kind.MOVE:
+            assert step.into is not None
+            reader.target = self._memory.octets(step.into, unit.start, unit.stop)
+        else:
+            reader.slot = self._pool.take()
+            size = self._memory.form(step.takes[arrival.operand]).itemsize
+            reader.target = reader.slot.octets[: (unit.stop - unit.start) * size]
+        return True
+
+    def _arrive(self, reader: _Reader) -> None:
+        arrival = reader.arrivals[reader.place]
+        index = arrival.unit
+        reader.place += 1
+        reader.target = None
+        if reader.slot is None:
+            self._agenda.append(index)
+            return
+        operands = self._staged.get(index)
+        if operands is None:
+            operands = self._staged[index] = [None] * len(self._units[index].step.sources)
+        operands[arrival.operand], reader.slot = reader.slot, None
+        self._count_down(index)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def _count_down(self, index: int) -> None:
+        self._waits[index] -= 1
+        if not self._waits[index] and self._units[index].kind is not Kind.MOVE:
+            self._agenda.append(index)
+
+    def _settle(self) -> None:
+        """Work out every value that can be had, and hand it on."""
+        agenda = self._agenda
+        while agenda:
+            index = agenda.pop()
+            unit = self._units[index]
+            if unit.kind is Kind.FOLD:
+                staged = self._staged.pop(index, [])
+                held = self._memory.fold(unit, staged)  # type: ignore[arg-type] # none is None
+                if held is not None:
+                    self._held[index] = held
+            self._is_known[index] = True
+            self._happened += 1
+            for other in self._program.on_value[index]:
+                self._count_down(other)
+            if not unit.step.to:
+                self._finish(index)
+            for peer in unit.step.to:
+                writer = self._writers[peer]
+                if not writer.is_busy:
+                    self._write(writer)
+
+    def _finish(self, index: int) -> None:
+        self._is_done[index] = True
+        self._happened += 1
+        self._left -= 1
+        for other in self._program.on_done[index]:
+            self._count_down(other)
+        held = self._held.pop(index, None)
+        if held is not None:
+            self._pool.give_back(held)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _write(self, writer: _Writer) -> None:
+        """Hand on what is known, in order, until the stream is full."""
+        channel = writer.channel
+        while True:
+            if writer.is_busy:
+                sent = channel.flush()
+            elif writer.place < len(writer.units) and self._is_known[writer.units[writer.place]]:
+                writer.is_busy = True
+                index = writer.units[writer.place]
+                sent = channel.push(self._memory.value(self._units[index], self._held.get(index)))
+            else:
+                break
+            if not sent:
+                if not writer.is_blocked:
+                    writer.is_blocked = True
+                    self._watch.want_write(channel, wanted=True)
+                return
+            writer.is_busy = False
+            index = writer.units[writer.place]
+            writer.place += 1
+            self._unsent[index] -= 1
+            if not self._unsent[index]:
+                self._finish(index)
+        if writer.is_blocked:
+            writer.is_blocked = False
+            self._watch.want_write(channel, wanted=False)

@@ -1,0 +1,108 @@
+"""Work: a collective that was started and will be done."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+from potluck.errors import DistributedError, Timeout
+
+__all__ = ["Work"]
+
+Result = TypeVar("Result")
+
+
+class Work(Generic[Result]):
+    """Something under way.  Until it is done, its arrays belong to it.
+
+    Wait for it, ask whether it is done, or await it from a coroutine; any number of threads may.
+    """
+
+    def __init__(self, describe: Callable[[], str] = lambda: "The operation") -> None:
+        self._ended = threading.Event()
+        self._describe = describe
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Return the result when there is one, or raise what went wrong.
+
+        After a :class:`~potluck.errors.Timeout` the work goes on and still owns its arrays: wait
+        again.
+        """
+        if not self._ended.wait(timeout):
+            raise Timeout(
+                f"{self._describe()} was not done within {timeout:g} s", seconds=timeout or 0.0
+            )
+        return self.result()
+
+    def result(self) -> Result:
+        """The result, or what went wrong; raises :class:`Timeout` when it is not done yet."""
+        if not self.done:
+            raise Timeout(f"{self._describe()} is not done yet", seconds=0.0)
+        if self._error is not None:
+            raise _fresh(self._error)
+        return cast("Result", self._result)
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or None; raises :class:`Timeout` when it is not done yet."""
+        if not self.done:
+            raise Timeout(f"{self._describe()} is not done yet", seconds=0.0)
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when it has ended, on the thread that ended it; now if it has."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def succeed(self, result: Result) -> None:
+        """End well."""
+        self._result = result
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """End with what went wrong."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait without blocking the event loop."""
+        # Whoever awaits runs an event loop, so it is there; this library brings none.
+        loop = sys.modules["asyncio"].get_running_loop()
+        future = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        yield from future.__await__()
+        return self.result()
+
+
+def _fresh(error: BaseException) -> BaseException:
+    """A copy for each who asks: tracebacks would pile up on one."""
+    return copy.copy(error) if isinstance(error, DistributedError) else error
