@@ -221,11 +221,12 @@ def test_a_plan_changes_only_for_a_gain(current: int, best: int, operations: int
     [
         (1 << 28, even(4), 1 << 18),  # 4 ms at 1 Gbit/s
         (1 << 28, even(4, rate=5_000_000_000), 1 << 19),  # the largest there is
-        (1 << 28, even(4, rate=1_000_000), 1 << 14),  # the smallest there is
+        (1 << 28, even(4, rate=1_000_000), 1 << 16),  # the smallest there is
         (1 << 20, even(2), 1 << 16),  # eight for each half
         (1 << 30, even(64), 1 << 16),  # 63 of them fit into the staging
-        (4, even(2), 1 << 14),
-        (0, even(1), 1 << 14),
+        (1 << 20, even(4, rate=1_000_000_000), 1 << 17),  # or it would be over too soon
+        (4, even(2), 1 << 16),
+        (0, even(1), 1 << 16),
     ],
 )
 def test_pieces_fit_vector_links_and_memory(nbytes: int, links: LinkMatrix, piece: int) -> None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from potluck.collective import order, registry, shares, wording
-from potluck.collective.costs import Costs, Host, Network
+from potluck.collective.costs import SECOND, Costs, Host, Network
 from potluck.collective.estimates import ESTIMATES
 from potluck.collective.pricing import price
 from potluck.collective.strategies import Strategy
@@ -40,8 +40,11 @@ GAIN = 20
 PATIENCE = 50
 """Operations that a plan stays in use at least."""
 
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 14, 1 << 19
+SMALLEST_PIECE, LARGEST_PIECE = 1 << 16, 1 << 19
 """Bytes.  Below, Python's work on a piece outweighs the piece; above, it leaves the cache."""
+
+SHORTEST = 250_000
+"""Nanoseconds that a piece should take on the wire: ten times what Python needs for it."""
 
 STAGING = 1 << 22
 """Bytes that all staged pieces of a rank may take together."""
@@ -91,18 +94,19 @@ def keeps(current: int, best: int, operations: int) -> bool:
 def piece_for(nbytes: int, network: Network) -> int:
     """Bytes of a piece: a power of two.
 
-    Eight or more of them for each rank's part, so that work overlaps; few milliseconds each on the
-    usual link; and not more for all ranks together than the staging allows.
+    Eight or more of them for each rank's part, so that work overlaps, unless they would be too short
+    for a fast link; few milliseconds each on the usual link; and not more for all ranks together
+    than the staging allows.
 
     >>> network = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=100_000))
     >>> piece_for(1 << 28, network), piece_for(1 << 20, network)
-    (262144, 32768)
+    (262144, 65536)
     """
     rates = sorted((*network.up, *network.down))
     usual = rates[len(rates) // 2]
     most = min(
-        nbytes // (8 * network.size),
-        usual * FILL // 1_000_000_000,
+        max(nbytes // (8 * network.size), usual * SHORTEST // SECOND),
+        usual * FILL // SECOND,
         STAGING // max(1, network.size - 1),
         LARGEST_PIECE,
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -124,6 +124,14 @@ class Reducer:
     dtype: Dtype
     wide: Dtype
     """The type of partial values; another than ``dtype`` only for 16-bit floats."""
+    is_wide: bool = field(init=False, compare=False)
+    """Whether partial values have another type than the array."""
+    ufunc: np.ufunc = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up once what every piece needs."""
+        object.__setattr__(self, "is_wide", self.wide != self.dtype)
+        object.__setattr__(self, "ufunc", _UFUNCS[self.op])
 
     @classmethod
     def of(cls, op: ReduceOp, dtype: npt.DTypeLike) -> Reducer:
@@ -142,20 +150,15 @@ class Reducer:
         wide = _WIDE.get(dtype, dtype) if op in _ROUNDED else dtype
         return cls(op, dtype, wide)
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether partial values have another type than the array."""
-        return self.wide != self.dtype
-
     def combine(self, first: Array, second: Array, out: Array) -> None:
         """Two operands become one partial value; ``out``, of type ``wide``, may be either of them.
 
         An operand is of either type.
         """
         if self.is_wide:  # or else numpy would add two 16-bit numbers as such, and widen their sum
-            _UFUNCS[self.op](first, second, out=out, dtype=self.wide)
+            self.ufunc(first, second, out=out, dtype=self.wide)
         else:
-            _UFUNCS[self.op](first, second, out=out)
+            self.ufunc(first, second, out=out)
 
     def fold(self, operands: Sequence[Array], out: Array, *, own_at: int = 0) -> None:
         """All operands, from left to right, become one partial value in ``out``.
@@ -180,7 +183,8 @@ class Reducer:
         ``out`` may be ``partial``, which may be used up otherwise.
         """
         if self.op is not ReduceOp.MEAN:
-            np.copyto(out, partial, casting="same_kind")  # nothing, if they are the same
+            if out is not partial:
+                np.copyto(out, partial, casting="same_kind")
         elif self.is_wide:
             np.divide(partial, world_size, out=partial)
             np.copyto(out, partial, casting="same_kind")

@@ -24,7 +24,7 @@ from potluck.runtime.call import Call
 from potluck.runtime.memory import Pool
 from potluck.runtime.plans import Plans
 from potluck.runtime.session import Session
-from potluck.runtime.survey import CHANGED, LARGE, Experience, agree
+from potluck.runtime.survey import LARGE, Experience, agree, have_changed
 from potluck.runtime.vigil import Vigil
 from potluck.runtime.work import Work
 
@@ -162,19 +162,24 @@ class Group:
                         self._worker = None
                         return
                 self._is_busy = True
-                call, limit, finish, work = self._jobs.popleft()
-            sys.setswitchinterval(min(interval, SWITCH_INTERVAL))
-            try:
-                self._execute(call, limit)
-                result = finish() if finish is not None else None
-            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                outcome: Callable[[], None] = _ending(work, error)
-            else:
-                outcome = _succeeding(work, result)
-            finally:
-                sys.setswitchinterval(interval)
-            self._yield_turn()
-            outcome()
+                job = self._jobs.popleft()
+            self._serve(job, interval)
+            del job  # while this thread waits, the arrays belong to their owners alone
+
+    def _serve(self, job: Job, interval: float) -> None:
+        call, limit, finish, work = job
+        sys.setswitchinterval(min(interval, SWITCH_INTERVAL))
+        try:
+            self._execute(call, limit)
+            result = finish() if finish is not None else None
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            outcome: Callable[[], None] = _ending(work, error)
+        else:
+            outcome = _succeeding(work, result)
+        finally:
+            sys.setswitchinterval(interval)
+        self._yield_turn()
+        outcome()
 
     def _execute(self, call: Call, limit: float | None) -> None:
         compiled = self._plans.compiled(call)  # what cannot be done is refused before it begins
@@ -205,7 +210,7 @@ class Group:
                 return
             change = np.array([experience.change(call.task)])
             changes = self._gather(session, change, deadline)
-            if changes.min() * CHANGED > 10_000 and changes.max() < CHANGED:
+            if not have_changed(changes):
                 return
         seen = session.survey(compiled.fingerprint, deadline)
         rows = self._gather(session, seen.reshape(-1), deadline)
@@ -230,9 +235,20 @@ class Group:
         if session is not None:
             self._vigil.tell(error)
             session.close()
-            self._vigil.renew()
-            self._plans.forget()
-            self._experience = Experience()
+            self._begin_epoch()
+
+    def _leave_session(self, reason: str) -> None:
+        """The same between two operations: whoever is still in the last one is not disturbed."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._vigil.leave(reason)
+            session.finish()
+            self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._vigil.renew()
+        self._plans.forget()
+        self._experience = Experience()
 
     def abort(self, reason: str = "aborted") -> None:
         """End the operation under way, and those that were started, on all ranks.
@@ -251,7 +267,7 @@ class Group:
                 if session is not None:
                     session.wake()
         if is_idle:
-            self._end_session(error)
+            self._leave_session(reason)
             self._yield_turn()
         for _, _, _, work in waiting:
             work.fail(error)

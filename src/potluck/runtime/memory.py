@@ -72,20 +72,25 @@ class Memory:
         self._reducer = reducer
         self._world_size = call.task.world_size
         self._pool = pool
+        self._folds_simply = reducer is not None and not reducer.is_wide
         self.dtype: Dtype = call.target.dtype
-        self.wide: Dtype = self.dtype if reducer is None else reducer.wide
+        self.wide: Dtype = self.dtype
         summed = call.target
-        if self.wide != self.dtype and program.needs_sum:
-            summed = np.empty(call.target.size, self.wide)
+        if reducer is not None and reducer.is_wide:
+            self.wide = reducer.wide
+            if program.needs_sum:
+                summed = np.empty(call.target.size, self.wide)
         self._arrays = (call.source, call.target, summed)
         self._starts = (program.input.start, program.output.start, program.output.start)
-        self._octets = tuple(map(octets_of, self._arrays))
-        self._sizes = tuple(array.dtype.itemsize for array in self._arrays)
+        self._octets: list[memoryview | None] = [None, None, None]
 
     def octets(self, place: Place, start: int, stop: int) -> memoryview:
         """The bytes of a span."""
-        size, offset = self._sizes[place], self._starts[place]
-        return self._octets[place][(start - offset) * size : (stop - offset) * size]
+        octets = self._octets[place]
+        if octets is None:
+            octets = self._octets[place] = octets_of(self._arrays[place])
+        size, offset = self._arrays[place].itemsize, self._starts[place]
+        return octets[(start - offset) * size : (stop - offset) * size]
 
     def cells(self, place: Place, start: int, stop: int) -> Array:
         """The elements of a span."""
@@ -112,6 +117,14 @@ class Memory:
         The staged slots are given back, except the one that is returned.
         """
         step, count = unit.step, unit.stop - unit.start
+        if (
+            len(staged) == 1
+            and self._folds_simply
+            and step.own is not None
+            and step.into is not None
+        ):
+            self._fold_two(unit, staged[0])
+            return None
         operands = [
             slot.view(self.form(form), count) for slot, form in zip(staged, step.takes, strict=True)
         ]
@@ -128,6 +141,21 @@ class Memory:
             if slot is not held:
                 self._pool.give_back(slot)
         return held
+
+    def _fold_two(self, unit: Unit, slot: Slot) -> None:
+        """The commonest case, as short as can be: what came and what is here become one."""
+        step, start, stop = unit.step, unit.start, unit.stop
+        reducer = self._reducer
+        assert reducer is not None
+        assert step.own is not None
+        assert step.into is not None
+        came = slot.view(self.dtype, stop - start)
+        mine, out = self.cells(step.own, start, stop), self.cells(step.into, start, stop)
+        first, second = (came, mine) if step.own_at else (mine, came)
+        reducer.ufunc(first, second, out=out)
+        if step.final:
+            reducer.finish(out, out, world_size=self._world_size)
+        self._pool.give_back(slot)
 
     def _hold(self, staged: Sequence[Slot], operands: Sequence[Array]) -> Slot:
         """A slot for a value that is not stored: that of the first operand, if it may be used."""

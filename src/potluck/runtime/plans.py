@@ -26,7 +26,23 @@ __all__ = ["Compiled", "Plans"]
 KEPT = 256
 """Compiled operations that are kept; those not used for longest are dropped."""
 
+_SYNCHRONISING = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.ALL_GATHER,
+        Collective.REDUCE_SCATTER,
+        Collective.ALL_TO_ALL,
+        Collective.BARRIER,
+    }
+)
+"""Collectives in which every rank needs something from every other, if there is anything at all."""
+
 Key: TypeAlias = tuple[object, ...]
+
+
+def needs_confirming(task: Task) -> bool:
+    """Whether an operation may end on one rank while another has not begun."""
+    return task.world_size > 1 and (task.collective not in _SYNCHRONISING or not all(task.counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,9 @@ class Compiled:
     plan: Plan
     units: Units
     fingerprint: Fingerprint
+    packed: bytes
+    """The fingerprint as bytes."""
+    needs_confirming: bool
     peers: tuple[int, ...]
     nbytes: int
     """Bytes of all blocks together: the same on all ranks."""
@@ -140,7 +159,17 @@ class Plans:
             for index in queue
         )
         nbytes = call.task.total * itemsize
-        return Compiled(plan, units, fingerprint, peers, nbytes, sent, max(1, longest * wide))
+        return Compiled(
+            plan,
+            units,
+            fingerprint,
+            fingerprint.pack(),
+            needs_confirming(call.task),
+            peers,
+            nbytes,
+            sent,
+            max(1, longest * wide),
+        )
 
 
 def confirmation(rank: int, world_size: int) -> Units:

@@ -27,7 +27,8 @@ from potluck.runtime.survey import measure
 from potluck.runtime.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
 
     from potluck.backend.base import Backend
     from potluck.backend.streams import PeerStream
@@ -39,33 +40,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-_SYNCHRONISING = frozenset(
-    {
-        Collective.ALL_REDUCE,
-        Collective.ALL_GATHER,
-        Collective.REDUCE_SCATTER,
-        Collective.ALL_TO_ALL,
-        Collective.BARRIER,
-    }
-)
-"""Collectives in which every rank needs something from every other, if there is anything at all."""
-
 SURVEY = 1
 """The purpose of an operation that measures links."""
+
+LINGER = 1.0
+"""Seconds to wait for what was sent to reach its peers when this rank leaves."""
 
 FOREVER = 365 * 86400.0
 """Seconds, for those who set no deadline."""
 
 
-class _Head:
-    """The header of every operation of a session, of which only the number differs."""
+class _Failures:
+    """Around an operation: what goes wrong with its streams is put into words."""
 
-    def __init__(self, group: int, epoch: int) -> None:
-        self._group, self._epoch = group, epoch
+    def __init__(self, vigil: Vigil) -> None:
+        self._vigil = vigil
 
-    def pack(self, number: int) -> bytes:
-        """With a number."""
-        return encode(Kind.COLLECTIVE, group=self._group, epoch=self._epoch, operation=number)
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Find the reason."""
+        if isinstance(error, Disagreement):
+            raise self._vigil.disagree(error) from None
+        if isinstance(error, Broken):
+            raise self._vigil.explain(error.peer, error.reason) from None
 
 
 class Session:
@@ -80,7 +84,7 @@ class Session:
         self._watch = Watch(self._poller, Spin(), vigil)
         self._channels: dict[int, Channel] = {}
         self._number = 0
-        self._head = _Head(group, vigil.epoch)
+        self._failures = _Failures(vigil)
         self._confirmation = confirmation(backend.rank, backend.world_size)
         self._confirming_peers = {*self._confirmation.incoming, *self._confirmation.outgoing}
         byte = np.zeros(1, np.uint8)
@@ -97,11 +101,12 @@ class Session:
 
     def run(self, call: Call, compiled: Compiled, deadline: float | None) -> None:
         """Do a call."""
-        confirms = _needs_confirming(call.task)
+        confirms = compiled.needs_confirming
         peers = self._confirming_peers.union(compiled.peers) if confirms else compiled.peers
-        with self._operation(compiled.fingerprint, peers, deadline) as channels:
-            self._pool.fit(compiled.slot)
-            memory = Memory(compiled.units, call, self._pool)
+        channels = self._begin(compiled.fingerprint, compiled.packed, peers, deadline)
+        self._pool.fit(compiled.slot)
+        memory = Memory(compiled.units, call, self._pool)
+        with self._failures, quiet():
             if compiled.sent <= SHORT:
                 messenger = Messenger(channels, self._watch)
                 run_straight(compiled.units, memory, self._pool, messenger)
@@ -115,32 +120,38 @@ class Session:
         backend = self._backend
         others = [rank for rank in range(backend.world_size) if rank != backend.rank]
         fingerprint = fingerprint._replace(purpose=SURVEY)
-        with self._operation(fingerprint, others, deadline) as channels:
+        channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
+        with self._failures:
             messenger = Messenger(channels, self._watch)
             seen = measure(messenger, backend.rank, backend.world_size)
             messenger.finish()
         return seen
 
-    @contextlib.contextmanager
-    def _operation(
-        self, fingerprint: Fingerprint, peers: Iterable[int], deadline: float | None
-    ) -> Iterator[dict[int, Channel]]:
-        """The streams of one more operation; what goes wrong with them is put into words."""
+    def _begin(
+        self,
+        fingerprint: Fingerprint,
+        packed: bytes,
+        peers: Collection[int],
+        deadline: float | None,
+    ) -> Mapping[int, Channel]:
+        """The streams of one more operation."""
         self._number += 1
         self._vigil.begin(self._number, fingerprint, deadline)
-        opening = self._head.pack(self._number) + fingerprint.pack()
+        opening = (
+            encode(
+                Kind.COLLECTIVE,
+                group=self._group,
+                epoch=self._vigil.epoch,
+                operation=self._number,
+            )
+            + packed
+        )
         channels = {peer: self._channel(peer, deadline) for peer in sorted(peers)}
         for channel in channels.values():
             channel.begin(opening)
-        try:
-            with quiet():
-                yield channels
-        except Disagreement as found:
-            raise self._vigil.disagree(found) from None
-        except Broken as found:
-            raise self._vigil.explain(found.peer, found.reason) from None
+        return channels
 
-    def _confirm(self, channels: dict[int, Channel]) -> None:
+    def _confirm(self, channels: Mapping[int, Channel]) -> None:
         """Make sure that all ranks were in the same operation."""
         memory = Memory(self._confirmation, self._token, self._pool)
         messenger = Messenger(channels, self._watch)
@@ -158,18 +169,22 @@ class Session:
             self._watch.add(channel)
         return channel
 
+    def finish(self) -> None:
+        """Close every stream after what was sent has arrived: others may still need it."""
+        deadline = time.monotonic() + LINGER
+        for channel in self._channels.values():
+            self._poller.unregister(channel.stream)
+            with contextlib.suppress(OSError):
+                channel.stream.finish(deadline)
+        self._poller.close()
+
     def close(self) -> None:
-        """Close every stream."""
+        """Close every stream at once."""
         for channel in self._channels.values():
             self._poller.unregister(channel.stream)
             with contextlib.suppress(OSError):
                 channel.stream.close()
         self._poller.close()
-
-
-def _needs_confirming(task: Task) -> bool:
-    """Whether an operation may end on one rank while another has not begun."""
-    return task.world_size > 1 and (task.collective not in _SYNCHRONISING or not all(task.counts))
 
 
 def _make_channel(peer: int, opened: PeerStream) -> Channel:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.collective.task import Task
     from potluck.runtime.straight import Messenger
 
-__all__ = ["LARGE", "Experience", "agree", "measure"]
+__all__ = ["LARGE", "Experience", "agree", "have_changed", "measure"]
 
 LARGE = 1 << 18
 """Bytes from which an operation is worth a survey."""
@@ -123,6 +123,11 @@ def _alike(rates: Sequence[int]) -> tuple[int, ...]:
     capped = [min(rate, QUICKEST) for rate in rates]
     best = max(capped)
     return tuple(best if rate * 100 >= best * ALIKE else rate for rate in capped)
+
+
+def have_changed(changes: Array) -> bool:
+    """Whether operations have become so much slower, or faster, that it is worth another look."""
+    return bool(changes.max() >= CHANGED or changes.min() <= 100 * 100 // CHANGED)
 
 
 class Experience:

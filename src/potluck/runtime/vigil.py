@@ -46,6 +46,7 @@ class Vigil:
         self._aborted: DistributedError | None = None
         self._told: set[int] = set()
         self._waiting: dict[int, Notice] = {}
+        self._ending: tuple[int, Notice] | None = None
         self.epoch = 0
         self._operation = 0
         self._fingerprint = Fingerprint(*(0,) * 9)
@@ -62,6 +63,8 @@ class Vigil:
             self._told.clear()
         if self._aborted is not None:
             raise self._aborted
+        if self._ending is not None:
+            self._check_ending()
 
     # -- while waiting ---------------------------------------------------------------------------
 
@@ -71,6 +74,8 @@ class Vigil:
             raise self._aborted
         self._begun = self._begun or time.monotonic()
         self._read_notices()
+        self._check_ending()
+        self._compare()
         news = [rank for rank in awaited if rank not in self._told]
         if news:
             self._told.update(news)
@@ -101,9 +106,21 @@ class Vigil:
         for rank, notice in self._notices.collect():
             if notice.epoch != self.epoch:
                 continue  # of an epoch that is over, or that we have yet to learn about
-            if notice.word is not Word.WAITING:
-                raise self._told_by(rank, notice)
-            self._waiting[rank] = notice
+            if notice.word is Word.WAITING:
+                self._waiting[rank] = notice
+            elif self._ending is None or notice.operation < self._ending[1].operation:
+                self._ending = (rank, notice)
+
+    def _check_ending(self) -> None:
+        """Raise if a rank has left in this operation, or before it.
+
+        Somebody who left later has done its part in this one, which may well end without it.
+        """
+        if self._ending is not None and self._ending[1].operation <= self._operation:
+            raise self._told_by(*self._ending)
+
+    def _compare(self) -> None:
+        """Raise if a rank waits for us in another operation of the same number."""
         for rank, notice in self._waiting.items():
             if notice.operation == self._operation:
                 theirs = Fingerprint.unpack(notice.fingerprint)
@@ -144,10 +161,9 @@ class Vigil:
         """Why the stream of a rank has ended: a notice or its loss says more than the end."""
         end = time.monotonic() + EXPLAIN_FOR
         while time.monotonic() < end and not isinstance(error, MalformedFrame):
-            try:
-                self._read_notices()
-            except DistributedError as found:
-                return found
+            self._read_notices()
+            if self._ending is not None:
+                return self._told_by(*self._ending)
             loss = self._backend.loss_of(rank)
             if loss is not None:
                 return copy.copy(loss)
@@ -168,13 +184,21 @@ class Vigil:
                 missing = (culprit,) if notice.culprit >= 0 else ()
                 text = f"Rank {rank} gave up: {notice.text}"
                 return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
-        return Aborted(f"Rank {rank} ended the operation: {notice.text}", rank=rank, host=host)
+            case Word.ABORTED:
+                return Aborted(notice.text, rank=culprit, host=host)
+        return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
 
     # -- endings -----------------------------------------------------------------------------------
 
     def abort(self, error: DistributedError) -> None:
         """End the operation under way, from any thread; its own wakes up and looks."""
         self._aborted = error
+
+    def leave(self, reason: str) -> None:
+        """Let all others know that this rank takes part in no further operation."""
+        self._operation += 1
+        me = self._backend.rank
+        self.tell(Aborted(f"Rank {me} ended the operation: {reason}", rank=me))
 
     def tell(self, error: BaseException) -> None:
         """Let all others know why this rank leaves the operation."""
@@ -194,7 +218,9 @@ class Vigil:
     def renew(self) -> None:
         """Start the next epoch."""
         self.epoch += 1
+        self._operation = 0
         self._waiting.clear()
+        self._ending = None
         self._aborted = None
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class Work(Generic[Result]):
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when it has ended, on the thread that ended it; now if it has."""
         with self._lock:
-            if not self.done:
+            if not self._ended.is_set():
                 self._callbacks.append(callback)
                 return
         callback()

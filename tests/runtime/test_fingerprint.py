@@ -1,0 +1,92 @@
+"""Fingerprints: they tell operations apart, and say in words how they differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.collective.reduce import BFLOAT16, DTYPES, Dtype, ReduceOp, Reducer
+from potluck.collective.task import Collective, Task
+from potluck.runtime.call import Call
+from potluck.runtime.fingerprint import SIZE, Fingerprint, describe_mismatch
+
+
+def fingerprint(
+    task: Task, dtype: object = "f4", op: ReduceOp | None = None, plan: int = 1
+) -> Fingerprint:
+    """The fingerprint of a call on such arrays."""
+    array = np.zeros(0, dtype)  # type: ignore[call-overload]
+    reducer = None if op is None else Reducer.of(op, array.dtype)
+    return Fingerprint.of(Call(task, array, array, reducer), plan)
+
+
+SUM = fingerprint(Task.whole(Collective.ALL_REDUCE, 4, 10), op=ReduceOp.SUM)
+
+OTHERS = {
+    "collective": fingerprint(Task.whole(Collective.BROADCAST, 4, 10)),
+    "reduction": fingerprint(Task.whole(Collective.ALL_REDUCE, 4, 10), op=ReduceOp.MAX),
+    "type": fingerprint(Task.whole(Collective.ALL_REDUCE, 4, 10), "f8", ReduceOp.SUM),
+    "count": fingerprint(Task.whole(Collective.ALL_REDUCE, 4, 11), op=ReduceOp.SUM),
+    "plan": fingerprint(Task.whole(Collective.ALL_REDUCE, 4, 10), op=ReduceOp.SUM, plan=2),
+    "purpose": SUM._replace(purpose=1),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_every_difference_shows(what: str) -> None:
+    """In the bytes, and in the words that name both sides."""
+    other = OTHERS[what]
+    assert other.pack() != SUM.pack()
+    words = describe_mismatch((0, SUM), (3, other), lambda rank: f"host{rank}")
+    assert words.startswith("rank 0 called all_reduce(sum, float32, 10 elements), rank 3 (host3)")
+    assert str(other) in words
+
+
+def test_roots_and_blocks_are_told_apart() -> None:
+    """Who the root is, and how the elements are divided."""
+    first = fingerprint(Task.whole(Collective.BROADCAST, 4, 10, root=1))
+    second = fingerprint(Task.whole(Collective.BROADCAST, 4, 10, root=2))
+    assert first != second
+    assert str(second) == "broadcast(float32, 10 elements, root 2)"
+    first = fingerprint(Task.blocks(Collective.ALL_GATHER, (4, 6)))
+    second = fingerprint(Task.blocks(Collective.ALL_GATHER, (6, 4)))
+    assert first != second
+    assert "divided in another way" in describe_mismatch((0, first), (1, second), str)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_type_is_named(dtype: Dtype) -> None:
+    """As its users call it."""
+    name = "bfloat16" if dtype == BFLOAT16 else dtype.name
+    assert name in str(fingerprint(Task.whole(Collective.BROADCAST, 2, 3), dtype))
+
+
+def test_other_types_can_be_moved_too() -> None:
+    """Times, for example: they are told apart from each other by a hash."""
+    task = Task.whole(Collective.BROADCAST, 2, 3)
+    first, second = fingerprint(task, "M8[s]"), fingerprint(task, "M8[ms]")
+    assert first != second
+    assert "another type" in str(first)
+
+
+@given(st.binary(min_size=SIZE, max_size=SIZE))
+def test_any_bytes_can_be_put_into_words(data: bytes) -> None:
+    """Whatever a peer sends, nothing fails on the way to the error."""
+    assert str(Fingerprint.unpack(data))
+
+
+@given(
+    st.builds(
+        Fingerprint,
+        *[st.integers(0, 255)] * 4,
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**64 - 1),
+        *[st.integers(0, 2**32 - 1)] * 3,
+    )
+)
+def test_they_survive_the_journey(one: Fingerprint) -> None:
+    """Packed and unpacked they are the same."""
+    assert len(one.pack()) == SIZE
+    assert Fingerprint.unpack(one.pack()) == one
