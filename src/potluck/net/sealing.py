@@ -11,8 +11,8 @@ goes wrong ends the object for good; a buffer never keeps plaintext that was not
 
 Limits.  Numbers are counters, so the limit of 2**32 frames for random nonces does not apply; what
 remains is the confidentiality bound of the cipher for each key: an advantage of at most
-blocks**2 / 2**129 for AES-GCM, and 6 * blocks**2 / 2**128 for AES-OCB.  Both sides therefore step to
-a new key by HKDF after the same :class:`KeyLifetime`: 16 GiB are 2**30 blocks, hence 2**-69 and
+blocks**2 / 2**129 for AES-GCM, and 6 * blocks**2 / 2**128 for AES-OCB.  Both sides therefore step
+to a new key by HKDF after the same :class:`KeyLifetime`: 16 GiB are 2**30 blocks, hence 2**-69 and
 2**-65, and a petabyte on one connection (2**16 such keys) adds up to 2**-53 and 2**-49.  An opener
 accepts no second try, so a forger has one attempt for each connection: at most 2**-111 with AES-GCM
 and 2**-86 with ChaCha20-Poly1305 for the largest piece, and about 2**-128 with AES-OCB.

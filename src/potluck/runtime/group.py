@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from potluck.collective.reduce import ReduceOp, Reducer
-from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
 from potluck.errors import Aborted, ChannelClosed
 from potluck.runtime.call import Call
 from potluck.runtime.memory import Pool
 from potluck.runtime.plans import Plans
 from potluck.runtime.session import Session
-from potluck.runtime.survey import LARGE, Experience, agree, have_changed
+from potluck.runtime.surveyor import LARGE, Surveyor
 from potluck.runtime.vigil import Vigil
 from potluck.runtime.work import Work
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     from potluck.backend.base import Backend
     from potluck.collective.config import CollectiveConfig
-    from potluck.collective.reduce import Array
-    from potluck.runtime.plans import Compiled
 
 __all__ = ["Group"]
 
@@ -60,11 +57,12 @@ class Group:
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         self.backend = backend
+        self.config = config
         self._plans = Plans(backend.rank, backend.world_size, config)
         self._vigil = Vigil(backend)
         self._pool = Pool()
         self._session: Session | None = None
-        self._experience = Experience()
+        self._surveyor = Surveyor(self._plans, self.world_size)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[Job] = deque()
@@ -183,49 +181,17 @@ class Group:
 
     def _execute(self, call: Call, limit: float | None) -> None:
         compiled = self._plans.compiled(call)  # what cannot be done is refused before it begins
-        start = time.monotonic()
-        deadline = None if limit is None else start + limit
+        deadline = None if limit is None else time.monotonic() + limit
         try:
             if self._session is None:
                 self._session = Session(self.backend, 0, self._vigil, self._pool)
-            if compiled.nbytes >= LARGE and self.world_size > 1:
-                self._survey(call, compiled, self._session, deadline)
-                compiled = self._plans.compiled(call)
-                start = time.monotonic()
+            if compiled.nbytes < LARGE or self.world_size == 1:
                 self._session.run(call, compiled, deadline)
-                self._experience.note(call.task, time.monotonic() - start)
             else:
-                self._session.run(call, compiled, deadline)
+                self._surveyor.run(call, self._session, deadline)
         except BaseException as error:
             self._end_session(error)
             raise
-
-    def _survey(
-        self, call: Call, compiled: Compiled, session: Session, deadline: float | None
-    ) -> None:
-        """Measure the links before the first large operation, and when things have changed."""
-        experience = self._experience
-        if self._plans.is_surveyed:
-            if not experience.is_due:
-                return
-            change = np.array([experience.change(call.task)])
-            changes = self._gather(session, change, deadline)
-            if not have_changed(changes):
-                return
-        seen = session.survey(compiled.fingerprint, deadline)
-        rows = self._gather(session, seen.reshape(-1), deadline)
-        links = agree(rows.reshape(self.world_size, 2, self.world_size))
-        self._plans.learn(links, call, experience.operations)
-        self._experience = Experience()
-
-    def _gather(self, session: Session, mine: Array, deadline: float | None) -> Array:
-        """What all ranks have to say, in their order."""
-        size = self.world_size
-        target = np.zeros(size * mine.size, np.int64)
-        task = Task.blocks(Collective.ALL_GATHER, (mine.size,) * size)
-        call = Call(task, mine, target, strategy=Strategy("doubling"))
-        session.run(call, self._plans.compiled(call), deadline)
-        return target
 
     # -- endings -------------------------------------------------------------------------------
 
@@ -248,7 +214,7 @@ class Group:
     def _begin_epoch(self) -> None:
         self._vigil.renew()
         self._plans.forget()
-        self._experience = Experience()
+        self._surveyor = Surveyor(self._plans, self.world_size)
 
     def abort(self, reason: str = "aborted") -> None:
         """End the operation under way, and those that were started, on all ranks.

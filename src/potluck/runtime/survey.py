@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from potluck.collective.task import Task
     from potluck.runtime.straight import Messenger
 
-__all__ = ["LARGE", "Experience", "agree", "have_changed", "measure"]
-
-LARGE = 1 << 18
-"""Bytes from which an operation is worth a survey."""
+__all__ = ["Experience", "agree", "have_changed", "measure"]
 
 BLOCK = 1 << 17
 """Bytes that are sent at a time; the first block starts the clock and is not counted."""

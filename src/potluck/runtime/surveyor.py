@@ -1,0 +1,68 @@
+"""The surveyor: runs large operations, and sees to it that the plans fit the links."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.collective.strategies import Strategy
+from potluck.collective.task import Collective, Task
+from potluck.runtime.call import Call
+from potluck.runtime.survey import Experience, agree, have_changed
+
+if TYPE_CHECKING:
+    from potluck.collective.reduce import Array
+    from potluck.runtime.plans import Plans
+    from potluck.runtime.session import Session
+
+__all__ = ["LARGE", "Surveyor"]
+
+LARGE = 1 << 18
+"""Bytes from which an operation is worth a survey."""
+
+
+class Surveyor:
+    """Of one group, in one epoch.
+
+    All it does follows from what the ranks have in common: the calls, and what they told each other.
+    """
+
+    def __init__(self, plans: Plans, world_size: int) -> None:
+        self._plans = plans
+        self._world_size = world_size
+        self._experience = Experience()
+
+    def run(self, call: Call, session: Session, deadline: float | None) -> None:
+        """Do a large call; before the first, and when things have changed, look at the links."""
+        if self._is_worthwhile(call, session, deadline):
+            self._survey(call, session, deadline)
+        start = time.monotonic()
+        session.run(call, self._plans.compiled(call), deadline)
+        self._experience.note(call.task, time.monotonic() - start)
+
+    def _is_worthwhile(self, call: Call, session: Session, deadline: float | None) -> bool:
+        if not self._plans.is_surveyed:
+            return True
+        if not self._experience.is_due:
+            return False
+        change = np.array([self._experience.change(call.task)])
+        return have_changed(self._gather(change, session, deadline))
+
+    def _survey(self, call: Call, session: Session, deadline: float | None) -> None:
+        size = self._world_size
+        seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
+        rows = self._gather(seen.reshape(-1), session, deadline)
+        links = agree(rows.reshape(size, 2, size))
+        self._plans.learn(links, call, self._experience.operations)
+        self._experience = Experience()
+
+    def _gather(self, mine: Array, session: Session, deadline: float | None) -> Array:
+        """What all ranks have to say, in their order."""
+        size = self._world_size
+        target = np.zeros(size * mine.size, np.int64)
+        task = Task.blocks(Collective.ALL_GATHER, (mine.size,) * size)
+        call = Call(task, mine, target, strategy=Strategy("doubling"))
+        session.run(call, self._plans.compiled(call), deadline)
+        return target
