@@ -26,7 +26,7 @@ LARGE = 1 << 18
 class Surveyor:
     """Of one group, in one epoch.
 
-    All it does follows from what the ranks have in common: the calls, and what they told each other.
+    All it does follows from what the ranks have in common: calls, and what they told each other.
     """
 
     def __init__(self, plans: Plans, world_size: int) -> None:

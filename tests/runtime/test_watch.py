@@ -1,0 +1,95 @@
+"""Watching streams: what is not wanted yet stays where it is, and waiting has a sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from potluck.backend.spin import Spin
+from potluck.net.memory import MemoryPoller, MemoryStream, pipe
+from potluck.runtime.channel import PlainChannel
+from potluck.runtime.watch import Watch
+
+
+class Patrol:
+    """Counts how often it was asked, and gives up in the end."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[int, ...]] = []
+
+    def look(self, awaited: Sequence[int]) -> None:
+        """Remember who was awaited."""
+        self.looks.append(tuple(awaited))
+        if len(self.looks) > 100:
+            raise TimeoutError
+
+
+class Scene:
+    """A watch over two streams."""
+
+    def __init__(self) -> None:
+        self.patrol = Patrol()
+        self.poller = MemoryPoller()
+        self.watch = Watch(self.poller, Spin(), self.patrol)
+        self.far: dict[int, MemoryStream] = {}
+        self.channels: dict[int, PlainChannel] = {}
+        for peer in (1, 2):
+            near, self.far[peer] = pipe(("near", "far"), capacity=100)
+            self.channels[peer] = PlainChannel(peer, near)
+            self.watch.add(self.channels[peer])
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """One."""
+    scene = Scene()
+    yield scene
+    scene.poller.close()
+
+
+def test_what_comes_from_those_awaited_is_told(scene: Scene) -> None:
+    """At once."""
+    scene.far[1].sendmsg([b"x"])
+    assert scene.watch.events((1, 2)) == [(1, True, False)]
+    assert scene.patrol.looks == []
+
+
+def test_what_comes_from_others_stays_unread_and_wakes_nobody(scene: Scene) -> None:
+    """Until it is wanted."""
+    scene.far[2].sendmsg([b"for later"])
+    assert scene.watch.events((1,)) == []  # it is muted now
+    assert scene.watch.events((1,)) == []
+    assert scene.patrol.looks == [(1,)]
+    assert scene.watch.events((1, 2)) == [(2, True, False)]
+
+
+def test_a_wait_without_an_event_asks_what_is_wrong(scene: Scene) -> None:
+    """And goes on if nothing is; unless there is something else to do."""
+    assert scene.watch.events((1,), at_once=True) == []
+    assert scene.patrol.looks == []
+    scene.watch.wait_to_read(scene.channels[1], [])
+    assert scene.patrol.looks == [(1,)]
+
+
+def test_room_to_write_ends_a_wait(scene: Scene) -> None:
+    """For whoever has something unsent; afterwards nobody is woken for it."""
+    near = scene.channels[1].stream
+    near.sendmsg([bytes(100)])
+    scene.watch.wait_to_write([scene.channels[1]])
+    assert len(scene.patrol.looks) == 1
+    scene.far[1].recv_into(memoryview(bytearray(50)))
+    scene.watch.wait_to_write([scene.channels[1]])
+    scene.watch.wait_to_read(scene.channels[2], [scene.channels[1]])
+    assert len(scene.patrol.looks) == 1
+    assert scene.watch.events((2,), at_once=True) == []
+
+
+def test_a_muted_stream_that_breaks_is_left_to_its_reader(scene: Scene) -> None:
+    """It does not keep those awake who wait for others."""
+    scene.far[2].sendmsg([b"x"])
+    scene.watch.events((1,))
+    scene.far[2].close()
+    for _ in range(3):
+        assert scene.watch.events((1,)) == []
+    assert len(scene.patrol.looks) >= 2
