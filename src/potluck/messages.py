@@ -6,13 +6,27 @@ that came from outside is ever evaluated.  A message travels in one frame, so it
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from potluck.errors import MalformedFrame
 
-__all__ = ["Join", "Lane", "LaneOpened", "Peer", "Speeds", "Table", "pack", "unpack"]
+__all__ = [
+    "Hello",
+    "Introduction",
+    "Join",
+    "Lane",
+    "LaneOpened",
+    "Peer",
+    "Speeds",
+    "Sync",
+    "Table",
+    "Told",
+    "pack",
+    "unpack",
+]
 
 Text = Annotated[str, msgspec.Meta(max_length=255)]
 Hosts = Annotated[list[Text], msgspec.Meta(max_length=16)]
@@ -24,11 +38,51 @@ Speed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Session = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
+Tag = Annotated[str, msgspec.Meta(max_length=32)]
+Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+RosterBytes = Annotated[bytes, msgspec.Meta(max_length=56 << 10)]
+
+
+class Introduction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What every hello says about the process behind it; nothing on connections in clear."""
+
+    roster: Digest = b""
+    """The hash of the roster it goes by; empty where there is none."""
+    machine: Tag = ""
+    """Which machine it runs on, in a form that tells nobody else anything."""
+    boot: Tag = ""
+    """The same until that machine's next reboot."""
+    slot: Count = 0
+    """Its place among the processes of that machine, its own while it lives."""
+    incarnation: Count = 0
+    """Grows with every start on that machine."""
+
+
+class Opening(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the first messages of all connections have in common."""
+
+    introduction: Introduction = Introduction()
+
+
+class Sync(Opening, frozen=True, omit_defaults=True, tag="sync"):
+    """Nothing is asked for but that the two agree on who belongs."""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Between hello and answer: a roster, or the secret that follows from the one just told."""
+
+    roster: RosterBytes = b""
+    secret: Share = b""
+    """Only for somebody who is a member under it and has come with an earlier one."""
+
+
 class Speeds(msgspec.Struct, frozen=True):
     """How fast a machine runs each cipher, in MB/s; 0 where it cannot."""
 
     aes_256_gcm: Speed = 0
     chacha20_poly1305: Speed = 0
+    aes_128_ocb: Speed = 0
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,7 +96,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who it has proved to be, as rank 0 saw it; empty on connections in clear."""
 
 
-class Join(msgspec.Struct, frozen=True, omit_defaults=True, tag="join"):
+class Join(Opening, frozen=True, omit_defaults=True, tag="join"):
     """A rank asks rank 0 to be part of the group."""
 
     rank: RankNumber
@@ -53,14 +107,26 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, tag="join"):
 
 
 class Table(msgspec.Struct, frozen=True, tag="table"):
-    """Rank 0's answer when everybody is there: where all ranks are."""
+    """Rank 0's answer when everybody is there: where all ranks are, or those of a part."""
 
     session: Session
     """Drawn by rank 0 for this group: a connection of another group does not know it."""
     peers: list[Peer]
 
+    def parts(self, limit: int) -> Iterator[Table]:
+        """The same in tables of about ``limit`` bytes: a large group's does not fit one frame."""
+        peers: list[Peer] = []
+        size = 0
+        for peer in self.peers:
+            size += len(pack(peer))
+            if peers and size > limit:
+                yield Table(self.session, peers)
+                peers, size = [], len(pack(peer))
+            peers.append(peer)
+        yield Table(self.session, peers)
 
-class Lane(msgspec.Struct, frozen=True, omit_defaults=True, tag="lane"):
+
+class Lane(Opening, frozen=True, omit_defaults=True, tag="lane"):
     """A rank opens a connection to another for one purpose."""
 
     session: Session
@@ -80,6 +146,9 @@ class LaneOpened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
     """The other half of the lane's keys."""
     speeds: Speeds = Speeds()
 
+
+Hello: TypeAlias = Join | Lane | Sync
+"""What a connection may begin with."""
 
 Message = TypeVar("Message")
 

@@ -7,13 +7,16 @@ import socket
 import time
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from potluck.backend.introduction import say_hello
+from potluck.backend.membership import Membership
 from potluck.errors import MalformedFrame
 from potluck.messages import Lane, LaneOpened, Speeds
 from potluck.net.ciphers import CipherSpeeds, choose_cipher, local_speeds
-from potluck.net.opening import answer, exchange_hello
+from potluck.net.opening import answer
 from potluck.net.sealing import SECRET_SIZE, Opener, Sealer, derive_keys, seal_context
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
-from potluck.net.security import Security
 
 __all__ = ["OpenLane", "answer_lane", "dial_lane"]
 
@@ -29,35 +32,35 @@ class OpenLane:
     """What came right behind the end of TLS."""
 
 
-def dial_lane(sock: OpeningSocket, hello: Lane, security: Security, deadline: float) -> OpenLane:
+def dial_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
     """Ask for a lane on a connection we made."""
     if not isinstance(sock, SecureSocket):
-        exchange_hello(sock, hello, LaneOpened, deadline)
+        say_hello(sock, hello, LaneOpened, members, deadline)
         return OpenLane(sock)
     hello = Lane(
         hello.session, hello.rank, hello.to, hello.purpose, os.urandom(SECRET_SIZE), _speeds()
     )
-    opened = exchange_hello(sock, hello, LaneOpened, deadline)
+    opened = say_hello(sock, hello, LaneOpened, members, deadline)
     bare, first = sock.release(deadline)
-    return OpenLane(bare, _keys(hello, opened, (security.me, sock.peer), initiator=True), first)
+    return OpenLane(bare, _keys(hello, opened, (members.me, sock.peer), initiator=True), first)
 
 
-def answer_lane(sock: OpeningSocket, hello: Lane, security: Security, deadline: float) -> OpenLane:
-    """Grant a lane on a connection that came in."""
+def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
+    """Grant a lane on a connection that came in, to somebody who belongs."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     if not isinstance(sock, SecureSocket):
         answer(sock, LaneOpened(rank=hello.to))
         return OpenLane(sock)
     opened = LaneOpened(hello.to, os.urandom(SECRET_SIZE), _speeds())
     answer(sock, opened)
-    keys = _keys(hello, opened, (sock.peer, security.me), initiator=False)
+    keys = _keys(hello, opened, (sock.peer, members.me), initiator=False)
     bare, first = sock.release(deadline)
     return OpenLane(bare, keys, first)
 
 
 def _speeds() -> Speeds:
     mine = local_speeds()
-    return Speeds(mine.aes_256_gcm, mine.chacha20_poly1305)
+    return Speeds(mine.aes_256_gcm, mine.chacha20_poly1305, mine.aes_128_ocb)
 
 
 def _keys(
@@ -73,10 +76,7 @@ def _keys(
         responder=f"{nodes[1]}/{hello.to}",
         lane=hello.purpose,
     )
-    speeds = [
-        CipherSpeeds(side.speeds.aes_256_gcm, side.speeds.chacha20_poly1305)
-        for side in (hello, opened)
-    ]
+    speeds = [CipherSpeeds(*structs.astuple(side.speeds)) for side in (hello, opened)]
     return derive_keys(
         hello.share,
         opened.share,
