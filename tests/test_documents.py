@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
-    """Two processes run the ten lines as they stand, and each receives what the other has."""
+    """Two processes run the ten lines as they stand, and both have the mean."""
     (tmp_path / "hello.py").write_text(block("python", README), encoding="utf-8")
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
@@ -48,9 +48,22 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     assert printed == [
-        "rank 0 of 2 received [2. 2. 2. 2.]\n",
-        "rank 1 of 2 received [1. 1. 1. 1.]\n",
+        "rank 0 of 2 has [1.5 1.5 1.5 1.5]\n",
+        "rank 1 of 2 has [1.5 1.5 1.5 1.5]\n",
     ]
+
+
+def test_the_examples_of_the_collectives_page_are_true(tmp_path: Path) -> None:
+    """All of them run as one program, in which every thread's assertion counts."""
+    text = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 5
+    watch = "import os, threading, traceback\ndef end(args):\n"
+    watch += "    traceback.print_exception(args.exc_value)\n    os._exit(1)\n"
+    (tmp_path / "page.py").write_text(
+        watch + "threading.excepthook = end\n" + "\n".join(blocks), encoding="utf-8"
+    )
+    subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, timeout=50)
 
 
 def shown() -> list[str]:
@@ -83,7 +96,11 @@ def test_the_map_misses_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"]
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"),
+        *("docs/api.md", "docs/collectives.md"),
+    ],
 )
 def test_verbs_and_links_exist(page: str) -> None:
     """Each `make` verb named in a page is in the Makefile, each linked file is in the tree."""

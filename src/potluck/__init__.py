@@ -11,6 +11,16 @@ a copy and received in place.
 >>> dish
 bytearray(b'soup')
 
+Together they add up arrays, and whatever else a training needs; a :class:`DistributedContext` is
+the handle for that, on any backend.
+
+>>> from potluck import DistributedContext
+>>> contexts = [DistributedContext(backend) for backend in (left, right)]
+>>> works = [each.all_reduce(each.rank + 0.5, async_op=True) for each in contexts]
+>>> [work.wait() for work in works]
+[2.0, 2.0]
+>>> for each in contexts: each.close()
+
 Across machines it is ``TcpBackend(rank, world_size, "192.168.1.10:29500")``, one per process.
 Everything public is listed in ``__all__``.  Importing the package starts and opens nothing; the
 backends are loaded when first named.
@@ -20,6 +30,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from potluck.errors import (
+    Aborted,
     BackendUnavailable,
     ChannelClosed,
     CollectiveMismatch,
@@ -45,13 +56,33 @@ if _typing.TYPE_CHECKING:
     from potluck.backend.sub import SubBackend
     from potluck.backend.tcp import TcpBackend
     from potluck.collective.config import CollectiveConfig
+    from potluck.collective.reduce import ReduceOp
     from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
+    from potluck.metrics import DistributedMetrics, MetricsSnapshot
     from potluck.net.identity import NodeIdentity
     from potluck.net.namespace import NetworkNamespace, SecurityWarning
+    from potluck.runtime.config import DistributedConfig
+    from potluck.runtime.context import DistributedContext
+    from potluck.runtime.distributed import DistributedBackend
+    from potluck.runtime.functions import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        allreduce,
+        barrier,
+        broadcast,
+        gather,
+        reduce,
+        reduce_scatter,
+        scatter,
+    )
+    from potluck.runtime.ring import RingBackend
+    from potluck.runtime.work import Work
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aborted",
     "AllReduceStrategy",
     "Backend",
     "BackendUnavailable",
@@ -60,18 +91,25 @@ __all__ = [
     "CollectiveConfig",
     "CollectiveMismatch",
     "Disconnected",
+    "DistributedBackend",
+    "DistributedConfig",
+    "DistributedContext",
     "DistributedError",
+    "DistributedMetrics",
     "HandshakeRefused",
     "InvalidRank",
     "InvalidWorldSize",
     "IoError",
     "MalformedFrame",
+    "MetricsSnapshot",
     "NetworkNamespace",
     "NoConnection",
     "NodeIdentity",
     "Operation",
     "PeerLost",
+    "ReduceOp",
     "ReduceStrategy",
+    "RingBackend",
     "SecurityWarning",
     "SelfSend",
     "SimulatedBackend",
@@ -81,6 +119,17 @@ __all__ = [
     "TcpBackend",
     "Timeout",
     "UnsupportedOperation",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
 ]
 
 # Where the names live that are loaded when first used; tests/test_exports.py compares this with the
@@ -90,15 +139,33 @@ _HOMES = {
     "Backend": "potluck.backend.base",
     "BroadcastStrategy": "potluck.collective.strategies",
     "CollectiveConfig": "potluck.collective.config",
+    "DistributedBackend": "potluck.runtime.distributed",
+    "DistributedConfig": "potluck.runtime.config",
+    "DistributedContext": "potluck.runtime.context",
+    "DistributedMetrics": "potluck.metrics",
+    "MetricsSnapshot": "potluck.metrics",
     "NetworkNamespace": "potluck.net.namespace",
     "NodeIdentity": "potluck.net.identity",
     "Operation": "potluck.backend.operation",
+    "ReduceOp": "potluck.collective.reduce",
     "ReduceStrategy": "potluck.collective.strategies",
+    "RingBackend": "potluck.runtime.ring",
     "SecurityWarning": "potluck.net.namespace",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
+    "Work": "potluck.runtime.work",
+    "all_gather": "potluck.runtime.functions",
+    "all_reduce": "potluck.runtime.functions",
+    "all_to_all": "potluck.runtime.functions",
+    "allreduce": "potluck.runtime.functions",
+    "barrier": "potluck.runtime.functions",
+    "broadcast": "potluck.runtime.functions",
+    "gather": "potluck.runtime.functions",
+    "reduce": "potluck.runtime.functions",
+    "reduce_scatter": "potluck.runtime.functions",
+    "scatter": "potluck.runtime.functions",
 }
 
 

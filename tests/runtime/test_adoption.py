@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from potluck.backend import circles
+from potluck.backend.circles import VERIFIER, Circle
 from potluck.core.pairing import Namespace, Offered, Paired
 from potluck.core.roster import Roster, commitment_to
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.namespace_files import InvalidNamespaceName, NamespaceExists
 from potluck.net.private_files import DamagedFile
-from potluck.runtime import circles
 from potluck.runtime.adoption import Adopter, Plan
-from potluck.runtime.circles import VERIFIER, Circle
 from potluck.runtime.pairing import PairingFailed
 from support.homes import Home
 

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
+from potluck.backend.circles import CircleChanged
 from potluck.core.pairing import Offered, TryFailed
 from potluck.core.pairing_messages import PUBLIC_LIMIT, Refusal, Refused, decode
 from potluck.errors import Disconnected
 from potluck.net.namespace_files import UnknownNamespace
-from potluck.runtime.circles import CircleChanged
 from potluck.runtime.pairing import Notice, PairingFailed, Waiting
 from support.homes import WRONG, Guest, Home, Hosting, call
 from support.threads import Background, eventually

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from potluck.backend.circles import VERIFIER, Circle, lock, read_roster, write_roster
 from potluck.core.cards import Card, Signer
 from potluck.core.pairing import (
     Ask,
@@ -31,7 +32,6 @@ from potluck.net.namespace_files import (
     stored_names,
     usual_name,
 )
-from potluck.runtime.circles import VERIFIER, Circle, lock, read_roster, write_roster
 from potluck.runtime.pairing import PairingFailed
 
 __all__ = ["Adopter", "Plan"]

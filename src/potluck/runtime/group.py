@@ -7,7 +7,6 @@ when there is nothing to do.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from potluck.runtime.memory import Pool
 from potluck.runtime.plans import Plans
 from potluck.runtime.session import Session
 from potluck.runtime.surveyor import LARGE, Surveyor
+from potluck.runtime.switching import BRISK
 from potluck.runtime.vigil import Vigil
 from potluck.runtime.work import Work
 
@@ -41,13 +41,6 @@ Job = tuple["Call", float | None, Callable[[], Any] | None, Work[Any]]
 
 IDLE = 5.0
 """Seconds after which the group's thread ends when there is nothing to do."""
-
-SWITCH_INTERVAL = 1e-4
-"""Seconds after which Python lets another thread run, while asynchronous operations do.
-
-Beside a busy loop in pure Python a sending thread gets the interpreter once per interval; at the
-usual 5 ms it would move a few pieces in a second.
-"""
 
 _finding = threading.Lock()
 
@@ -151,7 +144,6 @@ class Group:
 
     def _work(self) -> None:
         """Run what was started, in order."""
-        interval = sys.getswitchinterval()
         while True:
             with self._lock:
                 while self._is_busy or not self._jobs:
@@ -161,21 +153,19 @@ class Group:
                         return
                 self._is_busy = True
                 job = self._jobs.popleft()
-            self._serve(job, interval)
+            self._serve(job)
             del job  # while this thread waits, the arrays belong to their owners alone
 
-    def _serve(self, job: Job, interval: float) -> None:
+    def _serve(self, job: Job) -> None:
         call, limit, finish, work = job
-        sys.setswitchinterval(min(interval, SWITCH_INTERVAL))
         try:
-            self._execute(call, limit)
+            with BRISK:
+                self._execute(call, limit)
             result = finish() if finish is not None else None
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             outcome: Callable[[], None] = _ending(work, error)
         else:
             outcome = _succeeding(work, result)
-        finally:
-            sys.setswitchinterval(interval)
         self._yield_turn()
         outcome()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from potluck.backend.circles import VERIFIER, Circle
 from potluck.core.pairing import (
     Effect,
     Ended,
@@ -29,7 +30,6 @@ from potluck.core.pairing_effects import CODE_SECONDS, MAX_LINKS
 from potluck.errors import DistributedError
 from potluck.net.addresses import Address
 from potluck.net.pairing_listener import Closed, Connected, Event, PairingListener
-from potluck.runtime.circles import VERIFIER, Circle
 
 __all__ = ["Invitation", "Notice", "PairingFailed", "Waiting", "open_listener"]
 

@@ -14,6 +14,7 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
+from potluck.backend.circles import VERIFIER
 from potluck.core.cards import Signer
 from potluck.core.pairing import (
     Effect,
@@ -28,7 +29,6 @@ from potluck.errors import Disconnected, DistributedError, MalformedFrame
 from potluck.net.addresses import Address
 from potluck.net.pairing import PairingLine, dial
 from potluck.net.pairing_discovery import PairingDiscovery
-from potluck.runtime.circles import VERIFIER
 from potluck.runtime.pairing import TICK, PairingFailed
 
 __all__ = ["GUESSES", "Application"]

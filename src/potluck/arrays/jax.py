@@ -1,0 +1,55 @@
+"""Arrays of JAX.  They cannot be changed: the result is a new array, on the same devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from potluck.arrays.base import Access, Array, Lease
+from potluck.arrays.memory import fresh, lend_memory
+
+__all__ = ["JAX", "JaxAdapter"]
+
+
+class JaxAdapter:
+    """Arrays of JAX."""
+
+    def lend(self, thing: Any, access: Access) -> Lease:
+        """For reading what JAX shows of its memory, else a copy."""
+        if access is Access.WRITE:
+            msg = "An array of JAX cannot be changed: leave out= away, use the result"
+            raise TypeError(msg)
+        host = _on_host(thing)
+        if access is Access.READ:
+            return lend_memory(host, thing, access)
+        copy = np.array(host, order="C")
+        return Lease(copy.reshape(-1), copy.shape, lambda: _put(copy, thing.sharding))
+
+    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+        """An array of the same type, on one of the same devices."""
+        lease = fresh(like.dtype, shape)
+        device = min(like.devices(), key=lambda each: each.id)
+        return Lease(lease.flat, lease.shape, lambda: _put(lease.give_back(), device))
+
+
+def _on_host(thing: Any) -> Array:
+    try:
+        return np.asarray(thing)
+    except Exception as error:
+        # JAX has its own errors for values that exist only while it compiles, and for arrays of
+        # which other processes have parts.
+        msg = (
+            f"JAX does not show the elements of this {type(thing).__name__}: a collective takes "
+            f"arrays that are whole, outside of jit. {error}"
+        )
+        raise TypeError(msg) from error
+
+
+def _put(array: Array, where: Any) -> Any:
+    return sys.modules["jax"].device_put(array, where)
+
+
+JAX = JaxAdapter()

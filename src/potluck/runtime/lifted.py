@@ -1,0 +1,138 @@
+"""Lifted: a backend that lends its messages to the collectives of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from potluck.backend.base import WORLD, Backend
+from potluck.runtime.distributed import DistributedBackend
+from potluck.runtime.group import Group
+from potluck.runtime.requests import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
+
+    from potluck.backend.operation import Operation
+    from potluck.backend.streams import PeerStream
+    from potluck.collective.config import CollectiveConfig
+    from potluck.errors import DistributedError
+    from potluck.net.transport import Poller
+else:
+    Buffer: TypeAlias = object
+
+__all__ = ["Lifted"]
+
+
+class Lifted(DistributedBackend):
+    """Everything a backend does, and collectives on top."""
+
+    def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
+        if not isinstance(backend, Backend):
+            msg = f"A context stands on a potluck.Backend, not on a {type(backend).__name__}"
+            raise TypeError(msg)
+        self._backend = backend
+        if config is None and isinstance(backend, DistributedBackend):
+            self._group = backend.group
+        else:
+            self._group = Group.of(backend, config)
+            if config is not None and self._group.config != config:
+                msg = "This backend's collectives already run with another configuration"
+                raise ValueError(msg)
+        self._here = Place(backend.rank, backend.world_size)
+
+    def __repr__(self) -> str:
+        """Who this is, for people."""
+        where = f"rank {self.rank} of {self.world_size} on {type(self.innermost).__name__}"
+        return f"<{type(self).__name__}, {where}>"
+
+    @property
+    def backend(self) -> Backend:
+        """The backend this stands on."""
+        return self._backend
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds after which a blocking call without a timeout of its own gives up."""
+        return self._backend.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._backend.timeout = seconds
+
+    @property
+    def innermost(self) -> Backend:
+        """The backend below all that stand on another."""
+        below = self._backend
+        return below.innermost if isinstance(below, Lifted) else below
+
+    @property
+    def group(self) -> Group:
+        """Who runs the collectives."""
+        return self._group
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group, from 0."""
+        return self._here.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self._here.world_size
+
+    @property
+    def _place(self) -> Place:
+        return self._here
+
+    def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
+        """Start sending; ``data`` must not change until the operation is done."""
+        return self._backend.post_send(data, dst, tag=tag, group=group)
+
+    def post_recv_into(
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+    ) -> Operation:
+        """Start receiving a message of exactly the size of ``into``."""
+        return self._backend.post_recv_into(into, src, tag=tag, group=group)
+
+    def post_barrier(
+        self, *, group: int = WORLD, members: Sequence[int] | None = None
+    ) -> Operation:
+        """Arrive at a barrier of ``members`` (all ranks unless given)."""
+        return self._backend.post_barrier(group=group, members=members)
+
+    def progress(self, timeout: float | None = 0) -> None:
+        """Move bytes for every operation under way."""
+        self._backend.progress(timeout)
+
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection to a rank for one purpose; both ranks must ask for it."""
+        return self._backend.open_stream(rank, purpose, deadline, look)
+
+    def make_poller(self) -> Poller:
+        """A poller for such connections."""
+        return self._backend.make_poller()
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a rank is gone, if it is."""
+        return self._backend.loss_of(rank)
+
+    def peer_name(self, rank: int) -> str:
+        """Where a rank is, for people."""
+        return self._backend.peer_name(rank)
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Have something done before the backend closes."""
+        self._backend.on_close(action)
+
+    def abort(self, reason: str = "aborted by the caller") -> None:
+        """End every collective under way with an error, from any thread."""
+        self._group.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
+        try:
+            self._group.close()
+        finally:
+            self._backend.close()

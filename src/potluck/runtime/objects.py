@@ -1,0 +1,148 @@
+"""Collectives of small objects: Python's own values, written down and never pickled.
+
+The lengths travel first and are compared with a limit before anything is allocated.  A rank whose
+object cannot travel says so with its length, so that the others need not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from potluck.arrays.base import Array
+from potluck.errors import DistributedError
+from potluck.runtime.exchanging import Exchanging
+from potluck.runtime.object_codec import decode, encode
+
+__all__ = ["MAX_OBJECT_BYTES", "Objects"]
+
+MAX_OBJECT_BYTES = 16 << 20
+"""What one object may take, written down; larger things are arrays."""
+
+FAILED = -1
+"""Instead of a length: there is no object."""
+
+
+class Objects(Exchanging):
+    """What a group can do with objects.
+
+    Objects are None, numbers (integers of any size), str, bytes, dates and times, and lists,
+    tuples, dicts and sets of them.  Each is at most ``limit`` bytes when written down.
+    """
+
+    def broadcast_object(
+        self,
+        value: Any = None,
+        root: int = 0,
+        *,
+        limit: int = MAX_OBJECT_BYTES,
+        timeout: float | None = None,
+    ) -> Any:
+        """The root's object, on every rank; the others' ``value`` is ignored."""
+        is_root = self._check_rank_of(root) == self.rank
+        parcel = _Parcel.of([value] if is_root else [], limit)
+        length = np.array(parcel.lengths or [0], np.int64)
+        self.broadcast(length, root, timeout=timeout)
+        (count,) = parcel.check(length.tolist(), limit, [root])
+        octets = parcel.octets if is_root else np.empty(count, np.uint8)
+        self.broadcast(octets, root, timeout=timeout)
+        return decode(octets.data)
+
+    def all_gather_object(
+        self, value: Any, *, limit: int = MAX_OBJECT_BYTES, timeout: float | None = None
+    ) -> list[Any]:
+        """Every rank's object, in rank order, on every rank."""
+        parcel, lengths = self._tell_lengths(value, limit, timeout)
+        return _open(self.all_gather(parcel.octets, counts=lengths, timeout=timeout), lengths)
+
+    def gather_object(
+        self,
+        value: Any,
+        root: int = 0,
+        *,
+        limit: int = MAX_OBJECT_BYTES,
+        timeout: float | None = None,
+    ) -> list[Any] | None:
+        """Every rank's object, in rank order, at the root; None on the others."""
+        self._check_rank_of(root)
+        parcel, lengths = self._tell_lengths(value, limit, timeout)
+        octets = self.gather(parcel.octets, root, counts=lengths, timeout=timeout)
+        return None if octets is None else _open(octets, lengths)
+
+    def scatter_object(
+        self,
+        values: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        limit: int = MAX_OBJECT_BYTES,
+        timeout: float | None = None,
+    ) -> Any:
+        """The object that the root has for this rank; only the root passes ``values``."""
+        is_root = self._check_rank_of(root) == self.rank
+        if is_root and (values is None or len(values) != self.world_size):
+            msg = f"Rank {root} is the root: it must pass {self.world_size} objects"
+            raise ValueError(msg)
+        parcel = _Parcel.of(values if is_root and values is not None else [], limit)
+        told = np.array(parcel.lengths or [0] * self.world_size, np.int64)
+        self.broadcast(told, root, timeout=timeout)
+        lengths = parcel.check(told.tolist(), limit, [root] * self.world_size)
+        out = np.empty(lengths[self.rank], np.uint8)
+        octets = parcel.octets if is_root else None
+        self.scatter(octets, root, counts=lengths, out=out, timeout=timeout)
+        return decode(out.data)
+
+    def _tell_lengths(
+        self, value: Any, limit: int, timeout: float | None
+    ) -> tuple[_Parcel, list[int]]:
+        parcel = _Parcel.of([value], limit)
+        told = self.all_gather(np.array(parcel.lengths, np.int64), timeout=timeout)
+        return parcel, parcel.check(told.tolist(), limit, range(self.world_size))
+
+
+class _Parcel:
+    """Objects of this rank, written down, or the reason why they cannot be."""
+
+    def __init__(self, parts: list[bytes], error: Exception | None, count: int) -> None:
+        self.error = error
+        self.octets: Array = np.frombuffer(b"".join(parts), np.uint8)
+        self.lengths = [len(part) for part in parts] if error is None else [FAILED] * count
+
+    @classmethod
+    def of(cls, values: Sequence[Any], limit: int) -> _Parcel:
+        """Write objects down; what goes wrong is kept until everybody has been told."""
+        try:
+            parts = [encode(value) for value in values]
+            for part in parts:
+                if len(part) > limit:
+                    msg = f"An object of {len(part)} bytes is larger than the limit of {limit}"
+                    raise ValueError(msg)
+        except (TypeError, ValueError, RecursionError) as error:
+            return cls([], error, len(values))
+        return cls(parts, None, len(values))
+
+    def check(self, lengths: list[int], limit: int, senders: Sequence[int]) -> list[int]:
+        """Lengths that somebody sent; raise if an object does not exist or is too large."""
+        if self.error is not None:
+            raise self.error
+        for length, sender in zip(lengths, senders, strict=True):
+            if length == FAILED:
+                raise DistributedError(
+                    f"Rank {sender} has an object that cannot travel; its own error says why",
+                    rank=sender,
+                )
+            if not 0 <= length <= limit:
+                raise DistributedError(
+                    f"Rank {sender} announced an object of {length} bytes; {limit} are allowed",
+                    rank=sender,
+                    expected=limit,
+                    got=length,
+                )
+        return lengths
+
+
+def _open(octets: Array, lengths: Sequence[int]) -> list[Any]:
+    ends = accumulate(lengths, initial=0)
+    return [decode(octets[start:stop].data) for start, stop in pairwise(ends)]

@@ -1,0 +1,55 @@
+"""RingBackend: a group written down by hand, with collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.backend.simulated import SimulatedBackend
+from potluck.backend.tcp import TcpBackend
+from potluck.runtime.lifted import Lifted
+
+if TYPE_CHECKING:
+    from potluck.backend.base import Backend
+    from potluck.collective.config import CollectiveConfig
+    from potluck.runtime.config import DistributedConfig
+
+__all__ = ["RingBackend"]
+
+
+class RingBackend(Lifted):
+    """One rank of a group whose addresses everybody knows.
+
+    Every rank listens at its own address, and is connected to every other.  The name is that of its
+    ancestor; whether a ring is what suits the links is found out, unless ``collectives`` says so:
+    ``CollectiveConfig(local_all_reduce=AllReduceStrategy.RING)``.
+    """
+
+    def __init__(
+        self, config: DistributedConfig, collectives: CollectiveConfig | None = None
+    ) -> None:
+        self._config = config.validate()
+        backend = _connect(config)
+        try:
+            super().__init__(backend, collectives)
+        except BaseException:
+            backend.close()
+            raise
+
+    @property
+    def config(self) -> DistributedConfig:
+        """Who takes part."""
+        return self._config
+
+
+def _connect(config: DistributedConfig) -> Backend:
+    if config.world_size == 1:
+        return SimulatedBackend(0, 1)  # nobody to connect to
+    addresses = config.addresses
+    return TcpBackend(
+        config.rank,
+        config.world_size,
+        str(addresses[0]),
+        timeout=config.timeout,
+        namespace=config.namespace,
+        port=addresses[config.rank].port,
+    )

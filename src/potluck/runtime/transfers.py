@@ -1,0 +1,125 @@
+"""Messages between two ranks, of any array."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from potluck.arrays.base import Access
+from potluck.arrays.lending import lend
+from potluck.backend.base import Backend
+from potluck.backend.operation import Operation
+from potluck.errors import DistributedError
+from potluck.runtime.work import Work
+
+__all__ = ["Transfer", "Transfers"]
+
+A = TypeVar("A")
+
+
+class Transfer(Work[A], Generic[A]):
+    """A message under way; it moves while somebody waits, asks or uses the backend otherwise."""
+
+    def __init__(
+        self, operation: Operation, progress: Callable[[float], None], finish: Callable[[], A]
+    ) -> None:
+        super().__init__(operation.describe)
+        self._operation = operation
+        self._progress = progress
+        self._finish = finish
+        self._settling = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not; what has arrived is taken in."""
+        if not self._operation.done:
+            self._progress(0)
+        return self._settle()
+
+    def wait(self, timeout: float | None = None) -> A:
+        """Return the array when the message has moved, or raise what went wrong."""
+        if not self._settle():
+            self._drive(timeout)
+        return super().result()
+
+    def cancel(self) -> bool:
+        """Give the array back without waiting; False if the message has moved after all."""
+        cancelled = self._operation.cancel()
+        self._settle()
+        return cancelled
+
+    def _drive(self, timeout: float | None) -> None:
+        try:
+            self._operation.wait(timeout)
+        except DistributedError:
+            if not self._operation.done:
+                raise  # the time-out of this wait, not an error of the message
+        self._settle()
+
+    def _settle(self) -> bool:
+        """Note how it has ended, once; False while it has not."""
+        if not self._operation.done:
+            return False
+        with self._settling:
+            if not self._ended.is_set():
+                if self._operation.error is not None:
+                    self.fail(self._operation.error)
+                else:
+                    self.succeed(self._finish())
+        return True
+
+    def __await__(self) -> Generator[Any, None, A]:
+        """Wait without blocking the event loop: a thread moves the message meanwhile."""
+        if not self.done:
+            threading.Thread(
+                target=self._drive, args=(None,), name="potluck-transfer", daemon=True
+            ).start()
+        return (yield from super().__await__())
+
+
+class Transfers(Backend):
+    """Sends and receives that take arrays of any library; a receive fills its array in place."""
+
+    def send(self, data: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send an array to rank ``dst``; return when it may be changed again."""
+        octets = lend(data, Access.READ).flat.view("u1")
+        self.post_send(octets, dst, tag=tag).finish_within(self._limit(timeout))
+
+    def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Receive from rank ``src`` into an array, which has the exact size of what was sent."""
+        lease = lend(into, Access.WRITE)
+        operation = self.post_recv_into(lease.flat.view("u1"), src, tag=tag)
+        operation.finish_within(self._limit(timeout))
+        lease.give_back()
+
+    def isend(self, data: A, dst: int, *, tag: int = 0) -> Transfer[A]:
+        """Start sending; the array must not change until the work is done."""
+        lease = lend(data, Access.READ)
+        operation = self.post_send(lease.flat.view("u1"), dst, tag=tag)
+        return Transfer(operation, self.progress, lambda: data)
+
+    def irecv(self, into: A, src: int, *, tag: int = 0) -> Transfer[A]:
+        """Start receiving into an array; it must not be used until the work is done."""
+        lease = lend(into, Access.WRITE)
+        operation = self.post_recv_into(lease.flat.view("u1"), src, tag=tag)
+        return Transfer(operation, self.progress, lease.give_back)
+
+    def sendrecv(
+        self,
+        data: Any,
+        dst: int,
+        into: Any,
+        src: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Send to one rank while receiving from another, or from the same."""
+        sending = self.isend(data, dst, tag=tag)
+        try:
+            self.recv(into, src, tag=tag, timeout=timeout)
+            sending.wait(self._limit(timeout))
+        except BaseException:
+            sending.cancel()
+            raise

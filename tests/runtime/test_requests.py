@@ -1,0 +1,95 @@
+"""Requests: what a user's call means in numbers and memory."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.arrays.base import Access
+from potluck.arrays.lending import lend
+from potluck.collective.reduce import ReduceOp
+from potluck.collective.strategies import AllReduceStrategy
+from potluck.collective.task import Collective, Task
+from potluck.runtime.requests import (
+    Place,
+    read_op,
+    read_strategy,
+    request,
+    rows_for,
+    rows_of,
+    shape_with,
+)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+def test_every_reduction_has_a_name(op: ReduceOp) -> None:
+    """In any case, and as an attribute of somebody else's list."""
+    assert read_op(op) is read_op(op.value) is read_op(op.value.upper()) is op
+    assert read_op(f"ReduceOp.{op.value.upper()}") is op
+
+
+def test_a_name_that_is_none_is_refused_with_the_list() -> None:
+    """So that a typing error is mended at once."""
+    with pytest.raises(ValueError, match="'summ' is no reduction; there are sum, mean"):
+        read_op("summ")
+
+
+def test_a_strategy_is_named_given_or_left_open() -> None:
+    """None leaves it to the group."""
+    assert read_strategy(AllReduceStrategy, None) is None
+    assert read_strategy(AllReduceStrategy, "ring") is AllReduceStrategy.RING
+    assert read_strategy(AllReduceStrategy, AllReduceStrategy.TREE) is AllReduceStrategy.TREE
+
+
+@given(st.integers(0, 1000), st.integers(1, 70))
+def test_rows_are_cut_like_numpy_does(rows: int, parts: int) -> None:
+    """Parts differ by at most one, larger ones first."""
+    expected = [len(part) for part in np.array_split(np.empty(rows), parts)]
+    assert rows_for(rows, parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "row"), [((), 1, 1), ((4,), 4, 1), ((4, 2, 3), 4, 6), ((0, 5), 0, 5)]
+)
+def test_rows_are_cells_of_the_first_dimension(shape: tuple[int, ...], rows: int, row: int) -> None:
+    """A single number is one row of one element."""
+    lease = lend(np.zeros(shape), Access.READ)
+    assert rows_of(lease) == (rows, row)
+    assert shape_with(7, lease) == (7, *shape[1:])
+
+
+def test_the_larger_side_counts() -> None:
+    """For metrics: an all-gather processes what it gives, not only what it takes."""
+    place, task = Place(0, 2), Task.blocks(Collective.ALL_GATHER, (3, 3))
+    made = request(place, task, (np.zeros(3), np.zeros(6)), lambda: None)
+    assert made.nbytes == 48
+    assert made.finish() is None
+
+
+TASKS = st.sampled_from(
+    [
+        Task.whole(Collective.ALL_REDUCE, 3, 6),
+        Task.blocks(Collective.ALL_GATHER, (1, 2, 3)),
+        Task.blocks(Collective.REDUCE_SCATTER, (2, 0, 4)),
+        Task.exchange([[1, 2, 0], [2, 1, 1], [0, 0, 3]]),
+    ]
+)
+
+
+@given(TASKS, st.integers(0, 2), st.integers(0, 12), st.integers(0, 12))
+def test_a_cell_is_shared_only_with_itself(task: Task, rank: int, first: int, second: int) -> None:
+    """Where input and output overlap in another way, the input is copied; else it never is."""
+    memory: Any = np.arange(32)
+    inside, outside = task.input(rank), task.output(rank)
+    source = memory[first : first + inside.length]
+    target = memory[second : second + outside.length]
+    call = request(Place(rank, 3), task, (source, target), lambda: None).call
+    assert call.source.tolist() == source.tolist()
+    sources = {first + n: inside.start + n for n in range(inside.length)}
+    targets = {second + n: outside.start + n for n in range(outside.length)}
+    shared = sources.keys() & targets.keys()
+    harmless = task.in_place and all(sources[cell] == targets[cell] for cell in shared)
+    is_copy = source.size > 0 and not np.shares_memory(call.source, source)
+    assert is_copy == bool(shared and not harmless)
