@@ -10,19 +10,47 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from potluck.core.roster import MAX_BYTES
 from potluck.errors import MalformedFrame
-from potluck.messages import Join, Lane, LaneOpened, Peer, Table, pack, unpack
+from potluck.messages import (
+    Hello,
+    Introduction,
+    Join,
+    Lane,
+    LaneOpened,
+    Peer,
+    Sync,
+    Table,
+    Told,
+    pack,
+    unpack,
+)
 from potluck.net.frames import MAX_CONTROL
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=255)
 ranks = st.integers(0, 2**31 - 1)
 sessions = st.binary(min_size=16, max_size=16)
 peers = st.builds(Peer, hosts=st.lists(texts, max_size=16), port=st.integers(1, 65535), name=texts)
-joins = st.builds(Join, rank=ranks, world_size=ranks, peer=peers, patience=st.floats(0, math.inf))
-lanes = st.builds(Lane, session=sessions, rank=ranks, to=ranks, purpose=texts)
+tags = st.text("abc", max_size=32)
+counts = st.integers(0, (1 << 62) - 1)
+introductions = st.builds(
+    Introduction, st.binary(max_size=32), tags, tags, slot=counts, incarnation=counts
+)
+joins = st.builds(
+    Join,
+    rank=ranks,
+    world_size=ranks,
+    peer=peers,
+    patience=st.floats(0, math.inf),
+    introduction=introductions,
+)
+lanes = st.builds(
+    Lane, session=sessions, rank=ranks, to=ranks, purpose=texts, introduction=introductions
+)
+syncs = st.builds(Sync, introduction=introductions)
 tables = st.builds(Table, session=sessions, peers=st.lists(peers, max_size=4))
-messages = st.one_of(joins, lanes, tables, st.builds(LaneOpened, rank=ranks))
-KINDS: list[type[msgspec.Struct]] = [Join, Table, Lane, LaneOpened]
+messages = st.one_of(joins, lanes, tables, syncs, st.builds(LaneOpened, rank=ranks))
+KINDS: list[type[msgspec.Struct]] = [Join, Table, Lane, LaneOpened, Sync]
 
 HERE = Peer(hosts=["10.0.0.5"], port=29500, name="desk")
 SESSION = bytes(16)
@@ -98,6 +126,16 @@ def nested(opening: bytes) -> bytes:
     return start + opening * (MAX_CONTROL - len(start))
 
 
+@given(st.lists(st.integers(0, 16), max_size=60), st.sampled_from([1, 100, 1 << 15]))
+def test_a_table_is_sent_in_parts_that_fit_a_frame(counts: list[int], limit: int) -> None:
+    """However many ranks there are, and however many addresses each has."""
+    peers = [Peer(hosts=["\U0001f372" * 255] * count, port=1, name="node") for count in counts]
+    parts = list(Table(bytes(16), peers).parts(limit))
+    assert [peer for part in parts for peer in part.peers] == peers
+    assert all(len(pack(part)) <= MAX_CONTROL for part in parts)
+    assert all(part.peers for part in parts) or not peers
+
+
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81", b"\xdc\x00\x01", b"\xc1"])
 def test_depth_exhausts_nothing(opening: bytes) -> None:
     """Brackets within brackets are malformed, not a stack overflow."""
@@ -169,3 +207,19 @@ def test_hostile_bytes_are_malformed_or_a_legal_message(
     except MalformedFrame:
         return
     assert unpack(pack(message), kind) == message
+
+
+@given(joins | lanes | syncs)
+def test_a_hello_is_understood_without_knowing_its_kind(message: msgspec.Struct) -> None:
+    """Whoever is called learns from the hello what it is for."""
+    assert unpack(pack(message), Hello) == message  # type: ignore[arg-type]
+
+
+def test_the_longest_roster_fits_into_one_frame() -> None:
+    """With the secret; and one byte more is refused before anything is read from it."""
+    longest = Told(bytes(MAX_BYTES), bytes(32))
+    assert len(pack(longest)) < MAX_CONTROL
+    assert unpack(pack(longest), Told) == longest
+    for told in (Told(bytes(MAX_BYTES + 1)), Told(secret=bytes(33))):
+        with pytest.raises(MalformedFrame):
+            unpack(pack(told), Told)

@@ -221,6 +221,7 @@ def frames(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=40)
 @given(st.lists(frames(), max_size=25), st.binary(max_size=50))
+@example([frame(Kind.BROKEN, piece=2)], b"")  # says that the honest one is lost
 @example([frame(Kind.BROKEN, operation=1, piece=0)], b"")
 @example([frame(Kind.OFFER, size_of(100), operation=1), frame(Kind.WITHDRAW, operation=1)], b"")
 def test_no_sequence_of_frames_disturbs_anybody_else(sequence: list[bytes], end: bytes) -> None:

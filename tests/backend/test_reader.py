@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from potluck import MalformedFrame
 from potluck.backend.reader import READ_AHEAD, READS_PER_TURN, FrameReader, PeerEnded
-from potluck.net.frames import HEADER_SIZE, Header, Kind
+from potluck.backend.sealed import SealedReader
+from potluck.net.frames import HEADER_SIZE, Header, Kind, encode
 from potluck.net.memory import pipe
 from potluck.net.tcp import TcpStream
 from support.meshes import frame, tcp_pair
+from support.sealed_pair import connect, seal
 from support.threads import eventually
 
 MAX_EAGER = 1 << 20
@@ -48,10 +50,22 @@ class Recorder:
 class Wire:
     """A reader and the far end of its stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool = False) -> None:
         self.handler = Recorder()
         self.far, near = pipe(("far", "near"), capacity=1 << 26)
+        self._keys = connect() if sealed else None
         self.reader = FrameReader(near, self.handler, MAX_EAGER)
+        if self._keys is not None:
+            self.reader = SealedReader(near, self.handler, MAX_EAGER, self._keys.b_opens)
+
+    def joined(self, frames: list[tuple[Kind, int, bytes]]) -> bytes:
+        """The bytes on the wire."""
+        data = b""
+        for kind, number, payload in frames:
+            header = encode(kind, operation=number, length=len(payload))
+            data += header
+            data += payload if self._keys is None else seal(self._keys.a_seals, payload, header)
+        return data
 
     def carry(self, chunks: Iterable[bytes]) -> list[tuple[Kind, int, bytes]]:
         """Send bytes in pieces, each read before the next is sent."""
@@ -94,43 +108,47 @@ LARGE_FRAMES = [
 ]
 
 
-def joined(frames: list[tuple[Kind, int, bytes]]) -> bytes:
-    """The bytes on the wire."""
-    return b"".join(frame(kind, payload, operation=number) for kind, number, payload in frames)
-
-
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
     """The same bytes in pieces."""
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[start:end] for start, end in pairwise(edges)]
 
 
-def test_frames_may_be_cut_at_every_byte() -> None:
-    """Between two frames, inside a header, inside a payload."""
-    data = joined(FRAMES)
-    for place in range(len(data) + 1):
-        assert Wire().carry(cut(data, [place])) == FRAMES
+both = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 
 
+@both
+def test_frames_may_be_cut_at_every_byte(sealed: bool) -> None:
+    """Between two frames, inside a header, inside a payload or its tag."""
+    for place in range(len(Wire(sealed=sealed).joined(FRAMES)) + 1):
+        wire = Wire(sealed=sealed)
+        assert wire.carry(cut(wire.joined(FRAMES), [place])) == FRAMES
+
+
+@both
 @pytest.mark.parametrize("size", [1, 2, 7, HEADER_SIZE, HEADER_SIZE + 1, 10_000])
-def test_frames_may_come_in_equal_pieces(size: int) -> None:
+def test_frames_may_come_in_equal_pieces(size: int, sealed: bool) -> None:
     """Byte by byte, or all glued together."""
-    data = joined(FRAMES * 3)
-    assert Wire().carry(cut(data, range(size, len(data), size))) == FRAMES * 3
+    wire = Wire(sealed=sealed)
+    data = wire.joined(FRAMES * 3)
+    assert wire.carry(cut(data, range(size, len(data), size))) == FRAMES * 3
 
 
-@given(st.lists(st.integers(0, 1 << 20), max_size=12))
-def test_large_frames_may_be_cut_anywhere(places: list[int]) -> None:
+@both
+@given(places=st.lists(st.integers(0, 1 << 20), max_size=12))
+def test_large_frames_may_be_cut_anywhere(sealed: bool, places: list[int]) -> None:
     """Frames larger than the buffer for headers, with small ones between them."""
-    assert Wire().carry(cut(joined(LARGE_FRAMES), places)) == LARGE_FRAMES
+    wire = Wire(sealed=sealed)
+    assert wire.carry(cut(wire.joined(LARGE_FRAMES), places)) == LARGE_FRAMES
 
 
-@given(st.integers(0, 1 << 20), st.lists(st.integers(0, 1 << 20), max_size=4))
-def test_bytes_read_by_others_come_first(place: int, places: list[int]) -> None:
+@both
+@given(place=st.integers(0, 1 << 20), places=st.lists(st.integers(0, 1 << 20), max_size=4))
+def test_bytes_read_by_others_come_first(sealed: bool, place: int, places: list[int]) -> None:
     """What whoever opened the connection has read too much is pushed back, then reading goes on."""
-    data = joined(FRAMES + LARGE_FRAMES)
+    wire = Wire(sealed=sealed)
+    data = wire.joined(FRAMES + LARGE_FRAMES)
     place %= len(data) + 1
-    wire = Wire()
     wire.reader.push(data[:place])
     assert wire.carry(cut(data[place:], places)) == FRAMES + LARGE_FRAMES
 
@@ -142,7 +160,7 @@ def test_frames_arrive_through_a_real_socket() -> None:
         stream = TcpStream(right)
         handler = Recorder()
         reader = FrameReader(stream, handler, MAX_EAGER)
-        left.sendall(joined(LARGE_FRAMES * 2))
+        left.sendall(Wire().joined(LARGE_FRAMES * 2))
 
         def read() -> bool:
             reader.read()
@@ -169,15 +187,18 @@ def test_the_payload_now_arriving_can_land_elsewhere() -> None:
     assert wire.handler.frames[-1] == (Kind.GRANT, 0, b"")
 
 
-@pytest.mark.parametrize("place", [0, 1, HEADER_SIZE, HEADER_SIZE + 5])
-def test_the_end_of_the_stream_is_told_from_silence(place: int) -> None:
-    """Between frames and in the middle of one; what was whole before it has been handed over."""
-    wire = Wire()
-    wire.far.sendmsg([frame(Kind.GRANT) + frame(Kind.DATA, noise(10))[:place]])
-    wire.far.finish(0)
-    with pytest.raises(PeerEnded):
-        wire.drain()
-    assert [kind for kind, _, _ in wire.handler.frames] == [Kind.GRANT]
+@both
+def test_the_end_of_the_stream_is_told_from_silence(sealed: bool) -> None:
+    """Wherever a frame was cut off: what was whole before it has been handed over, it has not."""
+    first, last = (Kind.EAGER, 1, noise(5)), (Kind.DATA, 2, noise(30))
+    before = len(Wire(sealed=sealed).joined([first]))
+    for place in range(before, len(Wire(sealed=sealed).joined([first, last]))):
+        wire = Wire(sealed=sealed)
+        wire.far.sendmsg([wire.joined([first, last])[:place]])
+        wire.far.finish(0)
+        with pytest.raises(PeerEnded):
+            wire.drain()
+        assert wire.handler.frames == [first]
 
 
 def test_a_bad_header_is_refused_before_its_payload() -> None:
@@ -197,7 +218,7 @@ class Firehose:
 
     def __init__(self) -> None:
         self.reads = 0
-        self._data = joined([(Kind.GRANT, 1, b"")]) * 4096
+        self._data = frame(Kind.GRANT, operation=1) * 4096
         self._place = 0
 
     def recv_into(self, buffer: memoryview, /) -> int:

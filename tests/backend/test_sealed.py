@@ -14,11 +14,11 @@ from potluck.backend.mesh import MeshBackend
 from potluck.backend.outbox import Send
 from potluck.backend.reader import READ_AHEAD
 from potluck.backend.sealed import SEALED_PIECE
-from potluck.net.frames import HEADER_SIZE, Kind, decode
+from potluck.net.frames import HEADER_SIZE, Kind, decode, encode
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 from potluck.net.sealing import TAG_SIZE
 from support.meshes import SMALL, kept_messages, mesh_group, pump_until, received
-from support.sealed_pair import connect
+from support.sealed_pair import connect, seal
 from support.threads import Background, together
 
 SIZES = [0, 1, 256, 257, READ_AHEAD - HEADER_SIZE, 100_000, SEALED_PIECE, 3 * SEALED_PIECE + 5]
@@ -140,23 +140,77 @@ def test_only_the_header_can_be_read_on_the_way() -> None:
         assert received(right, 0, 14, tag=3) == b"attack at dawn"
 
 
-@pytest.mark.parametrize("place", [20, HEADER_SIZE, HEADER_SIZE + 5, -1])
-@pytest.mark.parametrize("size", [14, 200])
-def test_a_changed_bit_ends_the_link_and_delivers_nothing(place: int, size: int) -> None:
-    """In the header, the payload or the tag; a message before it stays."""
+def flipped(data: bytes, bit: int) -> bytes:
+    """The same bytes, but for one bit."""
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def assert_refused(right: MeshBackend, size: int) -> None:
+    """The link has ended with a clear error, only what came before is there, and no more."""
+    inbox = bytearray(b"\xee" * size)
+    with pytest.raises(PeerLost, match=r"no valid frame|ended without closing"):
+        right.recv(inbox, 0)
+    assert set(inbox) <= {0xEE, 0}
+    assert received(right, 0, 6, tag=1) == b"before"
+    assert kept_messages(right) == 0
+
+
+@pytest.mark.parametrize("size", [14, 300], ids=["at once", "on request"])
+def test_every_changed_bit_ends_the_link_and_delivers_nothing(size: int) -> None:
+    """Of header, payload and tag; a message before it stays."""
+    place, last = 0, 1
+    while place < last:
+        with tapped() as (left, right, tap_left, tap_right):
+            left.send(b"before", 1, tag=1)
+            first = read_all(tap_left)
+            left.post_send(b"\xaa" * size, 1)  # too large to be sent at once, it is offered
+            whole = read_all(tap_left)
+            last = 8 * len(whole)
+            tap_right.sendmsg([first + flipped(whole, place)])
+            tap_right.finish(0)  # a changed length may announce more than ever comes
+            assert_refused(right, size)
+        place += 1
+    assert place == 8 * (HEADER_SIZE + (size if size < SMALL.eager else 8) + TAG_SIZE)
+
+
+def test_a_changed_header_decides_nothing() -> None:
+    """Not even which receive fails, and how: both learn that the link is over, and no more."""
+    for bit in range(8 * HEADER_SIZE):
+        with tapped() as (left, right, tap_left, tap_right):
+            receives = [right.post_recv_into(bytearray(200), 0, tag=tag) for tag in range(2)]
+            left.send(bytes(200), 1)
+            damaged = flipped(read_all(tap_left) + bytes(1000), bit)
+            for part in (damaged[:100], damaged[100:]):  # it is not whole when it is first seen
+                with contextlib.suppress(BrokenPipeError):
+                    tap_right.sendmsg([part])
+                    right.progress()
+            tap_right.finish(0)
+            for receive in receives:
+                with pytest.raises(PeerLost):
+                    receive.wait()
+            assert kept_messages(right) == 0
+
+
+def test_a_piece_that_was_changed_ends_the_link() -> None:
+    """In the middle of a large message: nothing of that piece reaches the buffer."""
+    size = 2 * SEALED_PIECE
     with tapped() as (left, right, tap_left, tap_right):
-        left.send(b"before", 1, tag=1)
-        first = read_all(tap_left)
-        left.send(bytes(size), 1)
-        damaged = bytearray(read_all(tap_left))
-        damaged[place] ^= 1
-        tap_right.sendmsg([first + damaged])
         inbox = bytearray(b"\xee" * size)
+        receive = right.post_recv_into(inbox, 0)
+        left.post_send(b"\xaa" * size, 1)
+        tap_right.sendmsg([read_all(tap_left)])
+        right.progress()
+        tap_left.sendmsg([read_all(tap_right)])  # the go-ahead
+        left.progress()
+        pieces = bytearray(read_all(tap_left))
+        pieces[HEADER_SIZE + SEALED_PIECE + TAG_SIZE + HEADER_SIZE + 7] ^= 1
+        tap_right.sendmsg([pieces])
         with pytest.raises(PeerLost, match="no valid frame"):
-            right.recv(inbox, 0)
-        assert set(inbox) <= {0xEE, 0}
-        assert received(right, 0, 6, tag=1) == b"before"
-        assert kept_messages(right) == 0
+            receive.wait()
+        assert inbox[:SEALED_PIECE] == b"\xaa" * SEALED_PIECE
+        assert inbox.count(0xAA) == SEALED_PIECE
 
 
 @pytest.mark.parametrize("order", [[0, 0], [1, 0], [1]], ids=["again", "swapped", "left out"])
@@ -172,3 +226,31 @@ def test_frames_cannot_be_repeated_swapped_or_left_out(order: list[int]) -> None
             assert received(right, 0, 5) == b"first"
         with pytest.raises(PeerLost, match="no valid frame"):
             right.recv(bytearray(5), 0)
+
+
+def test_a_frame_cannot_be_reflected() -> None:
+    """What a rank has said itself is not what its peer says, although the number fits."""
+    with tapped() as (left, _, tap_left, _):
+        left.send(b"myself", 1)
+        tap_left.sendmsg([read_all(tap_left)])
+        with pytest.raises(PeerLost, match="no valid frame"):
+            left.recv(bytearray(6), 1)
+
+
+OTHERS = {
+    "another connection": connect(1),
+    "another epoch": connect(epoch=2),
+    "another group": connect(connection=b"c2"),
+    "another lane": connect(lane="messages"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_frame_from_elsewhere_ends_the_link(other: str) -> None:
+    """Of the same two nodes and with the right number, but sealed for something else."""
+    header = encode(Kind.EAGER, operation=1, length=5)
+    with tapped() as (_, right, _, tap_right):
+        tap_right.sendmsg([header, seal(OTHERS[other].a_seals, b"alien", header)])
+        with pytest.raises(PeerLost, match="no valid frame"):
+            right.recv(bytearray(5), 0)
+        assert kept_messages(right) == 0

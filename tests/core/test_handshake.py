@@ -7,8 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from potluck.core.handshake import Refused, Rendezvous, judge_lane, list_ranks
-from potluck.messages import Join, Lane, Peer
+from potluck.core.handshake import (
+    Refused,
+    Rendezvous,
+    is_clone,
+    judge_clone,
+    judge_lane,
+    judge_node,
+    list_ranks,
+)
+from potluck.messages import Introduction, Join, Lane, Peer
 
 SESSION, OTHER_SESSION = b"s" * 16, b"o" * 16
 
@@ -45,6 +53,52 @@ def test_a_group_gathers_in_any_order() -> None:
     assert book.missing == []
     assert book.waiting() == {70: 2, 80: 1}
     assert book.peers(peer(0)) == [peer(0), peer(1), peer(2)]
+
+
+HERE = Introduction(machine="m1", boot="b1")
+
+
+@pytest.mark.parametrize(
+    ("other", "cloned"),
+    [
+        (Introduction(machine="m1", boot="b1", slot=3, incarnation=9), False),
+        (Introduction(machine="m2", boot="b1"), True),
+        (Introduction(machine="m1", boot="b2"), True),
+        (Introduction(machine="m1"), False),
+        (Introduction(), False),
+    ],
+)
+def test_one_key_on_two_machines_is_a_clone(other: Introduction, cloned: bool) -> None:
+    """Another machine, or another start of what looks the same; what is unknown proves nothing."""
+    assert is_clone(HERE, other) is is_clone(other, HERE) is cloned
+    refused = judge_clone("k" * 32, HERE, other, "desk")
+    assert (refused is not None) is cloned
+    if refused is not None:
+        assert f"the node key {'k' * 32} is used on two machines, desk and" in refused.sentence
+
+
+def from_node(rank: int, node: str, introduction: Introduction) -> Join:
+    """A request to join by a node that has proved its key."""
+    where = Peer(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}", node=node)
+    return Join(rank=rank, world_size=4, peer=where, introduction=introduction)
+
+
+def test_a_clone_does_not_join() -> None:
+    """Two ranks with one key on two machines; processes of one machine are welcome."""
+    book = Rendezvous(4)
+    assert book.join(1, from_node(1, "k", HERE)) is None
+    elsewhere = Introduction(machine="m2", boot="b2")
+    assert "used on two machines, host1 and" in sentence(book.join(2, from_node(2, "k", elsewhere)))
+    assert book.join(3, from_node(2, "other", elsewhere)) is None
+    assert book.join(4, from_node(3, "k", HERE)) is None
+    assert book.missing == []
+
+
+def test_where_nobody_proves_a_key_nobody_has_a_clone() -> None:
+    """In clear."""
+    book = Rendezvous(4)
+    assert book.join(1, from_node(1, "", HERE)) is None
+    assert book.join(2, from_node(2, "", Introduction(machine="m2"))) is None
 
 
 def test_another_world_size_is_refused() -> None:
@@ -172,3 +226,9 @@ def test_a_connection_opens_exactly_when_it_is_expected(
         assert f"this is rank {me}, not rank {to}" in sentence(answer)
     else:
         assert f"rank {rank} is not expected" in sentence(answer)
+
+
+def test_only_the_node_that_joined_as_a_rank_dials_as_that_rank() -> None:
+    """Whoever else is a member and knows the session."""
+    assert judge_node(2, "anna", "anna") is None
+    assert "rank 2 joined as another node" in sentence(judge_node(2, "anna", "ben"))

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -13,42 +12,11 @@ from potluck.messages import Join, Lane, Peer, pack
 from potluck.net import acceptor
 from potluck.net.acceptor import SLOTS, SLOTS_PER_HOST
 from potluck.net.frames import Kind, encode
-from support.place import Place
-from support.ranks import Rank, Ranks, new_master, start_together
-from support.threads import PATIENCE, eventually
+from support.newcomers import dial, meet, start_rank_0
+from support.ranks import Ranks, new_master, start_together
+from support.threads import eventually
 
 NESTED = b"\x81\xa1x" + b"\x91" * 60_000  # a list in a list in a list …
-
-
-def meet(place: Place, namespace: str | None = None) -> float:
-    """Take part in a group that forms; how long that took from the first hello on."""
-    place.wait_for_start()
-    before = time.monotonic()
-    with place.join(namespace=namespace) as backend:
-        taken = time.monotonic() - before
-        backend.barrier(PATIENCE)
-        return taken
-
-
-def dial(master: str) -> socket.socket:
-    """Connect like a rank."""
-    host, port = master.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=PATIENCE)
-
-
-def start_rank_0(ranks: Ranks, master: str, world_size: int, namespace: str | None = None) -> Rank:
-    """A rank 0 that is known to listen."""
-    (zero,) = ranks.start(meet, world_size, namespace, ranks=[0], master=master)
-    start_together([zero])
-
-    def listens() -> bool:
-        with contextlib.suppress(ConnectionRefusedError):
-            dial(master).close()
-            return True
-        return False
-
-    eventually(listens)
-    return zero
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:

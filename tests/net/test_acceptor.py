@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import psutil
 import pytest
 
@@ -137,6 +138,18 @@ def test_a_hello_that_makes_no_sense_gets_a_sentence(reception: Reception, paylo
     caller = reception.call(encode(Kind.HELLO, length=len(payload)) + payload)
     assert refusal(last_words(caller)) == "this hello cannot be understood"
     reception.call_honestly()
+
+
+def test_what_a_stranger_says_cannot_forge_the_log(
+    reception: Reception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some errors quote him; each refusal stays one printable line."""
+    caplog.set_level("INFO")
+    evil = msgspec.msgpack.encode({"type": "x\nrefused nobody: \x1b[2J"})
+    for data in (encode(Kind.HELLO, length=len(evil)) + evil, b"\x1b[2J\nGET / HTTP/1.1\n\n" * 3):
+        last_words(reception.call(data))
+    eventually(lambda: len(caplog.messages) >= 2)
+    assert all(line.isprintable() for line in caplog.messages)
 
 
 def test_a_receiver_that_meets_a_broken_connection_harms_nobody_else(

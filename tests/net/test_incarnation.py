@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from potluck.errors import BackendUnavailable
 from potluck.net import incarnation
-from potluck.net.incarnation import Incarnation, boot_tag, claim_incarnation, machine_tag
+from potluck.net.incarnation import (
+    Incarnation,
+    boot_tag,
+    claim_incarnation,
+    machine_tag,
+    this_process,
+)
 from potluck.net.private_files import maybe_lock
 from potluck.vocabulary import NodeId
 
@@ -281,3 +287,33 @@ def test_this_machine_has_tags(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script, NODE, str(tmp_path)]
     assert subprocess.check_output(command, text=True).strip() == tag
+
+
+def test_a_process_is_one_incarnation_in_each_home(tmp_path: Path) -> None:
+    """However often it is asked; a process that starts later has a higher number and a slot."""
+    mine = this_process(NODE, tmp_path / "one")
+    assert this_process(NODE, tmp_path / "one") == mine
+    assert mine.machine == machine_tag(NODE, tmp_path / "one")
+    assert mine.boot == boot_tag(NODE)
+    other = claim_incarnation(tmp_path / "one")
+    assert other.number > mine.incarnation
+    assert other.slot != mine.slot
+    other.release()
+    assert this_process(NODE, tmp_path / "two").slot == 0
+
+
+def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
+    """It shares nothing with its parent that would let the two be taken for one."""
+    mine = this_process(NODE, tmp_path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        theirs = this_process(NODE, tmp_path)
+        os.write(writing, f"{theirs.incarnation} {theirs.slot}".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        number, slot = map(int, stream.read().split())
+    os.waitpid(child, 0)
+    assert number > mine.incarnation
+    assert slot != mine.slot

@@ -221,6 +221,34 @@ def test_another_name_or_passphrase_gives_another_namespace() -> None:
     assert NetworkNamespace.from_passphrase("lab", PASSPHRASE.title()) != one
 
 
+def test_a_passphrase_stays_one_when_it_is_kept(home: Path) -> None:
+    """Whoever knows it is a member, so there is nothing to rotate; it is replaced by another."""
+    namespace = NetworkNamespace.from_passphrase("lab", PASSPHRASE)
+    assert namespace.protection is Protection.PASSPHRASE
+    assert not namespace.is_kept
+    namespace.save()
+    kept = NetworkNamespace.load("lab")
+    assert kept == namespace
+    assert kept.is_kept
+    assert kept.protection is Protection.PASSPHRASE
+    with pytest.raises(UnsupportedOperation, match="Agree on another passphrase"):
+        kept.rotated()
+    NetworkNamespace.generate("lab").save(replace=True)
+    assert NetworkNamespace.load("lab").protection is Protection.SECRET
+    with pytest.raises(InvalidNamespaceName):
+        NetworkNamespace.from_passphrase("open", PASSPHRASE)
+
+
+def test_what_is_kept_is_known_under_an_earlier_secret_too(home: Path) -> None:
+    """A process that started before the secret changed; another secret of that name is not it."""
+    before = NetworkNamespace.load_or_create()
+    before.rotated().save()
+    assert before.is_kept
+    assert not NetworkNamespace.generate().is_kept
+    with pytest.warns(SecurityWarning):
+        assert not NetworkNamespace.open().is_kept
+
+
 def test_a_weak_passphrase_is_refused() -> None:
     """The secret never comes to be."""
     with pytest.raises(WeakPassphrase, match="could be guessed"):

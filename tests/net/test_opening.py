@@ -23,7 +23,7 @@ from support.doors import socket_pair
 from support.hellos import HELLO, ask, drop, frame
 from support.threads import Background
 
-OPENING = [Kind.HELLO, Kind.WELCOME, Kind.REFUSAL]
+OPENING = [Kind.HELLO, Kind.WELCOME, Kind.REFUSAL, Kind.ROSTER]
 
 
 WELCOME = frame(Kind.WELCOME, pack(LaneOpened(0)))

@@ -103,3 +103,22 @@ def test_refusing_one_that_left_or_does_not_read_is_no_trouble() -> None:
             refuse(dialled, "no")
             assert time.monotonic() - begin < 10
             assert dialled.fileno() == -1
+
+
+def test_a_refusal_is_one_line_in_our_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever it is about cannot add lines of his own, nor steer the terminal that shows it."""
+    caplog.set_level("INFO")
+    refused(f"{EVIL}\nrefused 192.168.1.1:80: nothing of the sort")
+    (line,) = caplog.messages
+    assert line.isprintable()
+    assert line.startswith("refused 127.0.0.1:")
+
+
+def test_the_reason_that_is_not_told_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A stranger gets a general sentence, the owner of the machine what happened."""
+    caplog.set_level("INFO")
+    dialler, dialled = socket_pair()
+    with dialler:
+        refuse(dialled, "no", reason="it knows too much")
+        assert dialler.recv(1000) == frame(Kind.REFUSAL, b"no")
+    assert caplog.messages[0].endswith(": it knows too much")

@@ -23,7 +23,16 @@ from potluck.net.sealing import (
     derive_keys,
     seal_context,
 )
-from support.sealed_pair import HEADER, PAYLOAD, Pair, assert_refused, connect, seal, unseal
+from support.sealed_pair import (
+    HEADER,
+    PAYLOAD,
+    Pair,
+    assert_refused,
+    connect,
+    record_keys,
+    seal,
+    unseal,
+)
 
 CONTEXT = seal_context(connection=b"c1", epoch=1, initiator="ada", responder="bob", lane="data")
 
@@ -58,14 +67,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Every key that is made from now on."""
-    keys: list[bytes] = []
-
-    def note(cipher: Cipher, key: bytes) -> Aead:
-        keys.append(key)
-        return new_aead(cipher, key)
-
-    monkeypatch.setattr(sealing, "new_aead", note)
-    return keys
+    return record_keys(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from potluck.backend.circles import VERIFIER, Circle, signer_of, write_roster
 from potluck.core.pairing import Offered, Paired, PairingGuest, Send, parse_code
 from potluck.core.roster import Roster
 from potluck.core.roster_exchange import take
@@ -17,7 +18,6 @@ from potluck.net.addresses import Address
 from potluck.net.identity import NodeIdentity
 from potluck.net.namespace import NetworkNamespace
 from potluck.runtime.adoption import Adopter, Plan
-from potluck.runtime.circles import VERIFIER, Circle, signer_of, write_roster
 from potluck.runtime.pairing import Invitation, Notice, PairingFailed, open_listener
 from potluck.runtime.pairing_guest import Application
 from support.threads import Background

@@ -135,8 +135,9 @@ class Rank:
     @property
     def log(self) -> str:
         """What the process has written to its standard output and error."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # Not by seeking: the process writes at the place that a seek would move.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     # -- lines -------------------------------------------------------------------------------
 

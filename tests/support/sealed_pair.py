@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from potluck.errors import MalformedFrame
-from potluck.net.ciphers import Cipher
+from potluck.net import sealing
+from potluck.net.ciphers import Aead, Cipher, new_aead
 from potluck.net.sealing import (
     SECRET_SIZE,
     TAG_SIZE,
@@ -55,6 +56,18 @@ def connect(
         for side in (True, False)
     )
     return Pair(*a, *b)
+
+
+def record_keys(patch: pytest.MonkeyPatch) -> list[bytes]:
+    """Every key that is made from now on, by whichever end."""
+    keys: list[bytes] = []
+
+    def note(cipher: Cipher, key: bytes) -> Aead:
+        keys.append(key)
+        return new_aead(cipher, key)
+
+    patch.setattr(sealing, "new_aead", note)
+    return keys
 
 
 def seal(sealer: Sealer, payload: bytes = PAYLOAD, header: bytes = HEADER) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import tempfile
 from pathlib import Path
@@ -82,6 +83,15 @@ def stranger(
             file.flush()
             context.load_cert_chain(file.name)
     return context
+
+
+def client_hello() -> bytes:
+    """What opens a TLS conversation; whoever sends it need not be anybody."""
+    outgoing = ssl.MemoryBIO()
+    conversation = stranger(server_side=False).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        conversation.do_handshake()
+    return outgoing.read()
 
 
 class Raw:

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.errors import InvalidRank, UnsupportedOperation
+from potluck.errors import InvalidRank
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -90,23 +90,27 @@ class Backend(ABC):
 
     def open_stream(
         self,
-        rank: int,  # noqa: ARG002 - this and the others are for those who have streams
-        purpose: str,  # noqa: ARG002
-        deadline: float,  # noqa: ARG002
-        look: Callable[[], None],  # noqa: ARG002
+        rank: int,
+        purpose: str,
+        deadline: float,
+        look: Callable[[], None],
     ) -> PeerStream:
         """A connection to a rank for one purpose; both ranks must ask for it.
 
-        ``look`` is called while waiting, and raises when that makes no sense any more.
+        ``look`` is called while waiting, and raises when that makes no sense any more.  Unless a
+        backend has connections of its own for this, messages carry the stream.
         """
-        raise self._no_streams()
+        from potluck.backend.carried import CarriedStream
+        from potluck.backend.streams import PeerStream
+
+        del deadline, look
+        return PeerStream(CarriedStream(self, self._check_rank(rank), purpose))
 
     def make_poller(self) -> Poller:
         """A poller for such connections."""
-        raise self._no_streams()
+        from potluck.backend.carried import CarriedPoller
 
-    def _no_streams(self) -> UnsupportedOperation:
-        return UnsupportedOperation(f"{type(self).__name__} has no streams for collectives")
+        return CarriedPoller(self)
 
     def loss_of(self, rank: int) -> DistributedError | None:
         """Why a rank is gone, if it is."""

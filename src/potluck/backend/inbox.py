@@ -105,13 +105,14 @@ class Inbox:
             self._release(message)
 
     def _deliver(self, message: Message) -> None:
-        receive = message.receive
+        receive, buffer = message.receive, message.buffer if message.kept else None
         assert receive is not None
-        if message.kept and message.buffer is not None:
-            receive.view[:] = message.buffer
         self._release(message)
         receive.message = message.receive = None  # a cycle would hold the caller's buffer
-        receive.finish()
+        if buffer is None:
+            receive.finish()
+        else:
+            receive.take(buffer)
 
     def _release(self, message: Message) -> None:
         """The message's bytes are needed no more."""
@@ -141,12 +142,13 @@ class Inbox:
         message = Message(sender, key, header.operation, header.length, eager=True)
         sender.arriving = message
         receive = self._mailbox.arrive(key, message)
-        if receive is not None and len(receive.view) == header.length:
-            receive.message, message.receive, message.buffer = message, receive, receive.view
-            return receive.view
-        message.buffer, message.kept = memoryview(bytearray(header.length)), True
         if receive is not None:
-            self._join(receive, message)  # of another size: this ends the receive
+            receive.message, message.receive = message, receive
+            if len(receive.view) == header.length:
+                message.buffer = receive.view
+                return receive.view
+        # Of another size: that ends the receive, but only when the frame has proved to be genuine.
+        message.buffer, message.kept = memoryview(bytearray(header.length)), True
         return message.buffer
 
     def _begin_piece(self, sender: Sender, header: Header) -> memoryview:
@@ -171,11 +173,7 @@ class Inbox:
                 self._mailbox.arrive(key, message)
                 return
             sender.give_back(header.length)
-            if len(receive.view) == header.length:
-                receive.view[:] = payload
-                receive.finish()
-            else:
-                receive.finish(SizeMismatch(len(receive.view), header.length, rank=sender.rank))
+            receive.take(payload)
 
     def complete_eager(self, sender: Sender, header: Header) -> None:
         """A whole small message is here."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from potluck.backend.limits import MESSAGE_COST
 from potluck.backend.operation import Driver, Operation
 from potluck.backend.outbox import SIZE, Send
-from potluck.errors import MalformedFrame, Timeout
+from potluck.errors import MalformedFrame, SizeMismatch, Timeout
 from potluck.net.frames import Header, Kind, encode
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class Receive(Operation):
         self.key = key
         self.view = view
         self.message: Message | None = None
+
+    def take(self, payload: memoryview) -> None:
+        """Become done with a copy of a whole message; fail if it is of another size."""
+        if len(self.view) == len(payload):
+            self.view[:] = payload
+            self.finish()
+        else:
+            self.finish(SizeMismatch(len(self.view), len(payload), rank=self.key[1]))
 
     def describe(self) -> str:
         """Name the sender."""

@@ -28,7 +28,11 @@ class FrameHandler(Protocol):
     """Who decides where payloads go and what frames mean."""
 
     def begin(self, header: Header) -> memoryview:
-        """Say where the payload of exactly ``header.length`` bytes shall land."""
+        """Say where the payload of exactly ``header.length`` bytes shall land.
+
+        On a sealed connection nobody has vouched for the header yet: nothing that a caller could
+        notice may follow from it before :meth:`complete`.
+        """
 
     def complete(self, header: Header) -> None:
         """The frame is here, its payload where :meth:`begin` said."""

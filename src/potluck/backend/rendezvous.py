@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import random
 import socket
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from potluck.backend.dialling import Door, Links, Meeting, Welcome, missing_error
+from potluck.backend.introduction import Call, Declined, dial, say_hello
 from potluck.core.handshake import Rendezvous, list_ranks
 from potluck.errors import (
     BackendUnavailable,
@@ -29,13 +31,14 @@ from potluck.errors import (
 )
 from potluck.messages import Join, LaneOpened, Peer, Table
 from potluck.net import tcp
-from potluck.net.acceptor import Acceptor
-from potluck.net.addresses import Address, is_loopback, usable_hosts
-from potluck.net.opening import RefusedForNow, answer, await_answer, exchange_hello, refuse
+from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
+from potluck.net.opening import RefusedForNow, answer, await_answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
 
 __all__ = ["meet"]
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""
@@ -49,12 +52,15 @@ WATCH_EVERY = 0.05
 ANSWER_WITHIN = 2.0
 """Seconds after which whoever listens at the master address is taken to be somebody else."""
 
+TABLE_PART = 1 << 15
+"""Bytes of the table in one frame: half of what fits, as a single peer may take a quarter."""
+
 GRACE = 1.0
 """Seconds a rank whose time is up still listens to rank 0, which knows who is missing."""
 
 
-def meet(meeting: Meeting, welcome: Welcome) -> Acceptor:
-    """Take part; ``welcome`` gets every peer's connection.  Returns the running acceptor."""
+def meet(meeting: Meeting, welcome: Welcome) -> Links:
+    """Take part; ``welcome`` gets every peer's connection."""
     door, table = gather(meeting) if meeting.rank == 0 else join(meeting)
     try:
         links = Links(meeting, table, door, welcome)
@@ -63,20 +69,19 @@ def meet(meeting: Meeting, welcome: Welcome) -> Acceptor:
     except BaseException:
         door.close()
         raise
-    door.turn_away("this group is complete")
-    return door.acceptor
+    return links
 
 
 # -- rank 0 ----------------------------------------------------------------------------------------
 
 
 def gather(meeting: Meeting) -> tuple[Door, Table]:
-    door = Door(_listen_as_master(meeting.masters), meeting.security)
+    door = Door(_listen_as_master(meeting.masters), meeting.members)
     waiting: dict[int, OpeningSocket] = {}
     try:
         book = Rendezvous(meeting.world_size)
         _await_everybody(meeting, door, book, waiting)
-        me = Peer(hosts=[], port=door.acceptor.port, name=_my_name(), node=meeting.security.me)
+        me = Peer(hosts=[], port=door.acceptor.port, name=_my_name(), node=meeting.members.me)
         peers = book.peers(me)
         ranks = book.waiting().items()
         refused = book.unreachable([k for k, r in ranks if all(map(is_loopback, peers[r].hosts))])
@@ -88,7 +93,8 @@ def gather(meeting: Meeting) -> tuple[Door, Table]:
         for sock in waiting.values():
             with contextlib.suppress(OSError):  # it died this instant; its link will be missed
                 sock.settimeout(1.0)
-                answer(sock, table)
+                for part in table.parts(TABLE_PART):
+                    answer(sock, part)
     except BaseException as error:
         reason = str(error) if isinstance(error, DistributedError) else "rank 0 has given up"
         for sock in waiting.values():
@@ -120,8 +126,12 @@ def _await_everybody(
         if not isinstance(request, Join):
             refuse(sock, "the group is not complete yet")
             continue
+        _turn_away_strangers(meeting, book, waiting)  # the caller may have told us of a change
+        name = request.peer.name
         refused = book.join(id(sock), _as_proved(request, sock))
         if refused is not None:
+            logger.warning("refused %r as rank %d: %s", name, request.rank, refused.sentence)
+            meeting.members.last_refusal = f"{name!r} was turned away: {refused.sentence}"
             refuse(sock, refused.sentence)
         else:
             with contextlib.suppress(OSError):  # it has gone again, which the next look finds
@@ -129,6 +139,19 @@ def _await_everybody(
             waiting[id(sock)] = sock
             # Later than that, so that all hear the same if rank 0 gives up at about that time too.
             patience[id(sock)] = time.monotonic() + request.patience + GRACE / 2
+
+
+def _turn_away_strangers(
+    meeting: Meeting, book: Rendezvous, waiting: dict[int, OpeningSocket]
+) -> None:
+    """Refuse those who were members when they came, and are none any more."""
+    for key, sock in list(waiting.items()):
+        refused = meeting.members.judge_peer(sock.peer) if isinstance(sock, SecureSocket) else None
+        if refused is not None:
+            rank = book.leave(key)
+            logger.warning("refused rank %s, which was waiting: %s", rank, refused.sentence)
+            meeting.members.last_refusal = f"Rank {rank} was turned away: {refused.sentence}"
+            refuse(waiting.pop(key), refused.sentence)
 
 
 def _has_hung_up(sock: OpeningSocket) -> bool:
@@ -186,22 +209,23 @@ def _bind_host(host: str) -> str:
 
 def join(meeting: Meeting) -> tuple[Door, Table]:
     pause, attempt = FIRST_PAUSE, 0
-    door: Door | None = None
+    door = _listen_at(meeting) if meeting.port else None
     failure: Exception | None = None
     while True:
         master = meeting.masters[attempt % len(meeting.masters)]
         attempt += 1
         try:
-            sock = tcp.connect(master, meeting.deadline)
-            with contextlib.closing(sock):
-                here = tcp.local_host(sock)
+            call = Call(master, meeting.deadline, ANSWER_WITHIN)
+            with contextlib.closing(dial(meeting.members, call)) as sock:
+                here = unmapped(sock.getsockname()[0])
                 # A machine's own name often means loopback there, and its address elsewhere.
                 is_local = master.host == "localhost" or is_loopback(master.host)
                 hosts = [here] if is_local else [here, *usable_hosts()]
-                door = door or Door(tcp.listen(here if is_local else "", 0), meeting.security)
-                soon = min(meeting.deadline, time.monotonic() + ANSWER_WITHIN)
-                secured = meeting.security.dial(sock, str(master), soon)
-                return door, _ask_to_join(meeting, secured, door.acceptor.port, hosts)
+                door = door or Door(tcp.listen(here if is_local else "", 0), meeting.members)
+                return door, _ask_to_join(meeting, sock, door.acceptor.port, hosts)
+        except Declined:
+            _close(door)
+            raise
         except HandshakeRefused as error:
             remaining = meeting.deadline - time.monotonic()
             if isinstance(error, RefusedForNow) and remaining > FULL_PAUSE:
@@ -229,14 +253,30 @@ def join(meeting: Meeting) -> tuple[Door, Table]:
             raise
 
 
+def _listen_at(meeting: Meeting) -> Door:
+    host = meeting.masters[0].host  # a loopback address of ours, or else every interface
+    try:
+        listener = tcp.listen(host if is_loopback(host) else "", meeting.port)
+    except OSError as error:
+        what = f"Rank {meeting.rank} could not listen on port {meeting.port}"
+        raise from_os_error(what, error, rank=meeting.rank) from error
+    return Door(listener, meeting.members)
+
+
 def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[str]) -> Table:
     hosts = sorted(dict.fromkeys(hosts), key=is_loopback)[:16]  # what others may reach comes first
     me = Peer(hosts=hosts, port=port, name=_my_name())
     patience = max(0.0, meeting.deadline - time.monotonic())
     request = Join(meeting.rank, meeting.world_size, me, patience)
     # Something else may listen there, and say nothing; rank 0 answers at once that it knows us.
-    exchange_hello(sock, request, LaneOpened, time.monotonic() + min(patience, ANSWER_WITHIN))
+    soon = time.monotonic() + min(patience, ANSWER_WITHIN)
+    say_hello(sock, request, LaneOpened, meeting.members, soon)
     table = await_answer(sock, Table, meeting.deadline + GRACE)
+    while len(table.peers) < meeting.world_size:
+        part = await_answer(sock, Table, meeting.deadline + GRACE)
+        if not part.peers:
+            break  # there will never be enough of those
+        table = Table(table.session, table.peers + part.peers)
     if len(table.peers) != meeting.world_size:
         raise MalformedFrame("Rank 0 sent a table of another size", got=len(table.peers))
     return table

@@ -150,6 +150,7 @@ class SubBackend(Backend):
 
 def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> int:
     """A number all members compute alike and no other group has (64 bits of a hash)."""
+    parent = getattr(parent, "innermost", parent)  # a context is not another world
     if name is None:
         with _lock:
             counts = _created.setdefault(parent, {})

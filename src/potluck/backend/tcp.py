@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from potluck.backend.base import check_whole
 from potluck.backend.dialling import Meeting
+from potluck.backend.membership import Membership
 from potluck.backend.mesh import MeshBackend
 from potluck.backend.rendezvous import meet
+from potluck.backend.streams import PeerStream, Switchboard
 from potluck.config import read_launch
 from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
 from potluck.net.addresses import parse_address
-from potluck.net.security import Security
-from potluck.net.tcp import TcpStream, make_poller
+from potluck.net.pollers import make_poller
+from potluck.net.tcp import TcpStream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from potluck.backend.lanes import OpenLane
     from potluck.messages import Peer
     from potluck.net.namespace import NetworkNamespace
+    from potluck.net.transport import Poller
 
 __all__ = ["TcpBackend"]
+
+PARKED = 64
+"""Connections that a rank may open ahead of us, one for each group that it uses before we do."""
 
 
 class TcpBackend(MeshBackend):
@@ -35,6 +42,8 @@ class TcpBackend(MeshBackend):
 
     Only members of ``namespace`` can connect, and every byte is encrypted; unless given, it is the
     namespace this machine uses.  ``NetworkNamespace.insecure()`` is plain TCP.
+
+    Ranks other than 0 listen at ``port``, or at any that is free.
     """
 
     def __init__(
@@ -45,7 +54,10 @@ class TcpBackend(MeshBackend):
         *,
         timeout: float = 30,
         namespace: NetworkNamespace | str | None = None,
+        port: int = 0,
     ) -> None:
+        check_whole(rank, "rank")  # variables of the environment are text
+        check_whole(world_size, "world size")
         if world_size < 2:  # noqa: PLR2004 - one process alone needs no network
             raise InvalidWorldSize(
                 world_size, minimum=2, hint="Use SimulatedBackend for a single process."
@@ -59,15 +71,18 @@ class TcpBackend(MeshBackend):
             [parse_address(text) for text in masters],
             timeout,
             time.monotonic() + timeout,
-            Security.load(namespace),
+            Membership.load(namespace),
+            port,
         )
         super().__init__(rank, world_size, make_poller())
         self._names: dict[int, str] = {}
+        self._switchboard = Switchboard()
         try:
-            self._acceptor = meet(meeting, self._welcome)
+            self._lanes = meet(meeting, self._welcome)
         except BaseException:
             super().close()
             raise
+        self._acceptor = self._lanes.extend(self._park)
 
     @classmethod
     def from_env(
@@ -87,6 +102,30 @@ class TcpBackend(MeshBackend):
         self._names[rank] = peer.name
         self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
 
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection of its own: the higher of the two ranks dials."""
+        self._check_open()
+        if rank < self.rank:
+            lane = self._lanes.open(rank, purpose, deadline, look)
+        else:
+            lane = cast("OpenLane", self._switchboard.take(rank, purpose, deadline, look))
+        return PeerStream(TcpStream(lane.sock), lane.seal, lane.first)
+
+    def make_poller(self) -> Poller:
+        """The fastest poller of this platform."""
+        return make_poller()
+
+    def _park(self, rank: int, purpose: str, lane: OpenLane) -> None:
+        """A member has opened a lane: keep it until we need it, but not any number of them."""
+        if self._closed is not None or self._switchboard.count(rank) >= PARKED:
+            lane.sock.close()
+            return
+        replaced = self._switchboard.put(rank, purpose, lane)
+        if replaced is not None:
+            cast("OpenLane", replaced).sock.close()
+
     def peer_name(self, rank: int) -> str:
         """The machine a rank runs on, and its address."""
         return f"{self._names[rank]} at {super().peer_name(rank)}"
@@ -101,3 +140,5 @@ class TcpBackend(MeshBackend):
         if self._closed is None:
             super().close()
             self._acceptor.close()
+            for lane in self._switchboard.drain():
+                cast("OpenLane", lane).sock.close()

@@ -75,6 +75,8 @@ class FrameWriter:
     """What leaves through one stream.  Everything here is guarded by the link's lock."""
 
     piece_size = MAX_PIECE
+    pieces_in_line = GATHER
+    """Entries in line above which no piece of a parcel joins them."""
 
     def __init__(self, stream: Stream, watch: Callable[[bool], None]) -> None:
         self.epoch = 0
@@ -167,7 +169,7 @@ class FrameWriter:
         while len(self._line) < GATHER:
             if self._frames:
                 self._enter(self._frames.popleft())
-            elif self._parcels:
+            elif self._parcels and len(self._line) < self.pieces_in_line:
                 parcel = self._parcels.popleft()
                 self._enter(parcel.next_piece(self.epoch, self.piece_size))
                 if parcel.sent < len(parcel.view):

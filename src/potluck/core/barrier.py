@@ -178,5 +178,7 @@ class Barrier:
         number, lost = self._broken
         if not self._told:
             self._told = True
-            effects += [Announce(m, number, lost) for m in self._others() if m not in self._lost]
+            # Not to the lost one: if it lives after all, it would take us for a liar.
+            told = [m for m in self._others() if m != lost and m not in self._lost]
+            effects += [Announce(m, number, lost) for m in told]
         return [*effects, Failed(self.number, lost)]

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.messages import Join, Lane, Peer
+from potluck.messages import Introduction, Join, Lane, Peer
 
-__all__ = ["Refused", "Rendezvous", "judge_lane", "judge_node", "list_ranks"]
+__all__ = [
+    "Refused",
+    "Rendezvous",
+    "is_clone",
+    "judge_clone",
+    "judge_lane",
+    "judge_node",
+    "list_ranks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Rendezvous:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._joined: dict[int, tuple[int, Peer]] = {}  # rank -> (connection, where it is)
+        self._joined: dict[int, tuple[int, Join]] = {}  # rank -> (connection, what it said)
 
     def join(self, connection: int, request: Join) -> Refused | None:
         """Somebody asks to join; None means welcome."""
@@ -50,11 +58,18 @@ class Rendezvous:
                 f"rank {rank} cannot join a group of {world}; ranks 1 to {world - 1} can"
             )
         if rank in self._joined:
-            holder = self._joined[rank][1].name
+            holder = self._joined[rank][1].peer.name
             return Refused(
                 f"rank {rank} is already here (on {holder}); every process needs a rank of its own"
             )
-        self._joined[rank] = (connection, request.peer)
+        for _, other in self._joined.values():
+            if request.peer.node and request.peer.node == other.peer.node:
+                refused = judge_clone(
+                    request.peer.node, other.introduction, request.introduction, other.peer.name
+                )
+                if refused is not None:
+                    return refused
+        self._joined[rank] = (connection, request)
         return None
 
     def leave(self, connection: int) -> int | None:
@@ -76,7 +91,7 @@ class Rendezvous:
 
     def peers(self, me: Peer) -> list[Peer]:
         """Where every rank is; complete groups only."""
-        return [me, *(self._joined[rank][1] for rank in range(1, self.world_size))]
+        return [me, *(self._joined[rank][1].peer for rank in range(1, self.world_size))]
 
     def unreachable(self, loopback: Collection[int]) -> Refused | None:
         """Refuse a group in which some came through loopback although others are elsewhere.
@@ -111,3 +126,26 @@ def judge_node(rank: int, known: str, proved: str) -> Refused | None:
     if proved != known:
         return Refused(f"rank {rank} joined as another node than the one that dials now")
     return None
+
+
+def is_clone(one: Introduction, other: Introduction) -> bool:
+    """Whether two processes that show the same node id run on different machines.
+
+    A disk that was copied whole has the same machine tag, but not the same boot tag.
+    """
+    return _differ(one.machine, other.machine) or _differ(one.boot, other.boot)
+
+
+def judge_clone(node: str, known: Introduction, caller: Introduction, where: str) -> Refused | None:
+    """Whether the key of a node, which is in use on ``where``, shows up on another machine."""
+    if not is_clone(known, caller):
+        return None
+    return Refused(
+        f"the node key {node} is used on two machines, {where} and the one that calls: it was "
+        "copied, with a home directory or a disk image; delete the file node_keypair on one of the "
+        "two, or give it another POTLUCK_HOME, and pair that machine"
+    )
+
+
+def _differ(one: str, other: str) -> bool:
+    return bool(one and other) and one != other

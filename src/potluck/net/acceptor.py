@@ -1,8 +1,9 @@
 """The acceptor: answers the door, one thread for all callers that have not said who they are.
 
-A caller has :data:`PATIENCE` seconds to prove that it is a member and to say hello in one frame;
-there are :data:`SLOTS` places, and when they are full the one who has waited longest makes room.
-A complete hello goes to ``receive``, which owns the connection from then on and must not block.
+A caller has :data:`PATIENCE` seconds to prove who it is, to say hello in one frame, and to agree
+with us on who belongs (a :class:`~potluck.net.opening.Conversation`); there are :data:`SLOTS`
+places, and when they are full the one who has waited longest makes room.  A hello that is granted
+goes to ``receive``, which owns the connection from then on and must not block.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from potluck.errors import DistributedError, MalformedFrame
 from potluck.net import descriptors
 from potluck.net.frames import Kind, VersionMismatch
-from potluck.net.opening import Greeting, hang_up, refuse
+from potluck.net.opening import Conversation, Greeting, Next, Turn, hang_up, log_refusal, refuse
 from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket
 from potluck.net.security import Security
 from potluck.net.tls import TlsChannel
@@ -38,6 +39,9 @@ SLOTS_PER_HOST = 48
 
 Receiver = Callable[[OpeningSocket, bytes], None]
 
+Host = Callable[[TlsChannel, str], Conversation]
+"""Begins the conversation with a caller that has proved who it is; gets its address too."""
+
 
 class _Caller:
     """Somebody at the door."""
@@ -49,7 +53,11 @@ class _Caller:
         self.deadline = time.monotonic() + PATIENCE
         self.greeting = Greeting()
         self.channel: TlsChannel | None = None
-        self._rest = b""
+        self.conversation: Conversation | None = None
+        self.hello: bytes | None = None
+        self.is_leaving = False
+        self.is_behind = False  # it has not read all that was said to it
+        self._unsent = bytearray()
 
     def read(self) -> bool:
         """Take in what is there; False when the caller has hung up."""
@@ -70,12 +78,21 @@ class _Caller:
         if data:
             raise MalformedFrame("It said more than hello")
 
-    def send_pending(self) -> None:
-        """Send what TLS has to say: a few kilobytes, for which an empty buffer has room."""
+    def say(self, frames: bytes) -> None:
+        """Send frames, and listen for the next one."""
+        self.greeting = Greeting()
+        if frames and self.channel is not None:
+            self.channel.write(frames)
+            self.send_pending()
+
+    def send_pending(self) -> bool:
+        """Send what TLS has to say, as far as the caller reads it; True when all is sent."""
         if self.channel is not None:
-            data = self.channel.outgoing()
-            if data and self.sock.send(data) < len(data):
-                raise MalformedFrame("It does not read what it is told")
+            self._unsent += self.channel.outgoing()
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.sock.send(self._unsent)]
+        return not self._unsent
 
     def as_socket(self) -> OpeningSocket:
         """The connection as whoever answers the hello uses it."""
@@ -86,10 +103,15 @@ class Acceptor:
     """Listens until closed."""
 
     def __init__(
-        self, listener: socket.socket, receive: Receiver, security: Security | None = None
+        self,
+        listener: socket.socket,
+        receive: Receiver,
+        security: Security | None = None,
+        host: Host | None = None,
     ) -> None:
         self.receive = receive
         self._security = security
+        self._host = host
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -121,11 +143,12 @@ class Acceptor:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for key, _ in self._selector.select(self._next_deadline()):
+                for key, events in self._selector.select(self._next_deadline()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif self._callers.get(key.fd) is key.data is not None:
-                        self._read(key.data)  # unless it was dropped a moment ago, to make room
+                        # It may have been dropped a moment ago, to make room.
+                        self._attend(key.data, events)
                 self._expire()
         finally:
             for caller in list(self._callers.values()):
@@ -168,12 +191,15 @@ class Acceptor:
         elif len(self._callers) >= SLOTS:
             self._drop(next(iter(self._callers.values())), "too many callers at once")
 
-    def _read(self, caller: _Caller) -> None:
+    def _attend(self, caller: _Caller, events: int) -> None:
         try:
-            if not caller.read():
+            if events & selectors.EVENT_READ and not caller.read():
                 self._drop(caller, "it hung up")
-            elif caller.greeting.is_complete:
-                self._introduce(caller)
+                return
+            if caller.greeting.is_complete and not caller.is_leaving:
+                self._hear(caller)
+            if self._callers.get(caller.sock.fileno()) is caller:
+                self._watch(caller)
         except BlockingIOError:
             pass
         except VersionMismatch as error:
@@ -183,16 +209,46 @@ class Acceptor:
                 caller.send_pending()  # the alert that tells the caller why
             self._drop(caller, str(error))
 
+    def _watch(self, caller: _Caller) -> None:
+        """Wait for what the caller says, and until it has read what was said to it."""
+        is_read = caller.send_pending()
+        if is_read and caller.is_leaving:
+            self._forget(caller)
+            hang_up(caller.sock)
+        elif is_read == caller.is_behind:
+            caller.is_behind = not is_read
+            write = selectors.EVENT_WRITE if caller.is_behind else 0
+            self._selector.modify(caller.sock, selectors.EVENT_READ | write, caller)
+
+    def _hear(self, caller: _Caller) -> None:
+        """A frame is complete: the hello, or what follows it."""
+        kind, payload = caller.greeting.kind, caller.greeting.payload
+        if caller.hello is None:
+            if caller.channel is not None and self._host is not None:
+                caller.conversation = self._host(caller.channel, caller.name)
+            # Who does not accept us says so instead of hello.
+            if kind != Kind.HELLO and not (kind == Kind.REFUSAL and caller.conversation):
+                self._drop(caller, f"its first frame was {kind.name}")
+                return
+            caller.hello = payload
+        turn = Turn(Next.GRANT)
+        if caller.conversation is not None:
+            turn = caller.conversation.receive(kind, payload)
+        caller.say(turn.say)
+        match turn.next:
+            case Next.GRANT:
+                self._introduce(caller)
+            case Next.REFUSE:
+                self._drop(caller, turn.sentence, tell=turn.sentence)
+            case Next.CLOSE:
+                caller.is_leaving = True
+
     def _introduce(self, caller: _Caller) -> None:
-        if caller.greeting.kind != Kind.HELLO:
-            self._drop(caller, f"its first frame was {caller.greeting.kind.name}")
-            return
         self._forget(caller)
         try:
-            self.receive(caller.as_socket(), caller.greeting.payload)
+            self.receive(caller.as_socket(), caller.hello or b"")
         except MalformedFrame as error:
-            logger.info("refused %s: %s", caller.name, error)
-            refuse(caller.as_socket(), "this hello cannot be understood")
+            refuse(caller.as_socket(), "this hello cannot be understood", reason=str(error))
         except OSError as error:
             logger.debug("lost %s before it was answered: %s", caller.name, error)
             caller.sock.close()
@@ -205,11 +261,11 @@ class Acceptor:
             self._drop(caller, f"it did not say hello within {PATIENCE:g} s")
 
     def _drop(self, caller: _Caller, reason: str, tell: str = "") -> None:
-        logger.info("refused %s: %s", caller.name, reason)
         self._forget(caller)
         if tell:
-            refuse(caller.as_socket(), tell)
+            refuse(caller.as_socket(), tell, reason=reason)
         else:
+            log_refusal(caller.name, reason)
             hang_up(caller.sock)
 
     def _forget(self, caller: _Caller) -> None:

@@ -13,12 +13,15 @@ boot tags while both are alive, is a key that was copied.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from potluck.errors import BackendUnavailable
 from potluck.net.private_files import (
@@ -35,12 +38,21 @@ from potluck.net.private_files import (
 )
 from potluck.vocabulary import NodeId
 
-__all__ = ["Incarnation", "boot_tag", "claim_incarnation", "machine_tag"]
+__all__ = [
+    "Incarnation",
+    "ThisProcess",
+    "boot_tag",
+    "claim_incarnation",
+    "machine_tag",
+    "this_process",
+]
 
 MAX_SLOTS = 1024  # processes of one user on one machine; each keeps one descriptor and one file
 _DIGITS = 20  # a 64-bit number
 _TAG_SIZE = 32  # hexadecimal digits: 128 bits
 
+_known: dict[tuple[int, Path, NodeId], ThisProcess] = {}
+_asking = threading.Lock()
 _claims: list[Incarnation] = []  # a claim lasts as long as the process, even if nobody keeps it
 
 
@@ -84,6 +96,28 @@ def claim_incarnation(
             lock.release()
             raise
     return Incarnation(number, slot, lock)
+
+
+class ThisProcess(NamedTuple):
+    """What this process says about itself in a hello."""
+
+    machine: str
+    boot: str
+    slot: int
+    incarnation: int
+
+
+def this_process(node: NodeId, home: Path | None = None) -> ThisProcess:
+    """Which start of which process this is; claimed once for each home, and for each fork."""
+    home = home or potluck_home()
+    key = os.getpid(), home, node
+    with _asking:
+        if key not in _known:
+            claim = claim_incarnation(home)
+            _known[key] = ThisProcess(
+                machine_tag(node, home), boot_tag(node), claim.slot, claim.number
+            )
+        return _known[key]
 
 
 def _free_slot(slots: Path) -> tuple[int, HeldLock]:

@@ -50,9 +50,15 @@ class SecurityWarning(UserWarning):
 class Protection(enum.Enum):
     """What keeps strangers out."""
 
-    SECRET = "secret"  # noqa: S105  members have it, nobody else
+    SECRET = "secret"  # noqa: S105  members have it, nobody else; a roster says who they are
+    PASSPHRASE = "passphrase"  # noqa: S105  whoever knows it is a member; there is no roster
     OPEN = "open"  # encrypted, but everybody knows the secret
     INSECURE = "insecure"  # plain TCP
+
+    @property
+    def has_own_secret(self) -> bool:
+        """Whether the secret is known to members alone."""
+        return self in {Protection.SECRET, Protection.PASSPHRASE}
 
 
 _RESERVED = {Protection.OPEN.value, Protection.INSECURE.value}
@@ -81,7 +87,7 @@ class NetworkNamespace:
                 msg = f"The secret of a namespace has {KEY_SIZE} bytes, not {len(secret)}"
                 raise ValueError(msg)
         name = checked_name(self.name)
-        if self.protection is Protection.SECRET and name in _RESERVED:
+        if self.protection.has_own_secret and name in _RESERVED:
             raise InvalidNamespaceName(
                 f"The name {name!r} is reserved for the namespace that is {name}", got=name
             )
@@ -120,7 +126,8 @@ class NetworkNamespace:
                 got=name,
                 hint=f"Those it knows: {names}. Join another one with `potluck pair`.",
             )
-        return cls(name, known.current, known.previous, home=home)
+        protection = Protection.PASSPHRASE if known.is_passphrase else Protection.SECRET
+        return cls(name, known.current, known.previous, protection, home)
 
     @classmethod
     def generate(cls, name: str = DEFAULT_NAME, *, home: Path | None = None) -> NetworkNamespace:
@@ -133,6 +140,8 @@ class NetworkNamespace:
     ) -> NetworkNamespace:
         """The namespace that everybody gets who gives this name and this passphrase.
 
+        Whoever knows the passphrase is a member; there is no roster, and nobody can be revoked
+        but by agreeing on another passphrase.
         Takes about half a second, so that guessing is expensive.  A passphrase that is easily
         guessed all the same raises :class:`WeakPassphrase`.
         """
@@ -141,7 +150,8 @@ class NetworkNamespace:
             raise WeakPassphrase(bits)
         name = checked_name(name)
         secret = stretch(passphrase, b"potluck namespace v1\0" + name.encode())
-        return cls(name, secret, home=home or potluck_home())
+        home = home or potluck_home()
+        return cls(name, secret, protection=Protection.PASSPHRASE, home=home)
 
     @classmethod
     def open(cls) -> NetworkNamespace:
@@ -199,6 +209,11 @@ class NetworkNamespace:
     def rotated(self, secret: bytes | None = None) -> NetworkNamespace:
         """The same circle under a new secret; the present one becomes a previous one."""
         self._require_own_secret("rotated")
+        if self.protection is Protection.PASSPHRASE:
+            raise UnsupportedOperation(
+                f'The secret of "{self.name}" is its passphrase, which cannot be rotated',
+                hint="Agree on another passphrase, and give it to every machine that stays.",
+            )
         previous = (self.secret, *self.previous)[:MAX_PREVIOUS]
         return replace(self, secret=secret or secrets.token_bytes(KEY_SIZE), previous=previous)
 
@@ -211,6 +226,16 @@ class NetworkNamespace:
     def roster_path(self) -> Path:
         """Where the list of members belongs."""
         return self._files.roster
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this machine keeps it, be it under a later secret by now."""
+        kept = self._files.maybe_read()
+        return (
+            self.protection.has_own_secret
+            and kept is not None
+            and any(self.has_secret(secret) for secret in (kept.current, *kept.previous))
+        )
 
     @property
     def is_unused(self) -> bool:
@@ -230,7 +255,9 @@ class NetworkNamespace:
         secret, or if ``replace`` says so; otherwise :class:`NamespaceExists` is raised.
         """
         self._require_own_secret("saved")
-        self._files.write(Secrets(self.secret, self.previous), replace=replace)
+        is_passphrase = self.protection is Protection.PASSPHRASE
+        kept = Secrets(self.secret, self.previous, is_passphrase)
+        self._files.write(kept, replace=replace)
 
     def delete(self) -> None:
         """Forget it, roster included; nothing happens if it is not kept here."""
@@ -242,7 +269,7 @@ class NetworkNamespace:
         return NamespaceFiles(self.home, self.name)
 
     def _require_own_secret(self, verb: str) -> None:
-        if self.protection is not Protection.SECRET:
+        if not self.protection.has_own_secret:
             message = f"The {self.protection.value} namespace has no secret of its own to be {verb}"
             raise UnsupportedOperation(message)
 

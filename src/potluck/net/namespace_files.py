@@ -5,6 +5,7 @@
     ~/.potluck/namespaces/home/secret     32 bytes
                               /previous   the secrets before it, newest first, 32 bytes each
                               /used       exists unless this is a private namespace nobody joined
+                              /passphrase exists if the secret was made from a passphrase
                               /roster     who belongs to it (written by others)
                               /proposed   secrets this machine has proposed (written by others)
 """
@@ -71,6 +72,8 @@ class Secrets:
 
     current: bytes
     previous: tuple[bytes, ...] = ()
+    is_passphrase: bool = False
+    """Whether it was made from a passphrase, so that whoever knows that is a member."""
 
     def __repr__(self) -> str:
         """Nothing anybody could use."""
@@ -143,7 +146,7 @@ class NamespaceFiles:
                 hint="Delete it: only machines that were absent lately may have to pair again.",
             )
         previous = (joined[at : at + KEY_SIZE] for at in range(0, len(joined), KEY_SIZE))
-        return Secrets(current, tuple(previous))
+        return Secrets(current, tuple(previous), (self.directory / "passphrase").exists())
 
     def create(self, secret: bytes) -> None:
         """Keep a new private namespace, unless one is kept already; of several at once one wins."""
@@ -172,6 +175,8 @@ class NamespaceFiles:
             self._make_directory()
             # In this order a crash in between loses no tag and lets nothing be replaced silently.
             self._mark()
+            if new.is_passphrase:
+                create_private(self.directory / "passphrase", b"")
             replace_private(self.directory / "previous", b"".join(new.previous))
             replace_private(self.directory / "secret", new.current)
 

@@ -2,14 +2,18 @@
 
 The dialler speaks first and counts the connection as open only after the answer.  Until then a
 stranger gets a bounded number of bytes, seconds and places, and never holds up anybody else.
+Members may have to agree on who belongs before the answer: a :class:`Conversation`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
-from typing import TypeVar
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -21,25 +25,63 @@ from potluck.errors import (
     from_os_error,
 )
 from potluck.messages import pack, unpack
+from potluck.net.addresses import unmapped
 from potluck.net.frames import HEADER_SIZE, Header, Kind, VersionMismatch, decode, encode
-from potluck.net.secure_socket import OpeningSocket
+from potluck.net.secure_socket import OpeningSocket, SecureSocket
 
 __all__ = [
+    "Conversation",
     "Greeting",
+    "Next",
     "RefusedForNow",
+    "Turn",
     "answer",
+    "ask",
     "await_answer",
     "exchange_hello",
     "hello_frame",
+    "log_refusal",
+    "opening_frame",
+    "printable",
     "refuse",
+    "understand",
 ]
+
+logger = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply")
 
 MAX_SENTENCE = 2000
 """Characters of a refusal that are sent, and that are shown."""
 
-_OPENING = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})
+_OPENING = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL, Kind.ROSTER})
+
+
+class Next(Enum):
+    """What becomes of a caller."""
+
+    LISTEN = auto()  # it has more to say
+    GRANT = auto()  # whoever serves its purpose takes over
+    REFUSE = auto()  # it is told why, and hung up on
+    CLOSE = auto()  # all is said
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Our part of a conversation: what is said, and what is next."""
+
+    next: Next
+    say: bytes = b""
+    """Frames, sent before anything else."""
+    sentence: str = ""
+    """Why it is refused."""
+
+
+class Conversation(Protocol):
+    """What is said with one caller that has proved who it is, before anything is granted."""
+
+    def receive(self, kind: Kind, payload: bytes) -> Turn:
+        """Answer a frame; the first one is the hello.  Must not wait for the caller."""
 
 
 class Greeting:
@@ -91,9 +133,14 @@ def _frame(kind: Kind, payload: bytes, piece: int = 0) -> bytes:
     return encode(kind, piece=piece, length=len(payload)) + payload
 
 
+def opening_frame(kind: Kind, message: msgspec.Struct) -> bytes:
+    """A frame of an opening, with a message in it."""
+    return _frame(kind, pack(message))
+
+
 def hello_frame(message: msgspec.Struct) -> bytes:
     """The first frame of a connection."""
-    return _frame(Kind.HELLO, pack(message))
+    return opening_frame(Kind.HELLO, message)
 
 
 def answer(sock: OpeningSocket, message: msgspec.Struct) -> None:
@@ -107,13 +154,32 @@ class RefusedForNow(HandshakeRefused):
     recoverable = True
 
 
-def refuse(sock: OpeningSocket, sentence: str, *, for_now: bool = False) -> None:
-    """Tell why not, and close without waiting."""
+def refuse(sock: OpeningSocket, sentence: str, *, for_now: bool = False, reason: str = "") -> None:
+    """Tell why not, and close without waiting; a ``reason`` that is not told is logged instead."""
+    log_refusal(_who(sock), reason or sentence)
     with contextlib.suppress(OSError):
         sock.setblocking(False)
         text = sentence[:MAX_SENTENCE].encode(errors="replace")
         sock.sendall(_frame(Kind.REFUSAL, text, piece=int(for_now)))
     hang_up(sock)
+
+
+def log_refusal(who: str, reason: str) -> None:
+    """Write down whom we sent away and why, in one line whatever was said to us."""
+    logger.info("refused %s: %s", who, printable(reason[:MAX_SENTENCE]))
+
+
+def _who(sock: OpeningSocket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        where = "a caller who has left"
+    else:
+        where = f"{unmapped(host)}:{port}"
+    if isinstance(sock, SecureSocket):
+        with contextlib.suppress(DistributedError):  # the channel may have failed since
+            return f"{where} (node {sock.peer})"
+    return where
 
 
 def hang_up(sock: OpeningSocket) -> None:
@@ -140,6 +206,11 @@ def await_answer(
     sock: OpeningSocket, reply: type[Reply], deadline: float, first: bytes = b""
 ) -> Reply:
     """Wait for the answer, or for another one, after saying ``first``."""
+    return understand(ask(sock, deadline, first), reply)
+
+
+def ask(sock: OpeningSocket, deadline: float, first: bytes = b"") -> Greeting:
+    """The next frame from the other side, after saying ``first``; a refusal is raised."""
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.sendall(first)
@@ -153,7 +224,12 @@ def await_answer(
     if greeting.kind == Kind.REFUSAL:
         sentence = greeting.payload.decode(errors="replace")[:MAX_SENTENCE]
         refused = RefusedForNow if greeting.is_for_now else HandshakeRefused
-        raise refused("The other side refused", cause=_printable(sentence))
+        raise refused("The other side refused", cause=printable(sentence))
+    return greeting
+
+
+def understand(greeting: Greeting, reply: type[Reply]) -> Reply:
+    """The answer in a frame that opens a connection."""
     if greeting.kind != Kind.WELCOME:
         raise MalformedFrame(f"A {greeting.kind.name} frame is no answer to a hello")
     return unpack(greeting.payload, reply)
@@ -173,6 +249,6 @@ def _read_frame(sock: OpeningSocket, deadline: float) -> Greeting:
             return greeting
 
 
-def _printable(text: str) -> str:
-    """What a stranger wrote must not steer our terminal."""
+def printable(text: str) -> str:
+    """What a stranger wrote must not steer our terminal, nor add lines to our log."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -31,12 +31,18 @@ class SecureSocket:
         self.setblocking = sock.setblocking
         self.shutdown = sock.shutdown
         self.getsockname = sock.getsockname
+        self.getpeername = sock.getpeername
         self.close = sock.close
 
     @property
     def peer(self) -> NodeId:
         """Who the other side has proved to be."""
         return self._channel.peer
+
+    @property
+    def tag(self) -> str:
+        """The discovery tag of the secret under which the two have met."""
+        return self._channel.tag
 
     def handshake(self, deadline: float) -> None:
         """Prove who we are and learn who they are; the dialler's first step."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 from potluck.net.identity import NodeIdentity
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.secure_socket import SecureSocket
 from potluck.net.tls import TlsChannel, client_context, server_context
+from potluck.net.tls_context import NamespaceContext
 from potluck.vocabulary import NodeId
 
 __all__ = ["NOBODY", "Security"]
@@ -17,13 +19,21 @@ __all__ = ["NOBODY", "Security"]
 NOBODY = NodeId("")
 """Who a peer is on a connection in clear: it has proved nothing."""
 
+_Make = Callable[[NetworkNamespace, NodeIdentity], NamespaceContext]
+
 
 class Security:
-    """What this process shows and accepts on every connection."""
+    """What this process shows and accepts on every connection.
+
+    Callers may come under an earlier secret too, and are then known as such (:meth:`is_current`):
+    they were away while it changed.  What they are granted is for others to decide.
+    """
 
     def __init__(self, namespace: NetworkNamespace, identity: NodeIdentity | None = None) -> None:
         self.namespace = namespace
         self._identity = identity
+        # By side and tag; two threads may make the same one, and either will do.
+        self._contexts: dict[tuple[_Make, str], NamespaceContext] = {}
 
     @classmethod
     def load(cls, namespace: NetworkNamespace | str | None = None) -> Security:
@@ -31,6 +41,10 @@ class Security:
         if not isinstance(namespace, NetworkNamespace):
             namespace = NetworkNamespace.load_or_create(namespace)
         return cls(namespace)
+
+    def renew(self, namespace: NetworkNamespace) -> None:
+        """Go on under the namespace as it is now; what is open stays open."""
+        self.namespace = namespace
 
     @property
     def is_encrypted(self) -> bool:
@@ -47,33 +61,62 @@ class Security:
         """Our own id, or nobody's on connections in clear."""
         return self.identity.id if self.is_encrypted else NOBODY
 
-    @cached_property
-    def _server(self) -> ssl.SSLContext:
-        return server_context(self.namespace, self.identity)
-
-    @cached_property
-    def _client(self) -> ssl.SSLContext:
-        return client_context(self.namespace, self.identity)
+    def is_current(self, tag: str) -> bool:
+        """Whether a connection was opened under the secret that holds now."""
+        return tag == self.namespace.discovery_tag
 
     def answer_channel(self, host: str) -> TlsChannel | None:
         """For a connection that comes in; None in clear."""
         if not self.is_encrypted:
             return None
-        return TlsChannel(self._server, server_side=True, host=host)
+        context = self._context(server_context, self.namespace)
+        return TlsChannel(context, server_side=True, host=host, find=self._find)
 
-    def dial_channel(self, host: str, expected: NodeId | None = None) -> TlsChannel | None:
-        """For a connection we make, to a certain node or to any member; None in clear."""
+    def dial_channel(
+        self, host: str, expected: NodeId | None = None, *, secret: bytes | None = None
+    ) -> TlsChannel | None:
+        """For a connection we make, to a certain node or to any member; None in clear.
+
+        ``secret`` is an earlier one, for somebody who was away.
+        """
         if not self.is_encrypted:
             return None
-        return TlsChannel(self._client, server_side=False, expected=expected or None, host=host)
+        namespace = self.namespace if secret is None else _under(self.namespace, secret)
+        context = self._context(client_context, namespace)
+        return TlsChannel(context, server_side=False, expected=expected or None, host=host)
 
     def dial(
-        self, sock: socket.socket, host: str, deadline: float, expected: NodeId | None = None
+        self,
+        sock: socket.socket,
+        host: str,
+        deadline: float,
+        expected: NodeId | None = None,
+        *,
+        secret: bytes | None = None,
     ) -> socket.socket | SecureSocket:
         """Open TLS on a connection we made; in clear, the socket as it is."""
-        channel = self.dial_channel(host, expected)
+        channel = self.dial_channel(host, expected, secret=secret)
         if channel is None:
             return sock
         secure = SecureSocket(sock, channel)
         secure.handshake(deadline)
         return secure
+
+    def _find(self, tag: str) -> NamespaceContext | None:
+        """How to answer a caller that names this tag; None if we never had its secret."""
+        namespace = self.namespace
+        for secret in (namespace.secret, *namespace.previous):
+            one = _under(namespace, secret)
+            if one.discovery_tag == tag:
+                return self._context(server_context, one)
+        return None
+
+    def _context(self, make: _Make, namespace: NetworkNamespace) -> NamespaceContext:
+        key = make, namespace.discovery_tag
+        if key not in self._contexts:
+            self._contexts[key] = make(namespace, self.identity)
+        return self._contexts[key]
+
+
+def _under(namespace: NetworkNamespace, secret: bytes) -> NetworkNamespace:
+    return namespace if secret == namespace.secret else replace(namespace, secret=secret)

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import enum
 import ssl
+from collections.abc import Callable
 from typing import NoReturn
 
 from potluck.errors import ChannelClosed, DistributedError, HandshakeRefused, PeerLost
 from potluck.net import tls_errors
+from potluck.net.client_hello import first_record_size, named_server
 from potluck.net.identity import node_id
 from potluck.net.names import short_name
 from potluck.net.tls_context import (
+    NamespaceContext,
     client_context,
     peer_node_id,
     peer_public_key,
     server_context,
 )
-from potluck.net.tls_errors import NodeMismatch
+from potluck.net.tls_errors import AnotherNamespace, NodeMismatch
 from potluck.vocabulary import NodeId
 
 __all__ = [
     "MAX_HANDSHAKE",
+    "AnotherNamespace",
     "NodeMismatch",
     "TlsChannel",
     "client_context",
@@ -54,6 +58,7 @@ class TlsChannel:
     After every :meth:`receive`, :meth:`write` and :meth:`unwrap`, also one that raised, send what
     :meth:`outgoing` returns; after an error then close the connection.  A finished handshake proves
     who the other side is; whether it accepts us a client knows only when the first answer comes.
+    A server may ``find`` another context for the tag that a client names.
     """
 
     def __init__(
@@ -63,10 +68,16 @@ class TlsChannel:
         server_side: bool,
         expected: NodeId | None = None,
         host: str | None = None,
+        find: Callable[[str], ssl.SSLContext | None] | None = None,
     ) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        tag = None if server_side else _tag(context)
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=tag
+        )
+        self._find = find
+        self._first = bytearray()  # the first record, until we know how to answer it
         self._expected = expected
         self._host = host
         self._phase = _Phase.HANDSHAKE
@@ -83,6 +94,11 @@ class TlsChannel:
     def handshake_done(self) -> bool:
         """Whether the other side has proved who it is."""
         return self._phase in {_Phase.OPEN, _Phase.ENDING, _Phase.ENDED}
+
+    @property
+    def tag(self) -> str:
+        """The discovery tag of the secret under which the two have met; "" if that is unknown."""
+        return _tag(self._tls.context) or ""
 
     @property
     def peer(self) -> NodeId:
@@ -108,7 +124,7 @@ class TlsChannel:
             if not self._before and view[0] not in _FIRST_BYTES:
                 self._fail(tls_errors.plain_text(bytes(view[:16]), self._host))
             allowed = MAX_HANDSHAKE - self._before
-            self._incoming.write(view[:allowed])
+            self._incoming.write(self._answerable(view[:allowed]))
             self._before += min(len(view), allowed)
             view = view[allowed:]
             self._advance()
@@ -116,6 +132,20 @@ class TlsChannel:
                 self._fail(self._refused(f"sent {MAX_HANDSHAKE} bytes without a handshake"))
         if view:
             self._incoming.write(view)
+
+    def _answerable(self, data: memoryview) -> bytes | bytearray | memoryview:
+        """What TLS may see: all of it, once the caller has named the secret it comes with."""
+        if self._find is None:
+            return data
+        self._first += data
+        if len(self._first) < first_record_size(self._first):
+            return b""
+        tag = named_server(self._first)
+        context = self._find(tag) if tag else None
+        if context is not None:
+            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._find = None
+        return self._first
 
     def receive_eof(self) -> None:
         """The network has no more: raises unless the other side had ended TLS first."""
@@ -239,3 +269,7 @@ class TlsChannel:
         if self._failure is not None:
             message = "This connection has failed before"
             raise ChannelClosed(message, host=self._host, cause=str(self._failure))
+
+
+def _tag(context: ssl.SSLContext) -> str | None:
+    return context.tag if isinstance(context, NamespaceContext) else None

@@ -26,12 +26,25 @@ from potluck.net.identity import NodeIdentity, node_id
 from potluck.net.namespace import NetworkNamespace
 from potluck.vocabulary import NodeId
 
-__all__ = ["client_context", "peer_node_id", "peer_public_key", "server_context"]
+__all__ = [
+    "NamespaceContext",
+    "client_context",
+    "peer_node_id",
+    "peer_public_key",
+    "server_context",
+]
 
 _DESCRIPTORS = "/proc/self/fd"
 
 
-def server_context(namespace: NetworkNamespace, identity: NodeIdentity) -> ssl.SSLContext:
+class NamespaceContext(ssl.SSLContext):
+    """A context that remembers under which secret it opens connections."""
+
+    tag: str = ""
+    """The discovery tag of that secret."""
+
+
+def server_context(namespace: NetworkNamespace, identity: NodeIdentity) -> NamespaceContext:
     """For the side that was called."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, namespace, identity)
     # A ticket would arrive after the handshake, when the data lane already ends TLS; and a resumed
@@ -40,7 +53,7 @@ def server_context(namespace: NetworkNamespace, identity: NodeIdentity) -> ssl.S
     return context
 
 
-def client_context(namespace: NetworkNamespace, identity: NodeIdentity) -> ssl.SSLContext:
+def client_context(namespace: NetworkNamespace, identity: NodeIdentity) -> NamespaceContext:
     """For the side that calls."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, namespace, identity)
 
@@ -68,11 +81,14 @@ def peer_node_id(tls: ssl.SSLObject | ssl.SSLSocket) -> NodeId:
     return node_id(peer_public_key(tls))
 
 
-def _context(protocol: int, namespace: NetworkNamespace, identity: NodeIdentity) -> ssl.SSLContext:
+def _context(
+    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity
+) -> NamespaceContext:
     if not namespace.is_encrypted:
         raise UnsupportedOperation("The insecure namespace is plain TCP: there is no TLS to open")
     authority = Authority.of(namespace)
-    context = ssl.SSLContext(protocol)
+    context = NamespaceContext(protocol)
+    context.tag = namespace.discovery_tag
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # addresses change at home; the node id is checked instead
     context.verify_mode = ssl.CERT_REQUIRED

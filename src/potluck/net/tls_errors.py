@@ -10,7 +10,13 @@ import ssl
 
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 
-__all__ = ["NodeMismatch", "during_handshake", "on_open_channel", "plain_text"]
+__all__ = [
+    "AnotherNamespace",
+    "NodeMismatch",
+    "during_handshake",
+    "on_open_channel",
+    "plain_text",
+]
 
 _SAME_NAMESPACE = (
     "Check that both use the same namespace (--namespace, POTLUCK_NAMESPACE). If one was away when "
@@ -55,6 +61,13 @@ _CERTIFICATES = {
 }
 
 
+_OTHER_SECRET = frozenset({19, 20, 21})
+
+
+class AnotherNamespace(HandshakeRefused):
+    """The other side showed a certificate under a secret that is not ours now."""
+
+
 class NodeMismatch(HandshakeRefused):
     """A member of the namespace answered, but not the one that was called."""
 
@@ -73,16 +86,19 @@ def during_handshake(error: ssl.SSLError, host: str | None) -> HandshakeRefused:
     """The two could not agree on a connection."""
     words = (error.reason or str(error)).upper().replace(" ", "_")
     meaning, hint = "the two could not agree", _NOT_POTLUCK
+    kind = HandshakeRefused
     if isinstance(error, ssl.SSLCertVerificationError):
         default = "its certificate is not one that Potluck makes"
         meaning, hint = _CERTIFICATES.get(error.verify_code, default), _SAME_NAMESPACE
+        if error.verify_code in _OTHER_SECRET:
+            kind = AnotherNamespace
     else:
         for key, *found in _MEANINGS:
             if key in words:
                 meaning, hint = found
                 break
     message = f"No connection with {_who(host)}, because {meaning}"
-    return HandshakeRefused(message, host=host, cause=_cause(error), hint=hint)
+    return kind(message, host=host, cause=_cause(error), hint=hint)
 
 
 def on_open_channel(error: ssl.SSLError, host: str | None) -> DistributedError:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from potluck.apps.cli.change import UnknownMember, find_member
 from potluck.apps.cli.main import app
 from potluck.net.names import short_name
+from potluck.net.namespace import NetworkNamespace
 from support.homes import Home, pair
 
 
@@ -84,6 +85,82 @@ def test_a_program_gets_the_same_facts(desk: Home, laptop: Home, nas: Home) -> N
     assert pending["revokes"] == laptop.me.node_id
     (rotation,) = [change.rotation for change in desk.circle().roster.pending]
     assert rotation.keeps == (nas.me.node_id,)
+
+
+def test_the_same_command_on_another_machine_agrees(desk: Home, laptop: Home, nas: Home) -> None:
+    """It signs what the first one proposed instead of proposing something else."""
+    pair(desk, laptop)
+    pair(desk, nas)
+    laptop.join_records_of(desk)
+    assert run(desk, "revoke", "laptop", "--yes").exit_code == 0
+    nas.join_records_of(desk)
+    shown = run(nas, "members").stdout
+    assert "To agree, on this machine: potluck revoke laptop" in shown
+    assert "To agree" not in run(desk, "members").stdout
+    asked = run(nas, "revoke", "laptop")
+    assert asked.exit_code == 1
+    assert "that desk proposed? It takes out laptop." in asked.stderr
+    result = run(nas, "revoke", "laptop", "--yes")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        (
+            '"home" gets a new secret: enough machines have agreed. '
+            "This one has it as soon as it connects to one that does."
+        ),
+        "laptop was revoked by desk; only pairing it again brings it back.",
+    ]
+    assert nas.members() == ["desk", "nas"]
+
+
+def test_a_rotation_is_agreed_to_by_the_same_command(desk: Home, laptop: Home) -> None:
+    """Whoever has signed already does not sign twice: it proposes anew, or is told to wait."""
+    pair(desk, laptop)
+    run(desk, "rotate", "--yes")
+    laptop.join_records_of(desk)
+    assert "To agree, on this machine: potluck rotate" in run(laptop, "members").stdout
+    asked = run(laptop, "rotate")
+    assert "It takes out nobody." in asked.stderr
+    facts = json.loads(run(laptop, "rotate", "--yes", "--json").stdout)
+    assert (facts["took_effect"], facts["generation"]) == (True, 1)
+    desk.join_records_of(laptop)
+    assert desk.circle().has_secret
+
+
+def test_who_wants_to_keep_others_proposes_something_else(
+    desk: Home, laptop: Home, nas: Home, tmp_path: Path
+) -> None:
+    """A proposal that lets other guests stay is not the same proposal."""
+    pair(desk, laptop)
+    pair(laptop, nas)
+    desk.join_records_of(laptop)
+    tablet = Home(tmp_path, "tablet")
+    pair(desk, tablet)
+    run(desk, "revoke", "laptop", "--yes")
+    tablet.join_records_of(desk)
+    facts = json.loads(
+        run(tablet, "revoke", "laptop", "--keep-guest", "nas", "--yes", "--json").stdout
+    )
+    assert len(facts["pending"]) == 2
+
+
+@pytest.mark.parametrize("arguments", [["revoke", "laptop"], ["rotate"], ["members"]])
+def test_a_passphrase_has_no_members_to_manage(desk: Home, arguments: list[str]) -> None:
+    """The error says what to do instead."""
+    words = "unruly copper migrant walnut tracing spoof"
+    NetworkNamespace.from_passphrase("lab", words, home=desk.path).save()
+    result = run(desk, *arguments, "--namespace", "lab")
+    assert result.exit_code == 1
+    assert "whoever knows its passphrase is a member" in result.stderr
+    assert "agree on another passphrase" in result.stderr
+
+
+def test_a_member_that_is_not_there_is_told(desk: Home, laptop: Home) -> None:
+    """Before anything is proposed."""
+    pair(desk, laptop)
+    result = run(desk, "rotate", "--yes", "--host", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "127.0.0.1:1 could not be reached: Connection refused." in result.stderr
+    assert desk.circle().roster.pending == ()
 
 
 def test_a_machine_alone_gets_a_new_secret_at_once(desk: Home) -> None:

@@ -6,13 +6,15 @@ from typing import Any
 
 import typer
 
-from potluck.apps.cli.circle import pending_facts, print_json
-from potluck.core.roster import Member, Roster, Status
+from potluck.apps.cli.circle import confirm, pending_facts, print_json
+from potluck.backend.circles import Circle
+from potluck.core.roster import Member, Pending, Roster, Status
+from potluck.core.roster_words import listed
 from potluck.errors import DistributedError
 from potluck.net.names import short_name
-from potluck.runtime.circles import Circle
+from potluck.vocabulary import NodeId
 
-__all__ = ["UnknownMember", "find_member", "report"]
+__all__ = ["UnknownMember", "agree", "find_member", "find_proposal", "how_to_agree", "report"]
 
 SHORTEST = 4
 """Letters of an id that may stand for it."""
@@ -41,6 +43,38 @@ def find_member(roster: Roster, text: str) -> Member:
     raise UnknownMember(problem, got=text, hint=f"Give its id. These are there: {ids}.")
 
 
+def find_proposal(
+    circle: Circle, revokes: NodeId | None, keeps: list[NodeId] | None = None
+) -> Pending | None:
+    """The change with the same aim that another machine proposed and this one may agree to."""
+    for change in circle.roster.pending:
+        is_same = change.rotation.revokes == revokes and (
+            keeps is None or set(keeps) == set(change.rotation.keeps)
+        )
+        if is_same and circle.roster.objection(change.name, circle.me.node_id) is None:
+            return change
+    return None
+
+
+def agree(circle: Circle, change: Pending, *, yes: bool) -> Circle:
+    """Sign what another machine proposed, if the person wants it; names everybody who would go."""
+    roster = circle.roster
+    staying = roster.heirs(change.name)
+    going = [member.name for member in roster.members if member.node_id not in staying]
+    what = f"takes out {listed(going)}" if going else "takes out nobody"
+    proposer = roster.history.name_of(change.rotation.proposer)
+    name = circle.namespace.name
+    confirm(f'Agree to the new secret of "{name}" that {proposer} proposed? It {what}.', yes=yes)
+    return circle.sign(change.name)
+
+
+def how_to_agree(roster: Roster, change: Pending) -> str:
+    """Which command signs a change that waits for this machine too."""
+    revoked = change.rotation.revokes
+    command = f"revoke {roster.history.name_of(revoked)}" if revoked else "rotate"
+    return f"To agree, on this machine: potluck {command}"
+
+
 def report(before: Circle, after: Circle, *, json: bool) -> None:
     """Say what a proposal has changed, and what it has not."""
     took_effect = after.roster.generation.number > before.roster.generation.number
@@ -62,9 +96,14 @@ def _facts(before: Circle, after: Circle, *, took_effect: bool) -> dict[str, Any
 
 
 def _in_force(before: Circle, after: Circle) -> list[str]:
-    # That happens only where nobody else has a vote, so there is nobody to get the new secret.
+    sentence = f'"{after.namespace.name}" has a new secret on this machine.'
+    if not after.has_secret:
+        sentence = (
+            f'"{after.namespace.name}" gets a new secret: enough machines have agreed. This one '
+            "has it as soon as it connects to one that does."
+        )
     return [
-        f'"{after.namespace.name}" has a new secret on this machine.',
+        sentence,
         *(after.roster.explain(member.node_id) for member in _out(before, after)),
     ]
 
@@ -73,8 +112,8 @@ def _waiting(after: Circle) -> list[str]:
     return [
         "Nothing has changed yet; the proposal is signed by this machine and kept here.",
         *(change.reason for change in after.roster.pending),
-        "This version does not carry proposals to the others by itself.",
-        "Until they have signed, all members stay and the old secret is in force.",
+        "They hear of it when programs connect; then the same command on each of them signs.",
+        "Until enough have signed, all members stay and the old secret is in force.",
     ]
 
 

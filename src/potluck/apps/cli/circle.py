@@ -9,7 +9,7 @@ import typer
 
 from potluck.core.cards import Card, Signer
 from potluck.core.roster import Roster
-from potluck.errors import DistributedError
+from potluck.errors import DistributedError, from_os_error
 from potluck.net.identity import NodeIdentity
 from potluck.net.names import short_name
 from potluck.net.namespace import NetworkNamespace
@@ -25,8 +25,12 @@ __all__ = [
     "kept_namespace",
     "pending_facts",
     "print_json",
+    "sync",
     "this_machine",
 ]
+
+SYNC_WITHIN = 10.0
+"""Seconds for reaching a member that was named."""
 
 
 class CannotAsk(DistributedError, RuntimeError):
@@ -35,7 +39,7 @@ class CannotAsk(DistributedError, RuntimeError):
 
 def this_machine() -> Signer:
     """Who we are."""
-    from potluck.runtime.circles import signer_of
+    from potluck.backend.circles import signer_of
 
     return signer_of(NodeIdentity.load_or_generate())
 
@@ -44,6 +48,34 @@ def kept_namespace(name: str | None) -> NetworkNamespace:
     """The namespace that is meant; raises if this machine does not have it."""
     home = potluck_home()
     return NetworkNamespace.load(name or usual_name(home), home=home)
+
+
+def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
+    """Agree with a running member on who belongs; the namespace as it is then.
+
+    Without ``host`` nothing happens: members agree whenever their programs connect.
+    """
+    if host is None:
+        return namespace
+    import contextlib
+    import time
+
+    from potluck.backend.introduction import Call, SecretChanged, dial, say_hello
+    from potluck.backend.membership import Membership
+    from potluck.messages import LaneOpened, Sync
+    from potluck.net.addresses import parse_address
+
+    members = Membership.load(namespace)
+    deadline = time.monotonic() + SYNC_WITHIN
+    try:
+        sock = dial(members, Call(parse_address(host), deadline))
+    except DistributedError:
+        raise
+    except OSError as error:
+        raise from_os_error(f"{host} could not be reached", error) from error
+    with contextlib.closing(sock), contextlib.suppress(SecretChanged):
+        say_hello(sock, Sync(), LaneOpened, members, deadline)
+    return NetworkNamespace.load(namespace.name, home=namespace.home)
 
 
 def describe(card: Card) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from potluck.apps.cli.options import Json, Namespace
+from potluck.apps.cli.options import Json, Member, Namespace
 
 if TYPE_CHECKING:
-    from potluck.runtime.circles import Circle
+    from potluck.backend.circles import Circle
     from potluck.vocabulary import NodeId
 
 __all__ = ["EXAMPLES", "members"]
@@ -15,6 +15,7 @@ __all__ = ["EXAMPLES", "members"]
 EXAMPLES = """\
 potluck members                             everybody in the namespace this machine uses
 potluck members --namespace lab --json      the same for a program, of another namespace
+potluck members --host desk:29500           first asks the member whose program runs there
 """
 
 WIDE = 160
@@ -24,12 +25,20 @@ ID_SHOWN = 8
 """Characters of an id that are shown; enough for `potluck revoke`."""
 
 
-def members(*, namespace: Namespace = None, json: Json = False) -> None:
+def members(*, namespace: Namespace = None, host: Member = None, json: Json = False) -> None:
     """Show who belongs to a namespace, who did, and which changes wait for signatures."""
-    from potluck.apps.cli.circle import kept_namespace, pending_facts, print_json, this_machine
-    from potluck.runtime.circles import Circle
+    from potluck.apps.cli.circle import (
+        kept_namespace,
+        pending_facts,
+        print_json,
+        sync,
+        this_machine,
+    )
+    from potluck.backend.circles import Circle, require_roster
 
-    circle = Circle.as_it_is(kept_namespace(namespace), this_machine())
+    kept = kept_namespace(namespace)
+    require_roster(kept)
+    circle = Circle.as_it_is(sync(kept, host), this_machine())
     if json:
         print_json(
             {
@@ -76,6 +85,8 @@ def _print(circle: Circle) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from potluck.apps.cli.change import how_to_agree
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -99,3 +110,5 @@ def _print(circle: Circle) -> None:
     console.print(table)
     for change in circle.roster.pending:
         console.print(Text(f"\n{change.reason}", "yellow"), soft_wrap=True)
+        if circle.roster.objection(change.name, circle.me.node_id) is None:
+            console.print(Text(how_to_agree(circle.roster, change)), soft_wrap=True)

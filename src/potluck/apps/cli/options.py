@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["EXIT_CODES", "Debug", "Json", "Namespace", "Yes"]
+__all__ = ["EXIT_CODES", "Debug", "Json", "Member", "Namespace", "Yes"]
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead.")]
 
@@ -17,6 +17,16 @@ Namespace: TypeAlias = Annotated[
         envvar="POTLUCK_NAMESPACE",
         help="Which namespace is meant.",
         show_default="the one this machine uses",
+    ),
+]
+
+Member: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS:PORT",
+        help="Where a member's program runs: agree with it on who belongs.",
+        show_default=False,
     ),
 ]
 

@@ -12,13 +12,13 @@ from rich.live import Live
 from rich.text import Text
 
 from potluck.apps.cli.circle import describe, facts_of, print_json, this_machine
+from potluck.backend.circles import Circle
 from potluck.core.pairing import Paired, PairingCode, TryFailed, new_code
 from potluck.core.pairing_messages import VERSION
 from potluck.net.addresses import Address, usable_hosts
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.pairing import PAIRING_PORT
 from potluck.net.pairing_discovery import DiscoveryUnavailable, PairingDiscovery
-from potluck.runtime.circles import Circle
 from potluck.runtime.pairing import Invitation, Notice, open_listener
 
 __all__ = ["invite"]

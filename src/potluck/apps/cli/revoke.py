@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from potluck.apps.cli.options import Json, Namespace, Yes
+from potluck.apps.cli.options import Json, Member, Namespace, Yes
 
 __all__ = ["EXAMPLES", "revoke"]
 
@@ -25,24 +25,31 @@ def revoke(
         typer.Option(metavar="NODE", help="Somebody it brought in who stays.", show_default=False),
     ] = None,
     namespace: Namespace = None,
+    host: Member = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Take a machine out: propose a new secret that it does not get.
 
     With two machines in the namespace it takes effect at once.  With more, most of the others
-    have to sign; until then it waits.  Whoever is there only through the revoked machine goes too.
+    have to agree, each by this same command; until then it waits.  Whoever is there only through
+    the revoked machine goes too.
     """
-    from potluck.apps.cli.change import find_member, report
-    from potluck.apps.cli.circle import confirm, kept_namespace, this_machine
-    from potluck.runtime.circles import Circle
+    from potluck.apps.cli.change import agree, find_member, find_proposal, report
+    from potluck.apps.cli.circle import confirm, kept_namespace, sync, this_machine
+    from potluck.backend.circles import Circle
 
-    before = Circle.of(kept_namespace(namespace), this_machine())
+    before = Circle.of(sync(kept_namespace(namespace), host), this_machine())
     target = find_member(before.roster, node)
     keeps = [find_member(before.roster, name).node_id for name in keep_guest or []]
+    proposal = find_proposal(before, target.node_id, keeps if keep_guest else None)
+    if proposal is not None:
+        after = agree(before, proposal, yes=yes)
+        report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
+        return
     question = f'Take {target.name} ({target.node_id}) out of "{before.namespace.name}"?'
     confirm(question, yes=yes)
     after = before.propose(
         lambda roster, secret: roster.revoke(target.node_id, before.me, secret, keeps)
     )
-    report(before, after, json=json)
+    report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
