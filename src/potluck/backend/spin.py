@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from potluck.net.transport import Event, Poller
 
@@ -37,17 +38,28 @@ class Spin:
 
     def look(self, poller: Poller) -> list[Event]:
         """Events that come within a moment; none when it is not worth looking."""
+        found: list[Event] = []
+
+        def has_events() -> bool:
+            found.extend(poller.wait(0))
+            return bool(found)
+
+        self.until(has_events)
+        return found
+
+    def until(self, is_there: Callable[[], bool]) -> bool:
+        """Ask again and again for a moment; False when it did not come, or is not worth asking."""
         if self._attempts <= 0:
             self._skipped += 1
             if self._skipped < RETRY_EVERY:
-                return []
+                return False
             self._skipped = 0
             self._attempts = 1
         end = time.perf_counter() + LOOK_FOR
-        while not (events := poller.wait(0)):
+        while not is_there():
             if time.perf_counter() >= end:
                 self._attempts -= 1
-                return []
+                return False
             _yield_processor()
         self._attempts = min(MOST, self._attempts + 1)
-        return events
+        return True

@@ -8,6 +8,7 @@ with the next epoch and fresh streams.
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ import numpy as np
 from potluck.backend.spin import Spin
 from potluck.collective.reduce import ReduceOp, Reducer, quiet
 from potluck.collective.task import Collective, Task
-from potluck.net.frames import Kind, encode
+from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
 from potluck.runtime.call import Call
 from potluck.runtime.channel import Broken, Channel, Disagreement, PlainChannel, SealedChannel
+from potluck.runtime.coded_memory import memory_for
 from potluck.runtime.memory import Memory, Pool
 from potluck.runtime.plans import confirmation
 from potluck.runtime.pump import Pump
@@ -27,7 +29,7 @@ from potluck.runtime.survey import measure
 from potluck.runtime.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from potluck.backend.base import Backend
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     from potluck.runtime.vigil import Vigil
 
 __all__ = ["Session"]
+
+OPERATION = struct.Struct("<Q")
+OPERATION_AT = NUMBERS_AT - OPERATION.size
+"""Where the number of the operation stands: all that differs between the openings of a session."""
+
+NO_NUMBERS = bytes(NUMBERS.size)
 
 SURVEY = 1
 """The purpose of an operation that measures links."""
@@ -83,10 +91,12 @@ class Session:
         self._poller: Poller = backend.make_poller()
         self._watch = Watch(self._poller, Spin(), vigil)
         self._channels: dict[int, Channel] = {}
+        self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
         self._number = 0
         self._failures = _Failures(vigil)
+        self._head = encode(Kind.COLLECTIVE, group=group, epoch=vigil.epoch)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
-        self._confirming_peers = {*self._confirmation.incoming, *self._confirmation.outgoing}
+        self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
         byte = np.zeros(1, np.uint8)
         self._token = Call(
             Task.whole(Collective.BARRIER, backend.world_size, 1),
@@ -102,10 +112,10 @@ class Session:
     def run(self, call: Call, compiled: Compiled, deadline: float | None) -> None:
         """Do a call."""
         confirms = compiled.needs_confirming
-        peers = self._confirming_peers.union(compiled.peers) if confirms else compiled.peers
+        peers = compiled.peers + self._confirming if confirms else compiled.peers
         channels = self._begin(compiled.fingerprint, compiled.packed, peers, deadline)
         self._pool.fit(compiled.slot)
-        memory = Memory(compiled.units, call, self._pool)
+        memory = memory_for(compiled.units, call, self._pool, compiled.codec)
         with self._failures, quiet():
             if compiled.sent <= SHORT:
                 messenger = Messenger(channels, self._watch)
@@ -118,7 +128,7 @@ class Session:
     def survey(self, fingerprint: Fingerprint, deadline: float | None) -> Array:
         """Measure the links before an operation; what this rank sees."""
         backend = self._backend
-        others = [rank for rank in range(backend.world_size) if rank != backend.rank]
+        others = tuple(rank for rank in range(backend.world_size) if rank != backend.rank)
         fingerprint = fingerprint._replace(purpose=SURVEY)
         channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
         with self._failures:
@@ -131,22 +141,18 @@ class Session:
         self,
         fingerprint: Fingerprint,
         packed: bytes,
-        peers: Collection[int],
+        peers: tuple[int, ...],
         deadline: float | None,
     ) -> Mapping[int, Channel]:
         """The streams of one more operation."""
         self._number += 1
         self._vigil.begin(self._number, fingerprint, deadline)
-        opening = (
-            encode(
-                Kind.COLLECTIVE,
-                group=self._group,
-                epoch=self._vigil.epoch,
-                operation=self._number,
-            )
-            + packed
-        )
-        channels = {peer: self._channel(peer, deadline) for peer in sorted(peers)}
+        channels = self._lines.get(peers)
+        if channels is None:
+            # All ranks open them in the same order, so that nobody waits in a circle.
+            channels = {peer: self._channel(peer, deadline) for peer in sorted({*peers})}
+            self._lines[peers] = channels
+        opening = self._head + OPERATION.pack(self._number) + NO_NUMBERS + packed
         for channel in channels.values():
             channel.begin(opening)
         return channels

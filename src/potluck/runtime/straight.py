@@ -42,6 +42,11 @@ class Messenger:
     def receive(self, peer: int, target: memoryview) -> None:
         """Return when the target is full; what could not be sent yet goes on meanwhile."""
         channel = self._channels[peer]
+        if channel.pull(target):
+            return
+        unsent = self._flush()
+        if not unsent and self._watch.spin.until(lambda: channel.pull(target)):
+            return
         while not channel.pull(target):
             self._watch.wait_to_read(channel, self._flush())
 
@@ -82,6 +87,6 @@ def _stage(unit: Unit, memory: Memory, pool: Pool, messenger: Messenger) -> list
     staged: list[Slot] = []
     for source, form in zip(step.sources, step.takes, strict=True):
         slot = pool.take()
-        messenger.receive(source, slot.octets[: count * memory.form(form).itemsize])
+        messenger.receive(source, slot.octets[: memory.size(form, count)])
         staged.append(slot)
     return staged

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE", "Surveyor"]
 
-LARGE = 1 << 18
+LARGE = 1 << 15
 """Bytes from which an operation is worth a survey."""
 
 

@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self, poller: Poller, spin: Spin, patrol: Patrol) -> None:
         self._poller = poller
-        self._spin = spin
+        self.spin = spin
         self._patrol = patrol
         self._channels: dict[int, Channel] = {}
         self._muted: set[int] = set()
@@ -51,7 +51,7 @@ class Watch:
         if at_once:
             found = self._poller.wait(0)
         else:
-            found = self._spin.look(self._poller) or self._poller.wait(SLICE)
+            found = self._poller.wait(SLICE)
             if not found:
                 self._patrol.look(awaited)
         return [event for event in found if self._is_wanted(event, awaited)]
