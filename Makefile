@@ -40,7 +40,7 @@ cover: $(VENV)/.dev ## branch coverage; the pure layers must reach 100 %
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/potluck/core/*,src/potluck/collective/*' --fail-under=100
 
-bench: $(VENV)/.dev ## every benchmark, beside what it is compared with (ARGS=--quick for a glance)
+bench: $(VENV)/.bench ## every benchmark, beside what it is compared with (ARGS=--quick for a glance)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(VENV)/.dev ## the long tests
@@ -71,4 +71,9 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "Installing the developer tools and torch into $(VENV) (a few hundred megabytes)"
 	@$(PIP) --editable '.[dev,torch]'
+	@touch $@
+
+# mpi4py needs nothing to be installed; without Open MPI (openmpi-bin) the tables say who is missing.
+$(VENV)/.bench: $(VENV)/.dev
+	@$(PIP) --editable '.[mpi]'
 	@touch $@

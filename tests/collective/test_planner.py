@@ -133,7 +133,7 @@ def test_a_plan_is_told_from_one_that_would_not_fit() -> None:
     assert plan.identity == same.identity
     assert plan.price != same.price
     assert plan.identity != other.identity
-    assert plan.identity == 4226394016  # the same on every machine and in every process
+    assert plan.identity == 835463396  # the same on every machine and in every process
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_a_plan_changes_only_for_a_gain(current: int, best: int, operations: int
 @pytest.mark.parametrize(
     ("nbytes", "links", "piece"),
     [
-        (1 << 28, even(4), 1 << 18),  # 4 ms at 1 Gbit/s
+        (1 << 28, even(4), 1 << 17),  # 1 ms at 1 Gbit/s
         (1 << 28, even(4, rate=5_000_000_000), 1 << 19),  # the largest there is
         (1 << 28, even(4, rate=1_000_000), 1 << 16),  # the smallest there is
         (1 << 20, even(2), 1 << 16),  # eight for each half
         (1 << 30, even(64), 1 << 16),  # 63 of them fit into the staging
-        (1 << 20, even(4, rate=1_000_000_000), 1 << 17),  # or it would be over too soon
+        (1 << 20, even(4, rate=1_000_000_000), 1 << 19),  # or it would be over too soon
         (4, even(2), 1 << 16),
         (0, even(1), 1 << 16),
     ],

@@ -149,6 +149,12 @@ class CarriedStream:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def expect(self, count: int) -> None:
+        """Nothing: whoever reads is woken for every message."""
+
+    def pace(self, rate: int) -> None:
+        """Nothing: the messages below have a pace of their own."""
+
     def finish(self, deadline: float) -> None:
         """Let what was written leave until ``deadline``, then close."""
         with contextlib.suppress(OSError):

@@ -43,13 +43,13 @@ PATIENCE = 50
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 16, 1 << 19
 """Bytes.  Below, Python's work on a piece outweighs the piece; above, it leaves the cache."""
 
-SHORTEST = 250_000
-"""Nanoseconds that a piece should take on the wire: ten times what Python needs for it."""
+SHORTEST = 550_000
+"""Nanoseconds that a piece should take on a fast link: many times what its handling takes."""
 
 STAGING = 1 << 22
 """Bytes that all staged pieces of a rank may take together."""
 
-FILL = 4_000_000
+FILL = 1_100_000
 """Nanoseconds that a piece may take on the wire; longer, and pipelines fill too slowly."""
 
 
@@ -94,13 +94,13 @@ def keeps(current: int, best: int, operations: int) -> bool:
 def piece_for(nbytes: int, network: Network) -> int:
     """Bytes of a piece: a power of two.
 
-    Eight or more of them for each rank's part, so that work overlaps, unless they would be too short
-    for a fast link; few milliseconds each on the usual link; and not more for all ranks together
-    than the staging allows.
+    Eight or more of them for each rank's part, so that work overlaps, unless that makes them too
+    short for a fast link; about a millisecond each on the usual link; and not more for all ranks
+    together than the staging allows.
 
     >>> network = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=100_000))
     >>> piece_for(1 << 28, network), piece_for(1 << 20, network)
-    (262144, 65536)
+    (131072, 65536)
     """
     rates = sorted((*network.up, *network.down))
     usual = rates[len(rates) // 2]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from potluck.errors import DistributedError, MalformedFrame
+from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.net import descriptors
 from potluck.net.frames import Kind, VersionMismatch
 from potluck.net.opening import Conversation, Greeting, Next, Turn, hang_up, log_refusal, refuse
@@ -41,6 +41,9 @@ Receiver = Callable[[OpeningSocket, bytes], None]
 
 Host = Callable[[TlsChannel, str], Conversation]
 """Begins the conversation with a caller that has proved who it is; gets its address too."""
+
+Note = Callable[[HandshakeRefused], None]
+"""Told of callers with whom there was no TLS, and why; must not block."""
 
 
 class _Caller:
@@ -108,10 +111,12 @@ class Acceptor:
         receive: Receiver,
         security: Security | None = None,
         host: Host | None = None,
+        note: Note = lambda _: None,
     ) -> None:
         self.receive = receive
         self._security = security
         self._host = host
+        self._note = note
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -178,8 +183,13 @@ class Acceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # hellos go back and forth
         descriptors.track(sock)
         caller = _Caller(sock, str(address[0]), int(address[1]))
-        if self._security is not None:
-            caller.channel = self._security.answer_channel(caller.name)
+        try:
+            if self._security is not None:
+                caller.channel = self._security.answer_channel(caller.name)
+        except (OSError, DistributedError) as error:
+            logger.error("could not answer %s: %s", caller.name, error)  # noqa: TRY400
+            sock.close()
+            return
         self._make_room(caller.host)
         self._callers[sock.fileno()] = caller
         self._selector.register(sock, selectors.EVENT_READ, caller)
@@ -205,9 +215,17 @@ class Acceptor:
         except VersionMismatch as error:
             self._drop(caller, str(error), tell=_mirrored(error))
         except (OSError, DistributedError) as error:
+            if isinstance(error, HandshakeRefused):
+                self._note(error)
             with contextlib.suppress(OSError, DistributedError):
                 caller.send_pending()  # the alert that tells the caller why
             self._drop(caller, str(error))
+        except Exception:
+            # A fault of ours with one caller must not close the door to all others.
+            logger.exception("could not answer %s", caller.name)
+            if self._callers.get(caller.sock.fileno()) is caller:
+                self._forget(caller)
+            caller.sock.close()
 
     def _watch(self, caller: _Caller) -> None:
         """Wait for what the caller says, and until it has read what was said to it."""

@@ -190,6 +190,12 @@ class MemoryStream:
         self._held -= count
         return count
 
+    def expect(self, count: int) -> None:
+        """Nothing: whoever reads is woken for every byte."""
+
+    def pace(self, rate: int) -> None:
+        """Nothing: memory has no queue in front of it."""
+
     def finish(self, deadline: float) -> None:  # noqa: ARG002 - memory needs no time
         """End the stream after what was written."""
         if self._closed:

@@ -136,7 +136,7 @@ class NamespaceFiles:
 
     def maybe_read(self) -> Secrets | None:
         """What is kept; None if nothing is."""
-        current = read_key(self.directory / "secret", advice=_ADVICE)
+        current = read_key(self.directory / "secret", advice=f"{_ADVICE} {self.name}")
         if current is None:
             return None
         joined = read_private(self.directory / "previous", limit=MAX_PREVIOUS * KEY_SIZE + 1) or b""

@@ -33,6 +33,7 @@ __all__ = [
     "Conversation",
     "Greeting",
     "Next",
+    "RefusedByPeer",
     "RefusedForNow",
     "Turn",
     "answer",
@@ -148,7 +149,11 @@ def answer(sock: OpeningSocket, message: msgspec.Struct) -> None:
     sock.sendall(_frame(Kind.WELCOME, pack(message)))
 
 
-class RefusedForNow(HandshakeRefused):
+class RefusedByPeer(HandshakeRefused):
+    """The other side has answered no; ``cause`` is its sentence."""
+
+
+class RefusedForNow(RefusedByPeer):
     """Refused, but it may be worth asking again in a moment."""
 
     recoverable = True
@@ -223,7 +228,7 @@ def ask(sock: OpeningSocket, deadline: float, first: bytes = b"") -> Greeting:
         raise from_os_error("The other side hung up instead of answering", error) from error
     if greeting.kind == Kind.REFUSAL:
         sentence = greeting.payload.decode(errors="replace")[:MAX_SENTENCE]
-        refused = RefusedForNow if greeting.is_for_now else HandshakeRefused
+        refused = RefusedForNow if greeting.is_for_now else RefusedByPeer
         raise refused("The other side refused", cause=printable(sentence))
     return greeting
 

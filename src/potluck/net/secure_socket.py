@@ -89,7 +89,10 @@ class SecureSocket:
         return self._sock, self._channel.leftover()
 
     def _take(self, deadline: float) -> None:
-        self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError  # also for a side that sends a byte now and then
+        self._sock.settimeout(remaining)
         data = self._sock.recv(CHUNK)
         if not data:
             # Nobody has said no: it may have stopped this instant, and be back in the next.

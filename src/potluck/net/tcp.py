@@ -28,6 +28,9 @@ BACKLOG = 128
 CONNECT_ATTEMPT = 3.0
 """Seconds for one address before the next is tried: one lost SYN is sent again after one."""
 
+SO_MAX_PACING_RATE = 47
+"""From Linux's <asm-generic/socket.h>; the socket module does not name it."""
+
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 """A host that vanished without a word is noticed after 10 + 3 x 5 s on an idle connection."""
 
@@ -61,6 +64,7 @@ class TcpStream:
         prepare(sock)
         descriptors.track(sock)
         self._sock = sock
+        self._expected = 1
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
         self.peer_name = _peer_name(sock)
@@ -71,6 +75,19 @@ class TcpStream:
     def _send_joined(self, buffers: Sequence[Buffer], /) -> int:
         """For platforms without gathering writes."""
         return self._sock.send(b"".join(buffers))
+
+    def expect(self, count: int) -> None:
+        """Set the low-water mark, unless it is there already."""
+        if count != self._expected:
+            self._expected = count
+            with contextlib.suppress(OSError):  # not on this system: it is woken more often
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def pace(self, rate: int) -> None:
+        """Let the kernel hand on at most so many bytes per second; Linux only."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # an old kernel: it goes without
+                self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
 
     def finish(self, deadline: float) -> None:
         """Say that nothing follows, wait until the peer's kernel has it all, and close.

@@ -28,6 +28,19 @@ class Stream(Protocol):
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read what is there into ``buffer``; 0 means that the peer has ended the stream."""
 
+    def expect(self, count: int) -> None:
+        """Count as readable only when ``count`` bytes are there, if the system can see to that.
+
+        Whoever can do nothing with fewer sleeps through their arrival.
+        """
+
+    def pace(self, rate: int) -> None:
+        """Send at most ``rate`` bytes per second, if the system can see to that.
+
+        On a link slower than the machine this keeps the queue in front of it short, so that what
+        the other direction waits for is not stuck in it.
+        """
+
     def finish(self, deadline: float) -> None:
         """Let what was written reach the peer's machine until ``deadline``, then close."""
 

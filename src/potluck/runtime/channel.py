@@ -65,6 +65,8 @@ class Channel:
         self._checked = False
         self._read = 0
         self._rest: list[memoryview] = []
+        self.missing = 1
+        """Bytes without which a pull cannot go on, after one that could not."""
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
@@ -121,6 +123,7 @@ class Channel:
             count = self._take(view[done:] if done else view)
             if not count:
                 self._read = done
+                self.missing = size - done
                 return False
             done += count
         self._read = 0

@@ -55,7 +55,7 @@ class Group:
         self._vigil = Vigil(backend)
         self._pool = Pool()
         self._session: Session | None = None
-        self._surveyor = Surveyor(self._plans, self.world_size)
+        self._surveyor = Surveyor(self._plans, self.rank, self.world_size)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[Job] = deque()
@@ -204,7 +204,7 @@ class Group:
     def _begin_epoch(self) -> None:
         self._vigil.renew()
         self._plans.forget()
-        self._surveyor = Surveyor(self._plans, self.world_size)
+        self._surveyor = Surveyor(self._plans, self.rank, self.world_size)
 
     def abort(self, reason: str = "aborted") -> None:
         """End the operation under way, and those that were started, on all ranks.

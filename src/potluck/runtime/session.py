@@ -93,6 +93,7 @@ class Session:
         self._channels: dict[int, Channel] = {}
         self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
         self._number = 0
+        self._pace = 0
         self._failures = _Failures(vigil)
         self._head = encode(Kind.COLLECTIVE, group=group, epoch=vigil.epoch)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
@@ -124,6 +125,12 @@ class Session:
                 Pump(compiled.units, memory, self._pool, channels, self._watch).run()
             if confirms:
                 self._confirm(channels)
+
+    def pace(self, rate: int) -> None:
+        """Send no faster than this on each stream, those included that are yet to be opened."""
+        self._pace = rate
+        for channel in self._channels.values():
+            channel.stream.pace(rate)
 
     def survey(self, fingerprint: Fingerprint, deadline: float | None) -> Array:
         """Measure the links before an operation; what this rank sees."""
@@ -173,6 +180,8 @@ class Session:
             )
             channel = self._channels[peer] = _make_channel(peer, opened)
             self._watch.add(channel)
+            if self._pace:
+                channel.stream.pace(self._pace)
         return channel
 
     def finish(self) -> None:

@@ -24,16 +24,20 @@ if TYPE_CHECKING:
     from potluck.collective.task import Task
     from potluck.runtime.straight import Messenger
 
-__all__ = ["Experience", "agree", "have_changed", "measure"]
+__all__ = ["FAST", "Experience", "agree", "have_changed", "measure"]
 
 BLOCK = 1 << 17
-"""Bytes that are sent at a time; the first block starts the clock and is not counted."""
+"""Bytes that are sent at a time."""
 
-BLOCKS = 8
-"""Blocks that are sent over a link unless it is slow."""
+TRIES = (2, 8, 24)
+"""Blocks that are sent over a link, try by try, until one takes long enough.
+
+The first may be carried by buffers on the way that let a burst pass; its rate is not believed if
+there is another.
+"""
 
 PATIENCE = 0.025
-"""Seconds for two blocks; a link that takes longer has been measured well enough."""
+"""Seconds; a link on which a try takes longer has been measured well enough."""
 
 PINGS = 3
 """Short messages sent there and back; the quickest counts."""
@@ -41,8 +45,11 @@ PINGS = 3
 QUICKEST = 1_000_000_000
 """Bytes per second beyond which not the link is the limit but the machines."""
 
-ALIKE = 70
+ALIKE = 60
 """Per cent of the best rate from which a link counts as equally fast: closer is chance."""
+
+FAST = 400_000_000
+"""Bytes per second from which all links count as equally fast: what differs is the machines."""
 
 EVERY = 50
 """Large operations between two comparisons."""
@@ -76,32 +83,35 @@ def _ping(messenger: Messenger, right: int, left: int) -> int:
 
 
 def _time_blocks(messenger: Messenger, right: int, left: int, block: memoryview) -> int:
-    """Bytes per second that come from the left; each receiver says whether it wants more."""
-    verdict = memoryview(bytearray(1))
-    for _ in range(2):
-        messenger.send(right, block)
-    rate, took = _receive_blocks(messenger, left, block, 2)
-    wants_more = took < PATIENCE * NANOSECONDS
-    messenger.send(left, memoryview(bytes([wants_more])))
-    messenger.receive(right, verdict)
-    if verdict[0]:
-        for _ in range(BLOCKS):
-            messenger.send(right, block)
-    if wants_more:
-        rate = max(rate, _receive_blocks(messenger, left, block, BLOCKS)[0])
+    """Bytes per second that come from the left, while the right neighbour finds out the same.
+
+    Who receives gives the word, and its clock starts before: a late reader, who would find
+    everything in its buffer, cannot take that for a fast link.  So no rate is too high, and the
+    highest of several is the best known.
+    """
+    word = memoryview(bytearray(1))
+    wanted, asked = list(TRIES), list(TRIES)
+    rate = took = 0
+    while wanted or asked:
+        start = time.perf_counter_ns()
+        if wanted:
+            if took >= PATIENCE * NANOSECONDS:
+                wanted.clear()
+            messenger.send(left, memoryview(bytes([bool(wanted)])))
+        if asked:
+            messenger.receive(right, word)
+            if not word[0]:
+                asked.clear()
+            for _ in range(asked.pop(0) if asked else 0):
+                messenger.send(right, block)
+        if wanted:
+            count = wanted.pop(0)
+            for _ in range(count):
+                messenger.receive(left, block)
+            took = max(1, time.perf_counter_ns() - start)
+            found = count * BLOCK * NANOSECONDS // took
+            rate = max(rate, found) if count > TRIES[1] else found
     return rate
-
-
-def _receive_blocks(
-    messenger: Messenger, left: int, block: memoryview, count: int
-) -> tuple[int, int]:
-    """The rate, and the nanoseconds that all but the first took."""
-    messenger.receive(left, block)
-    start = time.perf_counter_ns()
-    for _ in range(count - 1):
-        messenger.receive(left, block)
-    took = max(1, time.perf_counter_ns() - start)
-    return (count - 1) * BLOCK * NANOSECONDS // took, took
 
 
 def agree(rows: Array) -> LinkMatrix:
@@ -119,7 +129,8 @@ def _alike(rates: Sequence[int]) -> tuple[int, ...]:
     """The same rates, without the differences that are chance."""
     capped = [min(rate, QUICKEST) for rate in rates]
     best = max(capped)
-    return tuple(best if rate * 100 >= best * ALIKE else rate for rate in capped)
+    enough = min(FAST, best * ALIKE // 100)
+    return tuple(best if rate >= enough else rate for rate in capped)
 
 
 def have_changed(changes: Array) -> bool:

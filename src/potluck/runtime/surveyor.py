@@ -10,7 +10,7 @@ import numpy as np
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
 from potluck.runtime.call import Call
-from potluck.runtime.survey import Experience, agree, have_changed
+from potluck.runtime.survey import FAST, Experience, agree, have_changed
 
 if TYPE_CHECKING:
     from potluck.collective.reduce import Array
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from potluck.runtime.session import Session
 
 __all__ = ["LARGE", "Surveyor"]
+
+PACE = 2
+"""How many times its link's rate a stream may send: a short queue, and room for a wrong figure."""
 
 LARGE = 1 << 15
 """Bytes from which an operation is worth a survey."""
@@ -29,8 +32,9 @@ class Surveyor:
     All it does follows from what the ranks have in common: calls, and what they told each other.
     """
 
-    def __init__(self, plans: Plans, world_size: int) -> None:
+    def __init__(self, plans: Plans, rank: int, world_size: int) -> None:
         self._plans = plans
+        self._rank = rank
         self._world_size = world_size
         self._experience = Experience()
 
@@ -56,6 +60,9 @@ class Surveyor:
         rows = self._gather(seen.reshape(-1), session, deadline)
         links = agree(rows.reshape(size, 2, size))
         self._plans.learn(links, call, self._experience.operations)
+        up = links.up[self._rank]
+        if up < FAST:
+            session.pace(PACE * up)
         self._experience = Experience()
 
     def _gather(self, mine: Array, session: Session, deadline: float | None) -> Array:
