@@ -9,6 +9,7 @@ import pytest
 from potluck.backend.membership import Membership
 from potluck.core.handshake import Refused
 from potluck.core.introduction import Exchange, Granted, digest
+from potluck.core.roster import RosterRefused
 from potluck.core.roster_exchange import Verdict
 from potluck.errors import HandshakeRefused
 from potluck.messages import Introduction, Told
@@ -84,6 +85,17 @@ def test_what_is_damaged_is_told_at_once(desk: Home, monkeypatch: pytest.MonkeyP
     assert Membership.load().roster == desk.circle().roster
     desk.namespace().roster_path.write_bytes(b"damaged")
     with pytest.raises(DamagedFile, match="potluck unpair home"):
+        Membership.load()
+
+
+def test_a_machine_that_is_not_on_its_own_roster_is_told_at_once(
+    desk: Home, laptop: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key was deleted, or its files were copied: nobody would let it in."""
+    pair(desk, laptop)
+    monkeypatch.setenv("POTLUCK_HOME", str(laptop.path))
+    (laptop.path / "node_keypair").unlink()
+    with pytest.raises(RosterRefused, match=r'not a member of "home".*key was replaced.*Pair it'):
         Membership.load()
 
 

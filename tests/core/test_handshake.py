@@ -14,6 +14,7 @@ from potluck.core.handshake import (
     judge_clone,
     judge_lane,
     judge_node,
+    judge_table,
     list_ranks,
 )
 from potluck.messages import Introduction, Join, Lane, Peer
@@ -226,6 +227,27 @@ def test_a_connection_opens_exactly_when_it_is_expected(
         assert f"this is rank {me}, not rank {to}" in sentence(answer)
     else:
         assert f"rank {rank} is not expected" in sentence(answer)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        (["anna", "ben", "cleo"], None),
+        (["anna", "ben"], "2 ranks instead of 3"),
+        (["eve", "ben", "cleo"], "joined as rank 0"),
+        (["anna", "eve", "cleo"], "joined as rank 1"),
+        (["anna", "ben", ""], "anybody could pass for it"),
+    ],
+)
+def test_a_table_must_fit_what_a_rank_knows_itself(nodes: list[str], problem: str | None) -> None:
+    """Rank 0 can lie neither about itself nor about this rank, nor leave a rank to anybody."""
+    found = judge_table(nodes, 1, 3, {0: "anna", 1: "ben"})
+    assert found is None if problem is None else problem in (found or "")
+
+
+def test_in_clear_a_table_names_nobody() -> None:
+    """There is nothing to compare."""
+    assert judge_table(["", "", ""], 1, 3, {0: "", 1: ""}) is None
 
 
 def test_only_the_node_that_joined_as_a_rank_dials_as_that_rank() -> None:

@@ -65,6 +65,22 @@ def test_nobody_can_rename_another_machine() -> None:
     assert member.sponsors == {circle.id("anna"), circle.id("ben")}
 
 
+def test_machines_of_the_same_name_are_told_apart_by_their_ids() -> None:
+    """In every sentence; nobody passes for another by its name, however that is spelled."""
+    circle = Circle("anna", "nas", "cleo")
+    (anna, nas), twin = (circle.signers[name] for name in ("anna", "nas")), machine("NAS", "twin")
+    shown = f"nas ({nas.node_id[:8]})"
+    sly = machine(shown, "sly")
+    assert circle.rosters["anna"].history.name_of(nas.node_id) == "nas"
+    roster = circle.rosters["anna"].admit(twin.card, anna).admit(sly.card, anna)
+    assert roster.history.name_of(nas.node_id) == shown
+    assert roster.history.name_of(twin.node_id) == f"NAS ({twin.node_id[:8]})"
+    assert roster.history.name_of(sly.node_id) == f"{shown} ({sly.node_id[:8]})"
+    (pending,) = roster.revoke(nas.node_id, anna, commitment(1)).pending
+    assert f"Revoking {shown} needs" in pending.reason
+    assert f"NAS ({twin.node_id[:8]})" in pending.reason
+
+
 # --- revoking ---
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,21 @@ def test_admissions_by_strangers_are_kept_but_mean_nothing() -> None:
     late = Admission(roster.circle, roster.generation.name, EVE.card, BEN.node_id)
     records = roster.history.records.with_admission(late, BEN.sign(statement(late)))
     assert not History(records, roster.history.chain).is_member(EVE.node_id)
+
+
+def test_every_name_is_checked_also_where_a_machine_has_two() -> None:
+    """Records are sorted by hashes: one that was tried long enough comes before the honest one."""
+    roster = Circle("anna", "ben").rosters["anna"]
+    (honest,) = roster.history.records.admissions
+    tried = (
+        Admission(roster.circle, roster.circle, card, ANNA.node_id)
+        for number in itertools.count()
+        for card in [Card(BEN.node_id, BEN.card.public_key, f"ben\x1b[{number}J")]
+    )
+    sly = next(admission for admission in tried if record_id(admission) < honest)
+    records = roster.history.records.with_admission(sly, ANNA.sign(statement(sly)))
+    with pytest.raises(MalformedFrame, match="name cannot be shown"):
+        Records.from_file(records.to_file(), TOY_VERIFIER)
 
 
 def test_every_kind_of_record_has_its_own_statement() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck import TcpBackend
+from potluck import DistributedContext, TcpBackend
 from potluck.net.namespace import NetworkNamespace
 from support.hosts import Hosts
 from support.paired_hosts import captured, home, pair, variables
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.netns
 NAMES = "alpha beta"
 CIRCLE = "zz-circle-of-zelda"
 PAYLOAD = b"the weights of layer seven! "
+SUM = b"all gradients taken together"  # a payload of its own, so that its control is its own too
 SIZES = (1, 10, 1_000)  # repetitions: within the first packet, within one, over several
 
 
@@ -45,7 +46,15 @@ def pass_barriers(backend: TcpBackend) -> None:
         backend.barrier(PATIENCE)
 
 
-ACTIVITIES: list[Callable[[TcpBackend], None]] = [send_messages, pass_barriers]
+def add_up(backend: TcpBackend) -> None:
+    """Small and large sums, known to the listener, and so is what rank 0 adds to nothing."""
+    context = DistributedContext(backend)
+    for count in SIZES:
+        share = SUM * count if backend.rank == 0 else bytes(len(SUM) * count)
+        assert context.all_reduce(bytearray(share), dtype="uint8", timeout=PATIENCE) == SUM * count
+
+
+ACTIVITIES: list[Callable[[TcpBackend], None]] = [send_messages, pass_barriers, add_up]
 
 
 def take_part(place: Place, namespace: str) -> None:
@@ -78,7 +87,7 @@ def spellings(secret: bytes) -> list[bytes]:
 
 def payload_spellings() -> list[bytes]:
     """Pieces of what was sent: a packet may begin or end anywhere."""
-    return [PAYLOAD, PAYLOAD[:14], PAYLOAD[14:]]
+    return [part for sent in (PAYLOAD, SUM) for part in (sent, sent[:14], sent[14:])]
 
 
 def found(wanted: list[bytes], packets: bytes) -> list[bytes]:

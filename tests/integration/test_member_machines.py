@@ -58,7 +58,7 @@ def test_commands_agree_with_a_member_that_runs(
     assert "the same command on each of them signs" in said
     said = command(nas, "members", "--host", master)
     assert "Revoking laptop needs one more signature" in said
-    assert "To agree, on this machine: potluck revoke laptop" in said
+    assert f"To agree, on this machine: potluck revoke {laptop.me.node_id[:8]}" in said
     said = command(nas, "revoke", "laptop", "--yes", "--host", master)
     assert '"home" has a new secret on this machine.' in said
     assert desk.namespace() == nas.namespace()

@@ -3,11 +3,13 @@
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from potluck.backend.circles import write_roster
 from potluck.backend.introduction import Call, dial, say_hello
+from potluck.backend.membership import Membership
 from potluck.core.roster import Status, commitment_to
 from potluck.core.roster_history import History
 from potluck.core.roster_records import Rotation, record_id, statement
@@ -21,10 +23,12 @@ from support.circles import (
     meet_soon,
     members_of,
     soon,
+    start_all,
     start_on,
     stay,
 )
 from support.homes import Home, pair
+from support.place import Place
 from support.ranks import Ranks, new_master
 from support.victims import listening_ports
 
@@ -64,6 +68,12 @@ def agree(home: Home) -> None:
     circle.sign(pending.name)
 
 
+def meet_shamelessly(place: Place, home: str) -> int:
+    """Try to take part, although the roster here says that this machine has no place on it."""
+    with mock.patch.object(Membership, "require_place"):
+        return meet_soon(place, home)
+
+
 def refused(ranks: Ranks, zero: Home, one: Home) -> list[str]:
     """Two machines that do not come together: what the errors of both say."""
     return [process.failure()["text"] for process in start_on(ranks, meet_soon, [zero, one])]
@@ -82,6 +92,17 @@ def test_machines_that_were_paired_work_together(
     gather(ranks, desk, laptop, nas)
     assert laptop.members() == nas.members() == ["desk", "laptop", "nas"]
     gather(ranks, nas, laptop)
+
+
+def test_machines_that_were_never_paired_are_told_so(
+    ranks: Ranks, desk: Home, laptop: Home
+) -> None:
+    """The first mistake that people make: both errors say what is wrong, and what to do."""
+    waited, called = refused(ranks, desk, laptop)
+    assert "it does not belong to our namespace" in waited
+    assert "it belongs to another namespace" in called
+    for text in (waited, called):
+        assert "pair the two: potluck pair" in text
 
 
 def test_a_fresh_key_under_the_secret_is_no_member(
@@ -117,9 +138,10 @@ def test_a_fresh_key_under_the_old_secret_is_refused(
     copy = impostor(tmp_path, laptop, "copy")
     copy.circle().namespace.roster_path.write_bytes(laptop.namespace().roster_path.read_bytes())
     revoke(desk, laptop)
-    for zero, one in ((desk, fresh), (copy, desk)):
-        for text in refused(ranks, zero, one):
-            assert "No machine with the id" in text
+    parts = ((meet_soon, desk), (meet_soon, fresh)), ((meet_shamelessly, copy), (meet_soon, desk))
+    for pair_of in parts:
+        for process in start_all(ranks, list(pair_of)):
+            assert "No machine with the id" in process.failure()["text"]
     for stranger in (fresh, copy):
         assert not stranger.namespace().has_secret(desk.namespace().secret)
 

@@ -17,8 +17,11 @@ from potluck.net import acceptor as acceptor_module
 from potluck.net import tcp
 from potluck.net.acceptor import Acceptor
 from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, Kind, encode
+from potluck.net.identity import NodeIdentity
+from potluck.net.namespace import NetworkNamespace
 from potluck.net.opening import hello_frame
 from potluck.net.secure_socket import OpeningSocket
+from potluck.net.security import Security
 from support.reception import HONEST, Reception, bare, last_words, open_reception
 from support.threads import eventually
 
@@ -89,6 +92,59 @@ def test_the_connection_survives_the_acceptor() -> None:
         with taken[0] as sock:
             sock.sendall(b"still here")
             assert caller.recv(100) == b"still here"
+
+
+# -- faults of our own -----------------------------------------------------------------------------
+
+
+def test_a_fault_in_answering_one_caller_closes_the_door_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged in full, that caller is hung up on, and the next one comes in."""
+    came: list[bytes] = []
+
+    def receive(sock: OpeningSocket, hello: bytes) -> None:
+        came.append(hello)
+        if len(came) == 1:
+            raise KeyError("soup")
+        bare(sock).close()
+
+    with contextlib.closing(Acceptor(tcp.listen("127.0.0.1", 0), receive)) as acceptor:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", acceptor.port), timeout=30) as caller:
+                caller.sendall(HELLO)
+                assert last_words(caller) == b""
+        eventually(lambda: len(came) == 2)
+    assert "KeyError: 'soup'" in caplog.text
+
+
+def test_a_caller_that_cannot_be_answered_is_hung_up_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors, for instance; the door stays open."""
+
+    def refused(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    security = Security(NetworkNamespace.generate("lab"), NodeIdentity.ephemeral())
+    notes: list[str] = []
+    door = Acceptor(
+        tcp.listen("127.0.0.1", 0),
+        lambda *_: None,
+        security,
+        note=lambda error: notes.append(error.message),
+    )
+    with contextlib.closing(door) as acceptor:
+        where = ("127.0.0.1", acceptor.port)
+        with monkeypatch.context() as patch:
+            patch.setattr(security, "answer_channel", refused)
+            with socket.create_connection(where, timeout=30) as caller:
+                assert last_words(caller) == b""
+        with socket.create_connection(where, timeout=30) as caller:
+            caller.sendall(b"no TLS")
+            assert last_words(caller) == b""
+    assert "could not answer" in caplog.text
+    assert "does not speak TLS" in "".join(notes)
 
 
 # -- callers who do not ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from potluck.errors import HandshakeRefused
 from potluck.net.frames import MAX_CONTROL, Kind
-from potluck.net.opening import MAX_SENTENCE, RefusedForNow, refuse
+from potluck.net.opening import MAX_SENTENCE, RefusedByPeer, RefusedForNow, refuse
 from support.doors import socket_pair
 from support.hellos import ask, drop, frame
 
@@ -53,7 +53,7 @@ def test_any_refusal_is_a_printable_sentence(sentence: bytes) -> None:
 
 def test_a_refusal_may_be_for_now() -> None:
     """Then asking again may help, and the error says so."""
-    for for_now, kind in ((True, RefusedForNow), (False, HandshakeRefused)):
+    for for_now, kind in ((True, RefusedForNow), (False, RefusedByPeer)):
         dialler, dialled = socket_pair()
         with dialler:
             refuse(dialled, "not yet", for_now=for_now)

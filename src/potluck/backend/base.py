@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 else:
     Buffer: TypeAlias = object
 
-__all__ = ["NOTICES", "WORLD", "Backend", "check_whole", "read_view", "write_view"]
+__all__ = ["NOTICES", "RPC", "WORLD", "Backend", "check_whole", "read_view", "write_view"]
 
 WORLD = 0
 """The group of all ranks of a backend."""
 
 NOTICES = 0x6E6F746963657321
 """The group in which ranks tell each other about their collectives; of each group its own."""
+
+RPC = 0x72656D6F74652121
+"""The group of messages for remote calls; of each group its own."""
 
 MAX_TAG = (1 << 32) - 1
 """What fits into a frame's header."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from potluck.core.cards import Card, Signer, Verifier, clean_name
 from potluck.core.pairing import Belonging, Namespace
-from potluck.core.roster import MAX_FILE_BYTES, Roster, commitment_to
+from potluck.core.roster import MAX_FILE_BYTES, Roster, Status, commitment_to
 from potluck.core.roster_exchange import Taken, take
 from potluck.core.roster_records import RosterRefused
 from potluck.errors import DistributedError, MalformedFrame, UnsupportedOperation
@@ -173,8 +173,21 @@ class Circle:
         """The roster, as others receive it, with one more machine on it."""
         return self.roster.admit(card, self.me).to_bytes()
 
+    def require_place(self) -> None:
+        """Raise if this machine was never a member, whatever its files say."""
+        me, name = self.me.node_id, self.namespace.name
+        if self.roster.status(me) is Status.STRANGER:
+            raise RosterRefused(
+                f'This machine ({me}) is not a member of "{name}"',
+                got=me,
+                cause="its key was replaced, or these files are those of another machine",
+                hint="Pair it: `potluck pair` on a member shows a code to type here. Or leave: "
+                f"potluck unpair {name}",
+            )
+
     def require_standing(self) -> None:
         """Raise if this machine is no member any more, or lacks the present secret."""
+        self.require_place()
         if not self.roster.is_member(self.me.node_id):
             raise RosterRefused(self.roster.explain(self.me.node_id), got=self.me.node_id)
         if not self.has_secret:

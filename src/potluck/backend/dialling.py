@@ -5,39 +5,54 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import structs
+
+from potluck.backend.extension import COMPLETE, MESSAGES, Deliver, Extension
 from potluck.backend.introduction import Call, Declined, Reception, dial
 from potluck.backend.lanes import OpenLane, answer_lane, dial_lane
 from potluck.backend.membership import Membership
 from potluck.core.handshake import Refused, judge_lane, judge_node, list_ranks
-from potluck.errors import MalformedFrame, NoConnection, Timeout
+from potluck.errors import (
+    DistributedError,
+    HandshakeRefused,
+    MalformedFrame,
+    NoConnection,
+    Timeout,
+    from_os_error,
+)
 from potluck.messages import Join, Lane, Peer, Table, unpack
 from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
-from potluck.net.opening import refuse
+from potluck.net.opening import RefusedByPeer, printable, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
 from potluck.vocabulary import NodeId
 
-__all__ = ["Door", "Links", "Meeting", "Welcome", "missing_error"]
+__all__ = [
+    "Door",
+    "Links",
+    "Meeting",
+    "Welcome",
+    "missing_error",
+    "refused_error",
+    "shown",
+    "unreachable_error",
+]
 
 Hello: TypeAlias = tuple[OpeningSocket, Join | Lane]
 
 Welcome: TypeAlias = Callable[[int, OpenLane, Peer], None]
 """(rank, its connection, where it is)"""
 
-MESSAGES = "messages"
-"""The purpose of the first lane between two ranks."""
-
-COMPLETE = "this group is complete"
-
 ANSWER_TIME = 5.0
 """Seconds for the last steps of opening a lane with a member."""
+
+_SAME_START = "Check that they were started with the same master address and world size."
 
 PAUSE = 0.02
 """Seconds between two rounds through a peer's addresses."""
@@ -67,6 +82,7 @@ class Door:
             self._receive,
             members.security,
             lambda channel, where: Reception(members, channel, where),
+            members.refused_stranger,
         )
 
     def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
@@ -182,13 +198,17 @@ class Links:
         """Grant a lane to somebody who may have it."""
         return answer_lane(sock, lane, self._meeting.members, time.monotonic() + ANSWER_TIME)
 
-    def extend(self, deliver: Callable[[int, str, OpenLane], None]) -> Acceptor:
-        """The group is complete: from now on its members may open further lanes."""
+    def extend(self, deliver: Deliver, waiting: Callable[[int], int]) -> Acceptor:
+        """The group is complete: from now on its members may open further lanes.
+
+        Each goes to ``deliver``; ``waiting`` says how many of a rank's nobody has asked for yet.
+        """
         self._door.turn_away(COMPLETE)
-        self._door.acceptor.receive = Extension(self, deliver).receive
+        extension = Extension(self._judge_extension, self.answer, deliver, waiting)
+        self._door.acceptor.receive = extension.receive
         return self._door.acceptor
 
-    def judge_extension(self, sock: OpeningSocket, lane: Lane) -> Refused | None:
+    def _judge_extension(self, sock: OpeningSocket, lane: Lane) -> Refused | None:
         """Whether a member may open a further lane: those above us dial, as for messages."""
         higher = set(range(self._meeting.rank + 1, self._meeting.world_size))
         return self._judge(sock, lane, higher)
@@ -202,46 +222,49 @@ class Links:
         )
 
 
-class Extension:
-    """The door of a complete group: its members may open further lanes, and nobody else anything.
-
-    Each lane is answered on a thread of its own, for a moment, so that nobody holds up others.
-    """
-
-    def __init__(self, links: Links, deliver: Callable[[int, str, OpenLane], None]) -> None:
-        self._links = links
-        self._deliver = deliver
-
-    def receive(self, sock: OpeningSocket, payload: bytes) -> None:
-        """Take a hello."""
-        lane = unpack(payload, Join | Lane)  # type: ignore[arg-type]
-        if not isinstance(lane, Lane) or lane.purpose == MESSAGES:
-            refuse(sock, COMPLETE, for_now=True)
-            return
-        refused = self._links.judge_extension(sock, lane)
-        if refused is not None:
-            refuse(sock, refused.sentence)
-            return
-        threading.Thread(
-            target=self._answer, args=(sock, lane), name="potluck-lane", daemon=True
-        ).start()
-
-    def _answer(self, sock: OpeningSocket, lane: Lane) -> None:
-        try:
-            opened = self._links.answer(sock, lane)
-        except (OSError, MalformedFrame):
-            sock.close()  # it gave up this instant, and may dial again
-        else:
-            self._deliver(lane.rank, lane.purpose, opened)
+def shown(peer: Peer) -> Peer:
+    """The same with a name and addresses that do no harm in an error message."""
+    hosts = [printable(host) for host in peer.hosts]
+    return structs.replace(peer, name=printable(peer.name), hosts=hosts)
 
 
 def missing_error(meeting: Meeting, missing: Sequence[int], what: str) -> Timeout:
-    """The error for ranks that did not come."""
+    """The error for ranks that did not come, with what became of whoever called."""
+    cause = meeting.members.last_refusal
+    hint = None if cause else _SAME_START
+    stranger = meeting.members.last_stranger
+    if stranger is not None and cause is None:
+        cause, hint = printable(stranger.message), stranger.hint
     return Timeout(
         f"Rank {meeting.rank} waited {meeting.timeout:g} s for {list_ranks(missing)}, which {what}",
         seconds=meeting.timeout,
         missing=missing,
         rank=missing[0],
-        cause=meeting.members.last_refusal,
-        hint="Check that they were started with the same master address and world size.",
+        cause=cause,
+        hint=hint,
+    )
+
+
+def refused_error(meeting: Meeting, master: Address, error: HandshakeRefused) -> HandshakeRefused:
+    """The error for a rank that rank 0 does not take, or that does not trust who answers there."""
+    if isinstance(error, RefusedByPeer):
+        what, cause = f"Rank 0 at {master} refused rank {meeting.rank}", error.cause
+    else:
+        what, cause = f"Rank {meeting.rank} cannot join rank 0 at {master}", error.message
+    return HandshakeRefused(
+        what, rank=meeting.rank, host=str(master), cause=cause or error.message, hint=error.hint
+    )
+
+
+def unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
+    """The error for a rank that has not met rank 0 in time."""
+    cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
+    return Timeout(
+        f"Rank {meeting.rank} could not meet rank 0 at {master} within {meeting.timeout:g} s",
+        seconds=meeting.timeout,
+        missing=(0,),
+        rank=0,
+        host=str(master),
+        cause=cause.cause or cause.message,
+        hint=cause.hint or "Check that rank 0 runs there and that no firewall is between.",
     )

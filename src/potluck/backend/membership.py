@@ -45,7 +45,9 @@ class Membership:
         self._digest = b""
         self._met: set[NodeId] = {security.me}
         self.last_refusal: str | None = None
-        """Why somebody was turned away last, for the error of whoever waits for it in vain."""
+        """Why a node was turned away last, for the error of whoever waits for it in vain."""
+        self.last_stranger: HandshakeRefused | None = None
+        """The same of somebody who could not even show that it has the secret."""
 
     @classmethod
     def load(cls, namespace: NetworkNamespace | str | None = None) -> Membership:
@@ -53,7 +55,13 @@ class Membership:
         members = cls(Security.load(namespace))
         with members._lock:
             members._refresh()  # what is damaged is told now, not when somebody calls
+        members.require_place()
         return members
+
+    def require_place(self) -> None:
+        """Raise if this machine has no place on the roster it goes by, and never had."""
+        if circle := self.circle:
+            circle.require_place()
 
     @property
     def me(self) -> NodeId:
@@ -98,6 +106,10 @@ class Membership:
     def judge_peer(self, peer: NodeId) -> Refused | None:
         """Whether a node is somebody to open a connection with, as far as we know."""
         return judge_peer(self.roster, peer)
+
+    def refused_stranger(self, error: HandshakeRefused) -> None:
+        """Remember somebody who called and did not get through TLS."""
+        self.last_stranger = error
 
     # --- what is told ---
 

@@ -18,15 +18,23 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from potluck.backend.dialling import Door, Links, Meeting, Welcome, missing_error
+from potluck.backend.dialling import (
+    Door,
+    Links,
+    Meeting,
+    Welcome,
+    missing_error,
+    refused_error,
+    shown,
+    unreachable_error,
+)
 from potluck.backend.introduction import Call, Declined, dial, say_hello
-from potluck.core.handshake import Rendezvous, list_ranks
+from potluck.core.handshake import Rendezvous, judge_table, list_ranks
 from potluck.errors import (
     BackendUnavailable,
     DistributedError,
     HandshakeRefused,
     MalformedFrame,
-    Timeout,
     from_os_error,
 )
 from potluck.messages import Join, LaneOpened, Peer, Table
@@ -168,7 +176,7 @@ def _has_hung_up(sock: OpeningSocket) -> bool:
 def _as_proved(request: Join, sock: OpeningSocket) -> Join:
     """The request with the node that TLS has proved, whatever it says itself."""
     node = sock.peer if isinstance(sock, SecureSocket) else NOBODY
-    return structs.replace(request, peer=structs.replace(request.peer, node=node))
+    return structs.replace(request, peer=structs.replace(shown(request.peer), node=node))
 
 
 def _my_name() -> str:
@@ -233,18 +241,12 @@ def join(meeting: Meeting) -> tuple[Door, Table]:
                 time.sleep(FULL_PAUSE)
                 continue
             _close(door)
-            raise HandshakeRefused(
-                f"Rank 0 at {master} refused rank {meeting.rank}",
-                rank=meeting.rank,
-                host=str(master),
-                cause=error.cause or error.message,
-                hint=error.hint,
-            ) from None
+            raise refused_error(meeting, master, error) from None
         except (OSError, MalformedFrame) as error:
             remaining = meeting.deadline - time.monotonic()
             if remaining <= 0:
                 _close(door)
-                raise _unreachable_error(meeting, master, failure or error) from error
+                raise unreachable_error(meeting, master, failure or error) from error
             failure = error
             time.sleep(min(remaining, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
             pause = min(LONGEST_PAUSE, pause * 2)
@@ -277,22 +279,12 @@ def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[s
         if not part.peers:
             break  # there will never be enough of those
         table = Table(table.session, table.peers + part.peers)
-    if len(table.peers) != meeting.world_size:
-        raise MalformedFrame("Rank 0 sent a table of another size", got=len(table.peers))
-    return table
-
-
-def _unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
-    cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
-    return Timeout(
-        f"Rank {meeting.rank} could not meet rank 0 at {master} within {meeting.timeout:g} s",
-        seconds=meeting.timeout,
-        missing=(0,),
-        rank=0,
-        host=str(master),
-        cause=cause.cause or cause.message,
-        hint=cause.hint or "Check that rank 0 runs there and that no firewall is between.",
-    )
+    rank_0 = sock.peer if isinstance(sock, SecureSocket) else NOBODY
+    proved = {0: rank_0, meeting.rank: meeting.members.me}
+    nodes = [peer.node for peer in table.peers]
+    if problem := judge_table(nodes, meeting.rank, meeting.world_size, proved):
+        raise MalformedFrame(problem)
+    return Table(table.session, [shown(peer) for peer in table.peers])
 
 
 def _close(door: Door | None) -> None:

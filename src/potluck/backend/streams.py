@@ -36,11 +36,14 @@ class Switchboard:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, str], object] = {}
+        self._is_closed = False
         self._changed = threading.Condition()
 
     def put(self, rank: int, purpose: str, connection: object) -> object | None:
-        """Keep a connection; returns the one that it replaces, if any."""
+        """Keep a connection; returns one to close: that which it replaces, or itself at the end."""
         with self._changed:
+            if self._is_closed:
+                return connection
             replaced = self._waiting.pop((rank, purpose), None)
             self._waiting[rank, purpose] = connection
             self._changed.notify_all()
@@ -66,8 +69,9 @@ class Switchboard:
                 )
 
     def drain(self) -> list[object]:
-        """Take everything that waits."""
+        """Take everything that waits, and keep nothing from now on."""
         with self._changed:
+            self._is_closed = True
             found = list(self._waiting.values())
             self._waiting.clear()
             return found

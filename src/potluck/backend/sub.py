@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from potluck.backend.base import NOTICES, WORLD, Backend, check_whole
+from potluck.backend.base import NOTICES, RPC, WORLD, Backend, check_whole
 from potluck.errors import InvalidRank, InvalidWorldSize
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class SubBackend(Backend):
 
     def _scope(self, group: int) -> int:
         """The parent's number for a group of ours; a subgroup of ours has one already."""
-        return self._group ^ group if group in (WORLD, NOTICES) else group
+        return self._group ^ group if group in (WORLD, NOTICES, RPC) else group
 
 
 def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> int:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpBackend"]
 
-PARKED = 64
-"""Connections that a rank may open ahead of us, one for each group that it uses before we do."""
-
 
 class TcpBackend(MeshBackend):
     """One rank of a group of processes.
@@ -82,7 +79,7 @@ class TcpBackend(MeshBackend):
         except BaseException:
             super().close()
             raise
-        self._acceptor = self._lanes.extend(self._park)
+        self._acceptor = self._lanes.extend(self._park, self._switchboard.count)
 
     @classmethod
     def from_env(
@@ -118,13 +115,10 @@ class TcpBackend(MeshBackend):
         return make_poller()
 
     def _park(self, rank: int, purpose: str, lane: OpenLane) -> None:
-        """A member has opened a lane: keep it until we need it, but not any number of them."""
-        if self._closed is not None or self._switchboard.count(rank) >= PARKED:
-            lane.sock.close()
-            return
-        replaced = self._switchboard.put(rank, purpose, lane)
-        if replaced is not None:
-            cast("OpenLane", replaced).sock.close()
+        """A member has opened a lane: keep it until we need it."""
+        unwanted = self._switchboard.put(rank, purpose, lane)
+        if unwanted is not None:
+            cast("OpenLane", unwanted).sock.close()
 
     def peer_name(self, rank: int) -> str:
         """The machine a rank runs on, and its address."""

@@ -49,8 +49,18 @@ SHORTEST = 550_000
 STAGING = 1 << 22
 """Bytes that all staged pieces of a rank may take together."""
 
-FILL = 1_100_000
+FILL = 600_000
 """Nanoseconds that a piece may take on the wire; longer, and pipelines fill too slowly."""
+
+FILLED = 256
+"""Pieces of a vector that is so long that filling the pipeline counts no more."""
+
+CABLE = 250_000_000
+"""Bytes per second up to which a link, and not the machine at its end, is taken to be the limit.
+
+There a ring is preferred to other ways that cost the same: one stream fills a cable more evenly
+than many that compete.  Beyond, it is the other way round: fewer hops are less work.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +110,22 @@ def piece_for(nbytes: int, network: Network) -> int:
 
     >>> network = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=100_000))
     >>> piece_for(1 << 28, network), piece_for(1 << 20, network)
-    (131072, 65536)
+    (524288, 65536)
     """
-    rates = sorted((*network.up, *network.down))
-    usual = rates[len(rates) // 2]
+    usual = usual_rate(network)
     most = min(
         max(nbytes // (8 * network.size), usual * SHORTEST // SECOND),
-        usual * FILL // SECOND,
+        max(nbytes // FILLED, usual * FILL // SECOND),
         STAGING // max(1, network.size - 1),
         LARGEST_PIECE,
     )
     return max(SMALLEST_PIECE, 1 << max(0, most.bit_length() - 1))
+
+
+def usual_rate(network: Network) -> int:
+    """The median of all rates, in bytes per second."""
+    rates = sorted((*network.up, *network.down))
+    return rates[len(rates) // 2]
 
 
 Candidate: TypeAlias = tuple[int, str, Layout]
@@ -181,18 +196,24 @@ class Planner:
             return estimate(task, layout, costs) if task.world_size > 1 else 0
         return price(registry.schedule(name, task, layout), costs)
 
+    def _names(self, task: Task, wanted: Strategy) -> list[str]:
+        """The algorithms to price, those first that are preferred where they cost the same."""
+        if wanted.algorithm is not None:
+            registry.find(wanted.algorithm).schedule(task)  # refuses what it does not offer
+            return [wanted.algorithm]
+        names = [each.name for each in registry.offering(task.collective)]
+        if usual_rate(self.network) <= CABLE:
+            names.sort(key=lambda name: name != "ring")  # to the front
+        if task.world_size > FEW:
+            names.sort(key=lambda name: name == "direct")  # to the end
+        return names
+
     def _candidates(
         self, task: Task, costs: Costs, strategy: Strategy | None
     ) -> Iterator[tuple[str, Layout]]:
         plain = Layout.plain(task.world_size, piece=max(1, costs.piece // costs.wide))
         wanted = strategy or Strategy()
-        names = [each.name for each in registry.offering(task.collective)]
-        if task.world_size > FEW:
-            names.sort(key=lambda name: name == "direct")  # to the end
-        if wanted.algorithm is not None:
-            registry.find(wanted.algorithm).schedule(task)  # refuses what it does not offer
-            names = [wanted.algorithm]
-        for name in names:
+        for name in self._names(task, wanted):
             match name:
                 case "ring":
                     yield name, replace(plain, order=self.ring)

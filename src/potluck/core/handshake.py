@@ -6,7 +6,7 @@ go on waiting.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.messages import Introduction, Join, Lane, Peer
@@ -18,6 +18,7 @@ __all__ = [
     "judge_clone",
     "judge_lane",
     "judge_node",
+    "judge_table",
     "list_ranks",
 ]
 
@@ -125,6 +126,21 @@ def judge_node(rank: int, known: str, proved: str) -> Refused | None:
     """Whether the node that dials as a rank is the one that joined as that rank."""
     if proved != known:
         return Refused(f"rank {rank} joined as another node than the one that dials now")
+    return None
+
+
+def judge_table(nodes: Sequence[str], me: int, size: int, proved: Mapping[int, str]) -> str | None:
+    """What is wrong with the nodes of all ranks as rank 0 tells them; None if nothing is.
+
+    ``proved`` are those that this rank, ``me``, knows by itself: its own, and that of rank 0.
+    """
+    if len(nodes) != size:
+        return f"Rank 0 sent a table of {len(nodes)} ranks instead of {size}"
+    for rank, node in proved.items():
+        if nodes[rank] != node:
+            return f"Rank 0 told another node than the one that has joined as rank {rank}"
+    if proved[me] and not all(nodes):
+        return "Rank 0 told of a rank without a node, so anybody could pass for it"
     return None
 
 

@@ -280,7 +280,7 @@ class Roster:
         if len(roster.to_bytes()) > MAX_BYTES:
             raise RosterRefused(
                 "The history of this circle is full",
-                hint="Begin a new one with `potluck pair`, and pair the machines again.",
+                hint="Begin a new one: `potluck unpair` on each machine, then pair them again.",
             )
         return roster
 

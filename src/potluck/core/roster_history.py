@@ -21,7 +21,10 @@ from potluck.core.cards import Card
 from potluck.core.roster_records import Admission, Records, Rotation, record_id
 from potluck.vocabulary import NodeId
 
-__all__ = ["Generation", "History", "Member", "Status"]
+__all__ = ["ID_SHOWN", "Generation", "History", "Member", "Status"]
+
+ID_SHOWN = 8
+"""Characters of an id that people are shown; enough for `potluck revoke`."""
 
 
 class Status(StrEnum):
@@ -118,11 +121,25 @@ class History:
         return None
 
     def name_of(self, node_id: NodeId) -> str:
-        """What people call the machine; its id if nobody ever brought it in."""
-        for generation in reversed(self.generations):
-            if node_id in generation.members:
-                return generation.members[node_id].name
-        return str(node_id)
+        """What people call the machine; its id if nobody ever brought it in.
+
+        Where another has the same name the beginning of the id tells them apart, so that nobody
+        can be taken for another by calling itself like it; a name cannot pretend to be that either.
+        """
+        name = self.names.get(node_id)
+        if name is None:
+            return str(node_id)
+        namesakes = sum(name.casefold() == other.casefold() for other in self.names.values())
+        return f"{name} ({node_id[:ID_SHOWN]})" if namesakes > 1 or "(" in name else name
+
+    @cached_property
+    def names(self) -> dict[NodeId, str]:
+        """Everybody who ever was a member, by the name it had last."""
+        return {
+            node_id: member.name
+            for generation in self.generations
+            for node_id, member in generation.members.items()
+        }
 
 
 def successor(before: Generation, rotation: Rotation) -> Generation:

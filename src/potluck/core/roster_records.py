@@ -201,7 +201,7 @@ def _faults(records: Records, verifier: Verifier) -> Iterator[str]:
     founder = records.founding.founder
     if not verifier.owns(founder, records.signature, statement(records.founding)):
         yield "its founding is not signed by the founder"
-    for card in cards.values():
+    for card in (founder, *(admission.card for admission in records.admissions.values())):
         if card.name != clean_name(card.name):
             yield "a name cannot be shown"
     for name, admission in records.admissions.items():

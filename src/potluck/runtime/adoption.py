@@ -46,6 +46,7 @@ class Plan:
     question: str | None
     """What a person has to say yes to first; None if nothing is lost."""
     reason: str
+    """What it means, to be told when it is done."""
     gives_way: str | None = None
     """The namespace that is removed afterwards, unless it is kept."""
     was_unused: bool = False
@@ -104,9 +105,11 @@ class Adopter:
             question = f'This machine is in {_listed(used)}. Join "{offered.namespace.name}" too?'
         if keep and question is not None:
             question = leaving = None
-        name = self._free_name(offered.namespace.name, [each for each in used if each != leaving])
+        staying = [each for each in used if each != leaving]
+        name = self._free_name(offered.namespace.name, staying)
         NetworkNamespace(name, offered.namespace.secret, home=self._home)  # refuses bad names
-        return Plan(name, question, decision.reason, leaving, was_unused=question is None)
+        reason = decision.reason if not used else _farewell(leaving, staying)
+        return Plan(name, question, reason, leaving, was_unused=question is None)
 
     def _circles(self) -> list[Circle]:
         return [self._circle(name) for name in stored_names(self._home)]
@@ -154,6 +157,13 @@ class Adopter:
         files = NamespaceFiles(self._home, plan.gives_way)
         if not (plan.was_unused and files.is_used):  # somebody may have joined it meanwhile
             files.delete()
+
+
+def _farewell(leaving: str | None, staying: list[str]) -> str:
+    """What becomes of the namespaces this machine was in."""
+    if not staying:
+        return f'It has left "{leaving}".'
+    return f"It is in {_listed(staying)} as before; --namespace says which one is meant."
 
 
 def _plan_for_member(known: Circle, roster: Roster, offered: Offered) -> Plan:

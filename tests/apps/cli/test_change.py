@@ -10,6 +10,8 @@ from typer.testing import CliRunner, Result
 
 from potluck.apps.cli.change import UnknownMember, find_member
 from potluck.apps.cli.main import app
+from potluck.backend.circles import signer_of
+from potluck.net.identity import NodeIdentity
 from potluck.net.names import short_name
 from potluck.net.namespace import NetworkNamespace
 from support.homes import Home, pair
@@ -95,11 +97,11 @@ def test_the_same_command_on_another_machine_agrees(desk: Home, laptop: Home, na
     assert run(desk, "revoke", "laptop", "--yes").exit_code == 0
     nas.join_records_of(desk)
     shown = run(nas, "members").stdout
-    assert "To agree, on this machine: potluck revoke laptop" in shown
+    assert f"To agree, on this machine: potluck revoke {laptop.me.node_id[:8]}" in shown
     assert "To agree" not in run(desk, "members").stdout
     asked = run(nas, "revoke", "laptop")
     assert asked.exit_code == 1
-    assert "that desk proposed? It takes out laptop." in asked.stderr
+    assert f"that desk proposed? It takes out laptop ({laptop.me.node_id})." in asked.stderr
     result = run(nas, "revoke", "laptop", "--yes")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
@@ -196,7 +198,7 @@ def test_what_cannot_be_taken_back_is_asked_first(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("tablet", "No member is called 'tablet'. Give its id."),
+        ("tablet", "No member is called 'tablet'. Give its whole id."),
         ("desk", "A machine cannot revoke itself. Use `potluck unpair`."),
         ("la", "No member is called 'la'"),
     ],
@@ -217,5 +219,30 @@ def test_a_member_is_meant_by_any_of_its_names(tmp_path: Path, desk: Home) -> No
     for text in ("DESK", short_name(desk.me.node_id), desk.me.node_id, desk.me.node_id[:4]):
         assert find_member(roster, text).node_id == desk.me.node_id
     pair(desk, Home(tmp_path / "two", "laptop"))
-    with pytest.raises(UnknownMember, match=r"Several members are called 'laptop'.*Give its id"):
+    with pytest.raises(
+        UnknownMember, match=r"Several members are called 'laptop'.*Give its whole id"
+    ):
         find_member(desk.circle().roster, "laptop")
+
+
+def test_nobody_can_take_the_place_of_another_by_its_name(tmp_path: Path, desk: Home) -> None:
+    """A guest that is called like the beginning of another's id, or like all of it."""
+    laptop = Home(tmp_path, "laptop")
+    pair(desk, laptop)
+    node_id = laptop.me.node_id
+    roster = desk.circle().roster
+    for name in (node_id[:8], node_id):
+        sly = signer_of(NodeIdentity.ephemeral(), name)
+        roster = roster.admit(sly.card, desk.me)
+        assert find_member(roster, node_id).node_id == node_id
+    with pytest.raises(UnknownMember, match="Several members are called"):
+        find_member(roster, node_id[:8])
+
+
+def test_whoever_is_out_already_is_said_to_be(desk: Home, laptop: Home) -> None:
+    """Revoking it once more is not an unknown name."""
+    pair(desk, laptop)
+    assert run(desk, "revoke", "laptop", "--yes").exit_code == 0
+    result = run(desk, "revoke", "laptop", "--yes")
+    assert result.exit_code == 1
+    assert "laptop was revoked by desk; only pairing it again brings it back." in result.stderr

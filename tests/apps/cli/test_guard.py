@@ -1,6 +1,8 @@
 """Errors reach a person as one paragraph, and a traceback only on request."""
 
 import errno
+import subprocess
+import sys
 from typing import Annotated
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from potluck.apps.cli.guard import guarded
 from potluck.errors import PeerLost
+from support.threads import PATIENCE
 
 FAULTS: dict[str, BaseException] = {
     "ours": PeerLost("Rank 3 is gone", cause="cable pulled", hint="Plug it in."),
@@ -55,6 +58,23 @@ def test_an_error_is_told_in_one_paragraph(app: typer.Typer) -> None:
     assert result.exit_code == 1
     assert result.stderr == "potluck: Rank 3 is gone: cable pulled. Plug it in.\n"
     assert result.stdout == ""
+
+
+LOGS = """
+import logging, typer
+from potluck.apps.cli.guard import guarded
+def cook():
+    logging.getLogger("potluck.kitchen").warning("the soup is hot")
+typer.run(guarded(cook))
+"""
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], ""), (["--debug"], "the soup is hot\n")])
+def test_the_log_stays_out_of_the_terminal(options: list[str], shown: str) -> None:
+    """What it says is part of the error already; --debug shows it too."""
+    command = [sys.executable, "-c", LOGS, *options]
+    result = subprocess.run(command, capture_output=True, check=True, text=True, timeout=PATIENCE)
+    assert result.stderr == shown
 
 
 def test_a_fault_of_ours_is_admitted(app: typer.Typer) -> None:

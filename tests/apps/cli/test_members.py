@@ -75,3 +75,36 @@ def test_looking_at_a_new_machine_changes_nothing(desk: Home) -> None:
     assert "it founded this circle" in members(desk).stdout
     assert not desk.namespace().roster_path.exists()
     assert members(desk, "--namespace", "lab").exit_code == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "a b", "127.0.0.1:99999"])
+def test_an_address_that_is_none_is_wrong_usage(desk: Home, host: str) -> None:
+    """With how to write one; it is no fault of Potluck's."""
+    desk.namespace()
+    result = members(desk, "--host", host)
+    assert result.exit_code == 2
+    assert "is no address; write host:port" in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_nobody_at_the_address_is_told_with_what_to_check(desk: Home) -> None:
+    """Any program of a member will do there."""
+    desk.namespace()
+    result = members(desk, "--host", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "could not be reached: Connection refused. Check that a program" in result.stderr
+    result = members(desk, "--host", "nowhere.invalid:1")
+    assert "Check the spelling" in result.stderr
+
+
+def test_a_machine_that_is_none_of_the_members_is_told(desk: Home, tmp_path: Path) -> None:
+    """Its key was deleted; it has to be paired again, and every command says so."""
+    laptop = Home(tmp_path, "laptop")
+    pair(desk, laptop)
+    (laptop.path / "node_keypair").unlink()
+    assert "is none of them." in members(laptop).stdout
+    environment = {"POTLUCK_HOME": str(laptop.path), "POTLUCK_NAMESPACE": None}
+    for command in (["rotate", "--yes"], ["pair"]):
+        result = CliRunner().invoke(app, command, env=environment)
+        assert result.exit_code == 1
+        assert 'is not a member of "home": its key was replaced' in result.stderr
+        assert "potluck unpair home" in result.stderr

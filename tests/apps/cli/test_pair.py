@@ -239,13 +239,18 @@ def test_a_script_has_to_say_what_it_wants(desk: Home, laptop: Home, tmp_path: P
         assert hosting.failures == []
         kept = run(laptop, CODE, *where, "--keep")
         assert kept.exit_code == 0, kept.stderr
+        assert 'It is in "home" as before; --namespace says which one is meant.' in kept.stdout
         assert 'Here it is called "home-2".' in kept.stdout
+        assert "`potluck unpair home-2` leaves it." in kept.stdout
         assert f"with the id {desk.me.node_id}" in kept.stdout
         hosting.outcome.result()
     assert laptop.namespace("home") == nas.namespace()
     assert laptop.namespace("home-2") == desk.namespace()
     with Hosting(Home(tmp_path, "tower")) as hosting:
-        assert run(laptop, CODE, "--host", str(hosting.where), "--yes").exit_code == 0
+        left = run(laptop, CODE, "--host", str(hosting.where), "--yes")
+        assert left.exit_code == 0, left.stderr
+        assert 'It is in "home-2" as before' in left.stdout
+        assert "?" not in left.stdout  # nobody was asked
     assert laptop.namespace("home") not in {nas.namespace(), desk.namespace()}
 
 

@@ -9,6 +9,7 @@ import typer
 from potluck.apps.cli.circle import confirm, pending_facts, print_json
 from potluck.backend.circles import Circle
 from potluck.core.roster import Member, Pending, Roster, Status
+from potluck.core.roster_history import ID_SHOWN
 from potluck.core.roster_words import listed
 from potluck.errors import DistributedError
 from potluck.net.names import short_name
@@ -25,22 +26,28 @@ class UnknownMember(DistributedError, LookupError):
 
 
 def find_member(roster: Roster, text: str) -> Member:
-    """The member meant by a name, a readable name, an id or its beginning."""
+    """The member meant by a name, a readable name, an id or its beginning.
+
+    A whole id means that machine and no other; all else must mean one machine, since anybody may
+    choose a name that looks like the beginning of another's id.
+    """
     wanted = text.strip().casefold()
-    found = [
-        member
-        for member in roster.members
-        if wanted in {member.name.casefold(), short_name(member.node_id), member.node_id}
-    ] or [
-        member
-        for member in roster.members
-        if len(wanted) >= SHORTEST and member.node_id.startswith(wanted)
-    ]
+    if member := roster.generation.members.get(NodeId(wanted)):
+        return member
+    found = [each for each in roster.members if _is_called(each.node_id, each.name, wanted)]
     if len(found) == 1:
         return found[0]
+    for node_id, name in roster.history.names.items():
+        if not found and _is_called(node_id, name, wanted):
+            raise UnknownMember(roster.explain(node_id), got=text)
     ids = ", ".join(f"{member.name} {member.node_id}" for member in found or roster.members)
     problem = f"Several members are called {text!r}" if found else f"No member is called {text!r}"
-    raise UnknownMember(problem, got=text, hint=f"Give its id. These are there: {ids}.")
+    raise UnknownMember(problem, got=text, hint=f"Give its whole id. These are there: {ids}.")
+
+
+def _is_called(node_id: NodeId, name: str, wanted: str) -> bool:
+    is_beginning = len(wanted) >= SHORTEST and node_id.startswith(wanted)
+    return is_beginning or wanted in {name.casefold(), short_name(node_id)}
 
 
 def find_proposal(
@@ -60,7 +67,11 @@ def agree(circle: Circle, change: Pending, *, yes: bool) -> Circle:
     """Sign what another machine proposed, if the person wants it; names everybody who would go."""
     roster = circle.roster
     staying = roster.heirs(change.name)
-    going = [member.name for member in roster.members if member.node_id not in staying]
+    going = [
+        f"{member.name} ({member.node_id})"  # names alone may mislead
+        for member in roster.members
+        if member.node_id not in staying
+    ]
     what = f"takes out {listed(going)}" if going else "takes out nobody"
     proposer = roster.history.name_of(change.rotation.proposer)
     name = circle.namespace.name
@@ -68,10 +79,13 @@ def agree(circle: Circle, change: Pending, *, yes: bool) -> Circle:
     return circle.sign(change.name)
 
 
-def how_to_agree(roster: Roster, change: Pending) -> str:
-    """Which command signs a change that waits for this machine too."""
+def how_to_agree(change: Pending) -> str:
+    """Which command signs a change that waits for this machine too.
+
+    By id: names need not be unique, and what others chose is nothing to put into a shell.
+    """
     revoked = change.rotation.revokes
-    command = f"revoke {roster.history.name_of(revoked)}" if revoked else "rotate"
+    command = f"revoke {revoked[:ID_SHOWN]}" if revoked else "rotate"
     return f"To agree, on this machine: potluck {command}"
 
 

@@ -58,6 +58,7 @@ def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
     if host is None:
         return namespace
     import contextlib
+    import socket
     import time
 
     from potluck.backend.introduction import Call, SecretChanged, dial, say_hello
@@ -65,14 +66,21 @@ def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
     from potluck.messages import LaneOpened, Sync
     from potluck.net.addresses import parse_address
 
+    try:
+        where = parse_address(host)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--host") from None
     members = Membership.load(namespace)
     deadline = time.monotonic() + SYNC_WITHIN
     try:
-        sock = dial(members, Call(parse_address(host), deadline))
+        sock = dial(members, Call(where, deadline))
     except DistributedError:
         raise
-    except OSError as error:
+    except socket.gaierror as error:
         raise from_os_error(f"{host} could not be reached", error) from error
+    except OSError as error:
+        hint = "Check that a program of a member runs there, and that no firewall is in between."
+        raise from_os_error(f"{host} could not be reached", error, hint=hint) from error
     with contextlib.closing(sock), contextlib.suppress(SecretChanged):
         say_hello(sock, Sync(), LaneOpened, members, deadline)
     return NetworkNamespace.load(namespace.name, home=namespace.home)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +22,16 @@ __all__ = ["guarded"]
 
 FAILED, INTERRUPTED = 1, 130
 
+_SILENCE = logging.NullHandler()
+
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """The command, with its errors told in words and an option to see more."""
 
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool, **options: Any) -> None:
+        if not debug:  # what matters is told as an error; the log would say it twice
+            logging.getLogger("potluck").addHandler(_SILENCE)
         try:
             command(*arguments, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):

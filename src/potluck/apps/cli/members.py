@@ -21,9 +21,6 @@ potluck members --host desk:29500           first asks the member whose program 
 WIDE = 160
 """Columns where there is no terminal to fit into: nothing is cut off in a file."""
 
-ID_SHOWN = 8
-"""Characters of an id that are shown; enough for `potluck revoke`."""
-
 
 def members(*, namespace: Namespace = None, host: Member = None, json: Json = False) -> None:
     """Show who belongs to a namespace, who did, and which changes wait for signatures."""
@@ -69,7 +66,7 @@ def _facts(circle: Circle, node_id: NodeId) -> dict[str, Any]:
 
     member = circle.roster.generation.members.get(node_id)
     return {
-        "name": circle.roster.history.name_of(node_id),
+        "name": circle.roster.history.names[node_id],
         "short_name": short_name(node_id),
         "id": node_id,
         "is_this_machine": node_id == circle.me.node_id,
@@ -86,6 +83,7 @@ def _print(circle: Circle) -> None:
     from rich.text import Text
 
     from potluck.apps.cli.change import how_to_agree
+    from potluck.core.roster_history import ID_SHOWN, Status
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -108,7 +106,9 @@ def _print(circle: Circle) -> None:
         table.add_row(*(Text(text, style) for text in texts))
     console.print(Text(f'Members of "{circle.namespace.name}":\n', "bold"))
     console.print(table)
+    if circle.roster.status(circle.me.node_id) is Status.STRANGER:
+        console.print(Text(f"\nThis machine ({circle.me.node_id}) is none of them.", "yellow"))
     for change in circle.roster.pending:
         console.print(Text(f"\n{change.reason}", "yellow"), soft_wrap=True)
         if circle.roster.objection(change.name, circle.me.node_id) is None:
-            console.print(Text(how_to_agree(circle.roster, change)), soft_wrap=True)
+            console.print(Text(how_to_agree(change)), soft_wrap=True)

@@ -114,4 +114,5 @@ class _Guest:
         if name != outcome.namespace.name:
             typer.echo(f'Here it is called "{name}".')
         typer.echo(describe(outcome.peer))
-        typer.echo("If that is not the machine you meant: `potluck unpair` leaves it again.")
+        # By name: without one the command might mean a namespace that was here before.
+        typer.echo(f"If that is not the machine you meant: `potluck unpair {name}` leaves it.")

@@ -15,6 +15,7 @@ from potluck.apps.cli.circle import describe, facts_of, print_json, this_machine
 from potluck.backend.circles import Circle
 from potluck.core.pairing import Paired, PairingCode, TryFailed, new_code
 from potluck.core.pairing_messages import VERSION
+from potluck.core.roster_history import ID_SHOWN
 from potluck.net.addresses import Address, usable_hosts
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.pairing import PAIRING_PORT
@@ -88,7 +89,8 @@ class _PlainScreen:
     def paired(self, outcome: Paired) -> None:
         self.say(outcome.reason, "green")
         self.say(describe(outcome.peer))
-        self.say("If that is not the machine you meant: `potluck revoke` takes it out again.")
+        revoke = f"potluck revoke {outcome.peer.node_id[:ID_SHOWN]}"
+        self.say(f"If that is not the machine you meant: `{revoke}` takes it out again.")
 
 
 class _LiveScreen(_PlainScreen):
