@@ -19,9 +19,9 @@ from potluck.runtime.channel import (
     Channel,
     Disagreement,
     PlainChannel,
-    SealedChannel,
 )
 from potluck.runtime.fingerprint import Fingerprint
+from potluck.runtime.sealed_channel import SealedChannel
 
 Pair = tuple[Channel, Channel]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from potluck.net import descriptors
-from potluck.net.addresses import Address, unmapped
+from potluck.net.addresses import Address, is_loopback, unmapped
 
 if TYPE_CHECKING:
     from potluck.net.transport import Buffer
@@ -28,6 +28,9 @@ BACKLOG = 128
 CONNECT_ATTEMPT = 3.0
 """Seconds for one address before the next is tried: one lost SYN is sent again after one."""
 
+LOOPBACK_BUFFER = 1 << 18
+"""Bytes that may wait on their way within one machine; Linux doubles it."""
+
 SO_MAX_PACING_RATE = 47
 """From Linux's <asm-generic/socket.h>; the socket module does not name it."""
 
@@ -38,9 +41,10 @@ KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 def prepare(sock: socket.socket) -> None:
     """Set the options every connection has.
 
-    Buffer sizes are left alone on purpose: setting them turns off the kernel's own tuning, which
-    knows the path better.  ``TCP_USER_TIMEOUT`` is not set either: Linux also ends connections
-    whose peer merely does not read for that long, and a rank may compute for minutes.
+    Buffer sizes are left alone on purpose, except on loopback: setting them turns off the kernel's
+    own tuning, which knows the path better.  ``TCP_USER_TIMEOUT`` is not set either: Linux also
+    ends connections whose peer merely does not read for that long, and a rank may compute for
+    minutes.
     """
     # A frame is written whole and somebody waits for it: Nagle's delay would only add latency.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,12 +69,19 @@ class TcpStream:
         descriptors.track(sock)
         self._sock = sock
         self._expected = 1
+        self._keep_in_cache()
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
         self.peer_name = _peer_name(sock)
         self.sendmsg: Callable[[Sequence[Buffer]], int] = (
             sock.sendmsg if hasattr(sock, "sendmsg") else self._send_joined
         )
+
+    def _keep_in_cache(self) -> None:
+        """Within one machine what waits in the buffer should still be in the cache when read."""
+        with contextlib.suppress(OSError, ValueError):  # gone already, or no address
+            if is_loopback(unmapped(self._sock.getpeername()[0])):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
 
     def _send_joined(self, buffers: Sequence[Buffer], /) -> int:
         """For platforms without gathering writes."""

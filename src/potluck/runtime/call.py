@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from potluck.collective.compression.strategy import QuantizationType
     from potluck.collective.reduce import Array, Reducer
     from potluck.collective.strategies import Strategy
     from potluck.collective.task import Task
@@ -29,3 +30,7 @@ class Call:
     """None unless the collective reduces."""
     strategy: Strategy | None = None
     """None leaves the choice to the configuration, and then to the planner."""
+    codec: QuantizationType | None = None
+    """The number format in which values travel; only for a sum or mean of float32 by all."""
+    residual: Array | None = None
+    """Where what that format leaves behind is written, if somebody wants it."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from potluck.collective.compression.codecs import NAMES
 from potluck.collective.reduce import BFLOAT16, DTYPES, Dtype, ReduceOp
 from potluck.collective.task import Collective
 from potluck.runtime.call import Call
@@ -46,7 +47,7 @@ class Fingerprint(NamedTuple):
     codec: int = 0
 
     @classmethod
-    def of(cls, call: Call, plan: int, purpose: int = 0) -> Fingerprint:
+    def of(cls, call: Call, plan: int, purpose: int = 0, codec: int = 0) -> Fingerprint:
         """The fingerprint of a call that is done by a plan."""
         task = call.task
         op = _NO_OP if call.reducer is None else _OPS.index(call.reducer.op)
@@ -60,6 +61,7 @@ class Fingerprint(NamedTuple):
             task.total,
             counts,
             plan,
+            codec,
         )
 
     def pack(self) -> bytes:
@@ -80,6 +82,8 @@ class Fingerprint(NamedTuple):
         parts += [_name_dtype(self.dtype), f"{self.elements} elements"]
         if collective is not None and collective.has_root:
             parts.append(f"root {self.root}")
+        if self.codec:
+            parts.append(f"as {NAMES.get(self.codec, 'another format')}")
         return f"{name}({', '.join(parts)})"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from potluck.backend.base import Backend
+from potluck.runtime.compressing import Compression
 from potluck.runtime.distributed import DistributedBackend
 from potluck.runtime.lifted import Lifted
 from potluck.runtime.requests import Op, StrategyName
@@ -42,6 +43,7 @@ def all_reduce(
     out: A | None = None,
     dtype: Any = None,
     strategy: StrategyName = None,
+    compression: Compression = None,
     timeout: float | None = None,
 ) -> A:
     """Give every rank the reduction of all ranks' arrays, in place or in ``out``.
@@ -54,7 +56,13 @@ def all_reduce(
     >>> backend.close()
     """
     return _lifted(backend).all_reduce(
-        array, op, out=out, dtype=dtype, strategy=strategy, timeout=timeout
+        array,
+        op,
+        out=out,
+        dtype=dtype,
+        strategy=strategy,
+        compression=compression,
+        timeout=timeout,
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from potluck.backend.base import Backend
     from potluck.collective.config import CollectiveConfig
+    from potluck.vocabulary import LinkMatrix
 
 __all__ = ["Group"]
 
@@ -87,6 +88,16 @@ class Group:
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.backend.world_size
+
+    @property
+    def epoch(self) -> int:
+        """Counts the failures after which this group began anew; the same on all ranks."""
+        return self._vigil.epoch
+
+    @property
+    def links(self) -> LinkMatrix:
+        """The links as the ranks agreed on them; zero where nobody has measured."""
+        return self._plans.links
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from potluck.collective.reduce import Array, Dtype
+    from potluck.collective.schedule import Step
     from potluck.runtime.call import Call
     from potluck.runtime.units import Unit, Units
 
 __all__ = ["Memory", "Pool", "Slot"]
+
+BLOCK = 1 << 16
+"""Bytes that are added up at a time: with their operands they fit into the processor's cache."""
 
 KEPT = 4 << 20
 """Bytes of slots that stay for the next operation: fresh memory is slow to touch."""
@@ -101,6 +105,10 @@ class Memory:
         """The type in which elements of a form travel."""
         return self.wide if form is Form.PARTIAL else self.dtype
 
+    def size(self, form: Form, count: int) -> int:
+        """Bytes of so many elements on the wire."""
+        return count * self.form(form).itemsize
+
     def value(self, unit: Unit, held: Slot | None) -> memoryview:
         """The bytes of a value that is known, as they travel."""
         step = unit.step
@@ -136,7 +144,13 @@ class Memory:
             out = held.view(self.form(step.gives), count)
         else:
             out = self.cells(step.into, unit.start, unit.stop)
-        self._compute(unit, operands, out)
+        if len(operands) == 1 or out.nbytes <= BLOCK:
+            self._compute(step, operands, out)
+        else:  # what is added up block by block is still in the cache for the next operand
+            length = BLOCK // self.wide.itemsize
+            for at in range(0, count, length):
+                parts = [operand[at : at + length] for operand in operands]
+                self._compute(step, parts, out[at : at + length])
         for slot in staged:
             if slot is not held:
                 self._pool.give_back(slot)
@@ -162,8 +176,8 @@ class Memory:
         narrow = operands[0].dtype != self.wide
         return self._pool.take() if not staged or narrow else staged[0]
 
-    def _compute(self, unit: Unit, operands: list[Array], out: Array) -> None:
-        step, reducer = unit.step, self._reducer
+    def _compute(self, step: Step, operands: list[Array], out: Array) -> None:
+        reducer = self._reducer
         if reducer is None:
             if len(operands) == 1:
                 _copy(operands[0], out)
@@ -178,7 +192,7 @@ class Memory:
             reducer.finish(out, out, world_size=self._world_size)
         else:
             slot = self._pool.take()
-            partial = slot.view(reducer.wide, unit.stop - unit.start)
+            partial = slot.view(reducer.wide, out.size)
             reducer.fold(operands, partial)
             reducer.finish(partial, out, world_size=self._world_size)
             self._pool.give_back(slot)

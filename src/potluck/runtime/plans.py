@@ -10,18 +10,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.collective import registry
+from potluck.collective.compression.codecs import codec_for
 from potluck.collective.planner import Plan, Planner, keeps
+from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Layout, Task
 from potluck.runtime.fingerprint import Fingerprint
-from potluck.runtime.units import Units, compile_program
+from potluck.runtime.units import Kind, Units, compile_program
 from potluck.vocabulary import LinkMatrix
 
 if TYPE_CHECKING:
+    from potluck.collective.compression.base import Codec
+    from potluck.collective.compression.strategy import QuantizationType
     from potluck.collective.config import CollectiveConfig
-    from potluck.collective.strategies import Strategy
     from potluck.runtime.call import Call
 
 __all__ = ["Compiled", "Plans"]
+
+SHRUNK = 2
+"""Bytes of an encoded value, about: a piece may hold more of them before it is long on the wire."""
+
+DIRECT = Strategy("direct")
+"""What a codec goes with: every contribution and every result is encoded once."""
 
 KEPT = 256
 """Compiled operations that are kept; those not used for longest are dropped."""
@@ -62,6 +71,8 @@ class Compiled:
     """Bytes that this rank sends, all streams together."""
     slot: int
     """Bytes of the longest piece, in the wider type."""
+    codec: Codec | None = None
+    """How values are written on the wire, unless as they are."""
 
 
 class Plans:
@@ -71,6 +82,7 @@ class Plans:
         self._rank = rank
         self._world_size = world_size
         self._config = config
+        self._codecs: dict[QuantizationType, Codec] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -109,6 +121,7 @@ class Plans:
             call.target.itemsize,
             None if reducer is None else reducer.op,
             call.strategy,
+            call.codec,
         )
         found = self._compiled.get(key)
         if found is None:
@@ -124,7 +137,7 @@ class Plans:
     def _plan(self, planner: Planner, call: Call) -> Plan:
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
-        strategy = call.strategy or self._configured(call.task)
+        strategy = DIRECT if call.codec else call.strategy or self._configured(call.task)
         return planner.plan(call.task, itemsize=itemsize, wide=wide, strategy=strategy)
 
     def _configured(self, task: Task) -> Strategy | None:
@@ -143,18 +156,34 @@ class Plans:
                 chosen = (config.global_broadcast if many else None) or config.local_broadcast
         return None if chosen is None or chosen.is_auto else chosen
 
+    def _codec(self, kind: QuantizationType) -> Codec:
+        """One of each is enough: a group does one operation at a time."""
+        if kind not in self._codecs:
+            self._codecs[kind] = codec_for(kind)
+        return self._codecs[kind]
+
     def _compile(self, call: Call) -> Compiled:
         plan = self.plan(call)
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
-        layout = plan.layout(wide)
+        layout = plan.layout(wide if call.codec is None else SHRUNK)
         schedule = registry.schedule(plan.algorithm, call.task, layout)
-        units = compile_program(schedule.program(self._rank), layout.piece)
+        codec = None if call.codec is None else self._codec(call.codec)
+        units = compile_program(
+            schedule.program(self._rank), layout.piece, stages_all=codec is not None
+        )
         peers = tuple(sorted({*units.incoming, *units.outgoing}))
-        fingerprint = Fingerprint.of(call, plan.identity)
-        longest = max((unit.stop - unit.start for unit in units.units), default=0)
+        number = 0 if codec is None else codec.number
+        size = codec.size if codec is not None else lambda count: count * wide
+        fingerprint = Fingerprint.of(call, plan.identity, codec=number)
+        staged = (
+            unit.stop - unit.start
+            for unit in units.units
+            if unit.kind is Kind.FOLD or codec is not None
+        )
+        longest = max(staged, default=0)
         sent = sum(
-            (units.units[index].stop - units.units[index].start) * wide
+            size(units.units[index].stop - units.units[index].start)
             for queue in units.outgoing.values()
             for index in queue
         )
@@ -168,7 +197,8 @@ class Plans:
             peers,
             nbytes,
             sent,
-            max(1, longest * wide),
+            max(1, longest * wide, size(longest)),
+            codec,
         )
 
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Pump"]
 
+MOST_EXPECTED = 1 << 17
+"""Bytes that may have to arrive before we are woken: less than senders have on the way at once."""
+
+MOST_UNITS = 16
+"""Units that are received at once."""
+
 UNITS_PER_TURN = 2
 """Units read from one stream before the others get their turn."""
 
@@ -28,7 +34,7 @@ UNITS_PER_TURN = 2
 class _Reader:
     """The receiving end of one stream."""
 
-    __slots__ = ("arrivals", "channel", "place", "slot", "stalled_at", "target")
+    __slots__ = ("arrivals", "channel", "count", "place", "slot", "stalled_at", "target")
 
     def __init__(self, channel: Channel, arrivals: tuple[Arrival, ...]) -> None:
         self.channel = channel
@@ -36,6 +42,8 @@ class _Reader:
         self.place = 0
         self.slot: Slot | None = None
         self.target: memoryview | None = None
+        self.count = 1
+        """Units that the target has room for."""
         self.stalled_at = 0
         """How much had happened when there was no room."""
 
@@ -98,11 +106,17 @@ class Pump:
             self._read(reader)
         while self._left:
             self._turn()
+        for reader in self._readers.values():
+            reader.channel.stream.expect(1)
 
     def _turn(self) -> None:
         again, self._again = self._again, []
         again += self._take_unstalled()
-        for peer, readable, writable in self._watch.events(self._awaited(), at_once=bool(again)):
+        awaited = self._awaited()
+        events = self._watch.events(awaited, at_once=bool(again))
+        if not events and not again:
+            again = [self._readers[peer] for peer in awaited]  # there may be less than expected
+        for peer, readable, writable in events:
             if writable and peer in self._writers:
                 self._write(self._writers[peer])
                 self._settle()
@@ -137,6 +151,7 @@ class Pump:
                 return
             assert reader.target is not None
             if not reader.channel.pull(reader.target):
+                reader.channel.stream.expect(min(reader.channel.missing, MOST_EXPECTED))
                 return
             self._arrive(reader)
             self._settle()
@@ -160,21 +175,41 @@ class Pump:
         step = unit.step
         if unit.kind is Kind.MOVE:
             assert step.into is not None
-            reader.target = self._memory.octets(step.into, unit.start, unit.stop)
+            reader.count = self._count_moving(reader)
+            last = reader.arrivals[reader.place + reader.count - 1].unit
+            stop = self._units[last].stop
+            reader.target = self._memory.octets(step.into, unit.start, stop)
         else:
             reader.slot = self._pool.take()
-            size = self._memory.form(step.takes[arrival.operand]).itemsize
-            reader.target = reader.slot.octets[: (unit.stop - unit.start) * size]
+            size = self._memory.size(step.takes[arrival.operand], unit.stop - unit.start)
+            reader.target = reader.slot.octets[:size]
         return True
 
+    def _count_moving(self, reader: _Reader) -> int:
+        """How many units can be received in one go: those that nobody waits for, side by side."""
+        first = self._units[reader.arrivals[reader.place].unit]
+        count, most = 1, reader.channel.joins
+        if first.step.to:
+            return count
+        itemsize = self._memory.dtype.itemsize
+        for arrival in reader.arrivals[reader.place + 1 : reader.place + MOST_UNITS]:
+            unit = self._units[arrival.unit]
+            is_next = unit.step is first.step and not self._waits[arrival.unit]
+            if not is_next or (unit.start - first.start) * itemsize >= most:
+                break
+            count += 1
+        return count
+
     def _arrive(self, reader: _Reader) -> None:
+        reader.target = None
+        if reader.slot is None:
+            for arrival in reader.arrivals[reader.place : reader.place + reader.count]:
+                self._agenda.append(arrival.unit)
+            reader.place += reader.count
+            return
         arrival = reader.arrivals[reader.place]
         index = arrival.unit
         reader.place += 1
-        reader.target = None
-        if reader.slot is None:
-            self._agenda.append(index)
-            return
         operands = self._staged.get(index)
         if operands is None:
             operands = self._staged[index] = [None] * len(self._units[index].step.sources)

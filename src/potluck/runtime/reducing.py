@@ -10,7 +10,7 @@ from potluck.arrays.lending import lend
 from potluck.collective.strategies import AllReduceStrategy, ReduceStrategy
 from potluck.collective.task import Collective
 from potluck.runtime import requests
-from potluck.runtime.launching import Launching
+from potluck.runtime.compressing import Compressing, Compression, read_compression
 from potluck.runtime.requests import Op, Request, StrategyName
 from potluck.runtime.work import Work
 
@@ -19,7 +19,7 @@ __all__ = ["Reducing"]
 A = TypeVar("A")
 
 
-class Reducing(Launching):
+class Reducing(Compressing):
     """What a group can reduce.  ``op`` is a name such as ``"sum"``, or a :class:`ReduceOp`."""
 
     @overload
@@ -31,6 +31,7 @@ class Reducing(Launching):
         out: A | None = ...,
         dtype: Any = ...,
         strategy: StrategyName = ...,
+        compression: Compression = ...,
         timeout: float | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
@@ -44,6 +45,7 @@ class Reducing(Launching):
         out: A | None = ...,
         dtype: Any = ...,
         strategy: StrategyName = ...,
+        compression: Compression = ...,
         async_op: Literal[True],
     ) -> Work[A]: ...
 
@@ -55,18 +57,30 @@ class Reducing(Launching):
         out: A | None = None,
         dtype: Any = None,
         strategy: StrategyName = None,
+        compression: Compression = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give every rank the reduction of all ranks' arrays, in place or in ``out``.
 
         All ranks get the same bits.  Returns the array with the result: the same object, or a new
-        one where that kind cannot be changed (numbers, arrays of JAX).
+        one where that kind cannot be changed (numbers, arrays of JAX).  With ``compression`` values
+        travel in fewer bytes: a name such as ``"int8"`` or ``"auto"``, or a
+        :class:`GradientCompressor`, which remembers what was left behind.
         """
         chosen = requests.read_strategy(AllReduceStrategy, strategy)
         reads = lend(array, Access.UPDATE if out is None else Access.READ, dtype)
         reducer = requests.reducer_for(op, reads)
         into = reads if out is None else requests.output(out, array, reads.shape, reads, dtype)
+        if compression is not None:
+            return self._reduce_compressed(  # type: ignore[no-any-return] # the user's own kind
+                (reads, into),
+                reducer,
+                read_compression(compression),
+                strategy=chosen,
+                timeout=timeout,
+                async_op=async_op,
+            )
         task = self._place.whole(Collective.ALL_REDUCE, reads.flat.size)
         memory = reads.flat, into.flat
         made: Request[A] = requests.request(

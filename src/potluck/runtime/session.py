@@ -19,11 +19,12 @@ from potluck.collective.reduce import ReduceOp, Reducer, quiet
 from potluck.collective.task import Collective, Task
 from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
 from potluck.runtime.call import Call
-from potluck.runtime.channel import Broken, Channel, Disagreement, PlainChannel, SealedChannel
+from potluck.runtime.channel import Broken, Channel, Disagreement, PlainChannel
 from potluck.runtime.coded_memory import memory_for
 from potluck.runtime.memory import Memory, Pool
 from potluck.runtime.plans import confirmation
 from potluck.runtime.pump import Pump
+from potluck.runtime.sealed_channel import SealedChannel
 from potluck.runtime.straight import SHORT, Messenger, run_straight
 from potluck.runtime.survey import measure
 from potluck.runtime.watch import Watch

@@ -43,13 +43,13 @@ PINGS = 3
 """Short messages sent there and back; the quickest counts."""
 
 QUICKEST = 1_000_000_000
-"""Bytes per second beyond which not the link is the limit but the machines."""
+"""Bytes per second that every link counts for which is not the limit."""
 
 ALIKE = 60
 """Per cent of the best rate from which a link counts as equally fast: closer is chance."""
 
-FAST = 400_000_000
-"""Bytes per second from which all links count as equally fast: what differs is the machines."""
+FAST = 250_000_000
+"""Bytes per second from which not the link is taken to be the limit but the machines."""
 
 EVERY = 50
 """Large operations between two comparisons."""
@@ -127,10 +127,10 @@ def agree(rows: Array) -> LinkMatrix:
 
 def _alike(rates: Sequence[int]) -> tuple[int, ...]:
     """The same rates, without the differences that are chance."""
-    capped = [min(rate, QUICKEST) for rate in rates]
-    best = max(capped)
-    enough = min(FAST, best * ALIKE // 100)
-    return tuple(best if rate >= enough else rate for rate in capped)
+    best = max(rates)
+    if best >= FAST:
+        return tuple(QUICKEST if rate >= FAST else rate for rate in rates)
+    return tuple(best if rate * 100 >= best * ALIKE else rate for rate in rates)
 
 
 def have_changed(changes: Array) -> bool:

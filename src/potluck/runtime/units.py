@@ -75,14 +75,16 @@ class Units:
 class _Cutter:
     """Cuts one program."""
 
-    def __init__(self, program: Program, piece: int) -> None:
+    def __init__(self, program: Program, piece: int, *, stages_all: bool) -> None:
         self._program = program
         self._piece = piece
+        self._stages_all = stages_all
         self.units: list[Unit] = []
         self._first: list[int] = []
         for step in program.steps:
             self._first.append(len(self.units))
-            kind = Kind.SEND if step.only_sends else Kind.MOVE if step.moves else Kind.FOLD
+            moves = self._moves(step)
+            kind = Kind.SEND if step.only_sends else Kind.MOVE if moves else Kind.FOLD
             self.units += [
                 Unit(kind, step, start, min(start + piece, step.stop))
                 for start in range(step.start, step.stop, piece)
@@ -90,6 +92,9 @@ class _Cutter:
         self.waits = [0] * len(self.units)
         self.on_value: list[list[int]] = [[] for _ in self.units]
         self.on_done: list[list[int]] = [[] for _ in self.units]
+
+    def _moves(self, step: Step) -> bool:
+        return step.moves and not self._stages_all
 
     def units_of(self, index: int) -> range:
         """The units of a step."""
@@ -109,7 +114,7 @@ class _Cutter:
                     self._await(unit, self._reaching(other, stop), self.on_done)
                 if not step.sources and step.into is not None and previous != NOBODY:
                     self._await(unit, previous, self.on_value)  # memory fills from the front
-                if not step.moves:
+                if not self._moves(step):
                     self.waits[unit] += len(step.sources)
                 previous = unit
 
@@ -133,7 +138,7 @@ class _Cutter:
             step = self._program.steps[index]
             operand = step.sources.index(peer)
             for place, unit in enumerate(self.units_of(index)):
-                freed = unit - STAGED if place >= STAGED and not step.moves else NOBODY
+                freed = unit - STAGED if place >= STAGED and not self._moves(step) else NOBODY
                 if step.into is None:
                     found.append(Arrival(unit, operand, after_done=freed))
                 else:
@@ -141,9 +146,12 @@ class _Cutter:
         return tuple(found)
 
 
-def compile_program(program: Program, piece: int) -> Units:
-    """Cut a program into units of ``piece`` elements."""
-    cutter = _Cutter(program, piece)
+def compile_program(program: Program, piece: int, *, stages_all: bool = False) -> Units:
+    """Cut a program into units of ``piece`` elements.
+
+    With ``stages_all`` nothing is received straight into its destination: it has to be decoded.
+    """
+    cutter = _Cutter(program, piece, stages_all=stages_all)
     cutter.connect()
     incoming = {peer: cutter.arrivals(peer, steps) for peer, steps in program.incoming.items()}
     outgoing = {

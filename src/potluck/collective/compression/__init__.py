@@ -1,0 +1,1 @@
+"""Compression: gradients in fewer bytes; one file per method."""

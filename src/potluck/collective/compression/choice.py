@@ -1,0 +1,119 @@
+"""Which compression pays: whole numbers in, a choice and its reason out.
+
+A method costs what its bytes take on the links and what this machine needs to encode and decode,
+one after the other: in truth they overlap, so compression is never taken for a gain that is not
+there.  Of those that cost about as much as the cheapest, the gentlest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from potluck.collective import wording
+from potluck.collective.compression.codecs import codec_for
+from potluck.collective.compression.strategy import CompressionStrategy
+from potluck.collective.compression.topk import count_for
+from potluck.collective.costs import SECOND
+from potluck.collective.planner import Planner
+from potluck.collective.strategies import Strategy
+from potluck.collective.task import Collective, Task
+from potluck.vocabulary import LinkMatrix
+
+__all__ = ["CANDIDATES", "FAST", "SMALL", "Choice", "Speed", "choose"]
+
+CANDIDATES = (
+    CompressionStrategy.NONE,
+    CompressionStrategy.BFLOAT16,
+    CompressionStrategy.INT8,
+    CompressionStrategy.top_k(0.01),
+)
+"""What there is to choose from, the gentlest first."""
+
+SMALL = 1 << 18
+"""Bytes below which nothing is gained: not the bytes take the time, but their way."""
+
+FAST = 400_000_000
+"""Bytes per second from which not the links are the limit but the machines."""
+
+ALIKE = 95
+"""Per cent of the best speed that a gentler method must reach."""
+
+INDEXED = 6
+"""Bytes of a value with its index, at most, of those that top-k keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a machine compresses, in bytes of float32 per second."""
+
+    encode: int
+    decode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to do, and why."""
+
+    strategy: CompressionStrategy
+    reason: str
+    is_known: bool = True
+    """False while nobody has measured the links."""
+
+
+def choose(
+    links: LinkMatrix,
+    count: int,
+    speeds: Mapping[CompressionStrategy, Speed],
+    *,
+    has_feedback: bool = False,
+) -> Choice:
+    """The compression for an all-reduce of so many values; top-k only with error feedback.
+
+    >>> speeds = {each: Speed(2_000_000_000, 4_000_000_000) for each in CANDIDATES[1:]}
+    >>> links = LinkMatrix.uniform(4, rate=125_000_000, latency=100_000)
+    >>> print(choose(links, 1 << 24, speeds).reason)
+    int8, because 67.1 MB take about 268 ms that way and 805 ms as they are, at 125 MB/s
+    """
+    none = CompressionStrategy.NONE
+    slowest = min((*links.up, *links.down))
+    size = wording.size(4 * count)
+    if 4 * count < SMALL or links.size == 1:
+        return Choice(none, f"none, because {size} are soon sent")
+    if not slowest:
+        return Choice(none, "none, because nobody has measured the links yet", is_known=False)
+    if slowest >= FAST:
+        return Choice(none, "none, because the links are faster than the machines")
+    planner = Planner(links)
+    prices = {
+        each: _price(planner, each, count, speeds.get(each))
+        for each in CANDIDATES
+        if each == none or (each in speeds and (has_feedback or each.method != "topk"))
+    }
+    lowest = min(prices.values())
+    chosen = next(each for each in prices if prices[each] * ALIKE <= lowest * 100)
+    if chosen == none:
+        return Choice(none, f"none, because {size} take {wording.time(prices[none])} either way")
+    return Choice(
+        chosen,
+        f"{chosen}, because {size} take about {wording.time(prices[chosen])} that way and "
+        f"{wording.time(prices[none])} as they are, at {wording.speed(slowest)}",
+    )
+
+
+def _price(planner: Planner, strategy: CompressionStrategy, count: int, speed: Speed | None) -> int:
+    """Nanoseconds of an all-reduce."""
+    ranks = planner.network.size
+    if speed is None:
+        return planner.plan(Task.whole(Collective.ALL_REDUCE, ranks, count)).price
+    kind = strategy.quantization
+    encoding = 4 * count * SECOND // max(1, speed.encode)
+    if kind is None:
+        kept = count_for(count, strategy.parameter) * INDEXED // 4
+        task = Task.blocks(Collective.ALL_GATHER, (kept,) * ranks)
+        return planner.plan(task).price + encoding
+    words = -(-codec_for(kind).size(count) // 4)
+    task = Task.whole(Collective.ALL_REDUCE, ranks, words)
+    decoded = 4 * count * (2 * ranks - 1) // ranks  # contributions to the own share, then results
+    decoding = decoded * SECOND // max(1, speed.decode)
+    return planner.plan(task, strategy=Strategy("direct")).price + encoding + decoding

@@ -1,0 +1,31 @@
+"""The codecs, by the number format that asks for them and by the number they have on the wire."""
+
+from __future__ import annotations
+
+from potluck.collective.compression.base import Codec
+from potluck.collective.compression.bfloat16 import BFloat16
+from potluck.collective.compression.float16 import Float16
+from potluck.collective.compression.int8 import Int8
+from potluck.collective.compression.onebit import OneBit
+from potluck.collective.compression.strategy import QuantizationType
+
+__all__ = ["NAMES", "codec_for"]
+
+_CODECS: dict[QuantizationType, type[Codec]] = {
+    QuantizationType.FP16: Float16,
+    QuantizationType.BF16: BFloat16,
+    QuantizationType.INT8: Int8,
+    QuantizationType.ONE_BIT: OneBit,
+}
+
+NAMES = {codec.number: codec.name for codec in _CODECS.values()}
+"""What the numbers of codecs mean."""
+
+
+def codec_for(kind: QuantizationType) -> Codec:
+    """A new codec, with scratch memory of its own.
+
+    >>> codec_for(QuantizationType.INT8).size(1000)
+    1016
+    """
+    return _CODECS[kind]()

@@ -1,0 +1,212 @@
+"""GradientCompressor: a strategy at work, with the memory that makes it lose nothing for good.
+
+With error feedback what compression leaves behind is remembered for each tensor and added to the
+next gradient of that tensor.  It is changed only when a step is committed: a step that is repeated
+after a failure finds what the first try found.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.collective.compression.base import Floats, Turn, flat_floats
+from potluck.collective.compression.feedback import Ledger, forget_the_unreal
+from potluck.collective.compression.packing import CompressedGradient
+from potluck.collective.compression.randomk import seed_for
+from potluck.collective.compression.registry import method_for
+from potluck.collective.compression.strategy import CompressionStrategy
+from potluck.collective.reduce import quiet
+
+__all__ = ["GradientCompressor", "TensorCompressor"]
+
+
+class GradientCompressor:
+    """Compresses the gradients of one model.
+
+    Tensors are told apart by ``name``.  With ``auto_commit`` every compression counts at once;
+    without, those since the last :meth:`commit` count when that is called, and never after
+    :meth:`discard`.  ``seed`` must be the same on all ranks.  One thread at a time may use it.
+
+    >>> compressor = GradientCompressor("topk:0.5")
+    >>> gradient = np.array([4, 1, -3, 2], np.float32)
+    >>> compressor.decompress(compressor.compress(gradient)).tolist()
+    [4.0, 0.0, -3.0, 0.0]
+    >>> compressor.decompress(compressor.compress(gradient)).tolist()
+    [4.0, 0.0, 0.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        strategy: CompressionStrategy | str = CompressionStrategy.INT8,
+        error_feedback: bool = True,  # noqa: FBT001, FBT002 - the order people know
+        *,
+        seed: int = 0,
+        auto_commit: bool = True,
+    ) -> None:
+        named = CompressionStrategy.named(strategy) if isinstance(strategy, str) else strategy
+        self.strategy = named
+        self.error_feedback = error_feedback and named.is_lossy
+        self.auto_commit = auto_commit
+        self.seed = seed
+        self.method = method_for(named)
+        self.residuals = Ledger()
+        self.kept = Ledger()
+        self.step = 0
+        """Commits so far."""
+        self._bytes = [0, 0]  # before and after; shared with what `by` makes
+
+    def tensor(self, name: str) -> TensorCompressor:
+        """The compression of one tensor, for ``all_reduce(compression=...)``.
+
+        Operations on different tensors may be under way at the same time, one on each.
+        """
+        return TensorCompressor(self, name)
+
+    def by(self, strategy: CompressionStrategy) -> GradientCompressor:
+        """The same memory at work for another strategy."""
+        other = copy.copy(self)
+        other.strategy = strategy
+        other.method = method_for(strategy)
+        return other
+
+    def __repr__(self) -> str:
+        """The expression that makes it."""
+        return f"GradientCompressor({self.strategy!r}, error_feedback={self.error_feedback})"
+
+    def compress(self, gradient: npt.ArrayLike, name: str = "") -> CompressedGradient:
+        """Fewer bytes for a gradient, and for what earlier ones left behind."""
+        array = np.asarray(gradient)
+        values = self.compensated(flat_floats(array), name)
+        turn = self.turn(array.shape, name)
+        with quiet():
+            made = CompressedGradient(
+                self.strategy.concrete, array.shape, self.method.encode(values, turn)
+            )
+            if self.error_feedback:
+                self.leave_behind(values, self.method.decode(made.data, values.size), name)
+        self.note(made.original_size * 4, made.compressed_bytes)
+        self.keep(turn, name)
+        self.succeed(name)
+        return made
+
+    def decompress(self, compressed: CompressedGradient) -> Floats:
+        """The gradient for which bytes stand; raises ``MalformedFrame`` if they are damaged."""
+        method = self.method
+        if compressed.strategy != self.strategy.concrete:
+            method = method_for(compressed.strategy)
+        with quiet():
+            values = method.decode(compressed.data, compressed.original_size)
+        return values.reshape(compressed.shape)
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes before for each byte after, of everything so far; 1 before the first."""
+        before, after = self._bytes
+        return before / after if after else 1.0
+
+    def note(self, before: int, after: int) -> None:
+        """Count bytes."""
+        self._bytes[0] += before
+        self._bytes[1] += after
+
+    # -- error feedback --------------------------------------------------------------------------
+
+    def compensated(self, values: Floats, name: str, out: Floats | None = None) -> Floats:
+        """A gradient and what earlier ones left behind, in ``out`` or new memory if there is any.
+
+        Otherwise it is the gradient as it is.
+        """
+        residual = self.residuals.get(name) if self.error_feedback else None
+        if residual is None:
+            return values
+        if residual.size != values.size:
+            msg = (
+                f"The tensor {name!r} has {values.size} values, but {residual.size} before: "
+                "tell tensors apart by name=, or call reset_error_feedback()"
+            )
+            raise ValueError(msg)
+        with quiet():
+            return np.add(values, residual, out=out)
+
+    def staged(self, values: Floats, name: str) -> Floats:
+        """A gradient and what earlier ones left behind, where what this one leaves will be.
+
+        Without error feedback it is the gradient as it is.
+        """
+        if not self.error_feedback:
+            return values
+        room = self.residuals.room(name, values.size)
+        if self.compensated(values, name, room) is not room:
+            np.copyto(room, values)
+        return room
+
+    def leave_behind(self, wanted: Floats, sent: Floats, name: str) -> None:
+        """Remember the difference; what is no number is not worth remembering."""
+        residual = self.residuals.room(name, wanted.size)
+        np.subtract(wanted, sent, out=residual)
+        forget_the_unreal(residual)
+
+    def turn(self, shape: tuple[int, ...], name: str) -> Turn:
+        """What the method needs to know about a tensor in this step."""
+        seed = seed_for(self.seed, self.step, name)
+        return Turn(shape, seed, self.error_feedback, self.kept.get(name))
+
+    def keep(self, turn: Turn, name: str) -> None:
+        """Remember what the method wants to keep."""
+        if turn.kept is not None:
+            self.kept[name] = turn.kept
+
+    def succeed(self, name: str) -> None:
+        """A tensor is through."""
+        if self.auto_commit:
+            self.residuals.commit(name)
+            self.kept.commit(name)
+            self.step += 1
+
+    def commit(self) -> None:
+        """The step counts: what it left behind is added to the next."""
+        self.residuals.commit()
+        self.kept.commit()
+        self.step += 1
+
+    def discard(self) -> None:
+        """The step never was: the next finds what this one found."""
+        self.residuals.discard()
+        self.kept.discard()
+
+    def reset_error_feedback(self) -> None:
+        """Forget everything that was left behind."""
+        self.residuals.clear()
+        self.kept.clear()
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is committed, to be saved: numbers, texts and arrays."""
+        return {
+            "strategy": str(self.strategy),
+            "seed": self.seed,
+            "step": self.step,
+            "residuals": {name: array.copy() for name, array in self.residuals.items()},
+            "kept": {name: array.copy() for name, array in self.kept.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved with the same strategy."""
+        if state["strategy"] != str(self.strategy):
+            msg = f"Saved for {state['strategy']}, but this compresses by {self.strategy}"
+            raise ValueError(msg)
+        self.residuals.load(state["residuals"])
+        self.kept.load(state["kept"])
+        self.seed, self.step = int(state["seed"]), int(state["step"])
+
+
+class TensorCompressor(NamedTuple):
+    """A compressor, and which of its tensors is meant."""
+
+    compressor: GradientCompressor
+    name: str

@@ -1,0 +1,181 @@
+"""Sums that are exchanged compressed, where that takes more than one collective.
+
+Each function takes a rank's values and fills ``out`` with the sum over all ranks, the same bits on
+all.  With error feedback the values lie where the compressor keeps what is left behind; a function
+takes away from them what it sends, and the rest counts when the compressor is committed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.collective.compression import indices, randomk
+from potluck.collective.compression.base import Floats
+from potluck.collective.compression.compressor import GradientCompressor
+from potluck.collective.compression.feedback import forget_the_unreal
+from potluck.collective.compression.indices import Coding
+from potluck.collective.compression.powersgd import PowerSGD, orthonormal, product
+from potluck.collective.compression.sparse import HEAD_SIZE, Sparse
+from potluck.collective.compression.topk import TopK
+from potluck.collective.reduce import ReduceOp, Reducer
+from potluck.collective.task import Collective, Task
+from potluck.errors import MalformedFrame
+from potluck.runtime.call import Call
+
+__all__ = ["Exchange", "low_rank_sum", "random_sum", "sparse_sum"]
+
+
+class Exchange(NamedTuple):
+    """Who takes part, and how a collective is run."""
+
+    world_size: int
+    run: Callable[[Call], None]
+
+    def gather(self, mine: npt.NDArray[Any], counts: Sequence[int] | None = None) -> Any:
+        """All ranks' vectors, one after the other."""
+        lengths = (mine.size,) * self.world_size if counts is None else tuple(counts)
+        target = np.empty(sum(lengths), mine.dtype)
+        self.run(Call(Task.blocks(Collective.ALL_GATHER, lengths), mine, target))
+        return target
+
+    def add_up(self, vector: Floats) -> Floats:
+        """The sum of all ranks' vectors, in place."""
+        task = Task.whole(Collective.ALL_REDUCE, self.world_size, vector.size)
+        self.run(Call(task, vector, vector, Reducer.of(ReduceOp.SUM, vector.dtype)))
+        return vector
+
+
+def sparse_sum(
+    exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
+) -> None:
+    """By all ranks' largest values: gathered with their places, and added in the order of ranks.
+
+    Where they are so many that the whole vector would be less, that is summed instead.
+    """
+    method = compressor.method
+    assert isinstance(method, TopK)
+    mine = method.select(values, compressor.turn(values.shape, name))
+    packed = mine.pack()
+    sizes = exchange.gather(np.array([packed.size], np.int64)).tolist()
+    if sum(sizes) >= _dense_bytes(values.size):
+        _plain_sum(exchange, values, compressor, out)
+        return
+    _check_sizes(sizes, values.size)
+    gathered = exchange.gather(packed, sizes)
+    compressor.note(values.nbytes, packed.size)
+    if compressor.error_feedback:
+        values[mine.indices] = 0.0
+        if not np.isfinite(mine.values).all():  # otherwise no others are left behind either
+            forget_the_unreal(values)
+    out[:] = 0.0
+    start = 0
+    for rank, size in enumerate(sizes):
+        _unpack(gathered[start : start + size], values.size, rank).add_to(out)
+        start += size
+
+
+def _plain_sum(
+    exchange: Exchange, values: Floats, compressor: GradientCompressor, out: Floats
+) -> None:
+    """Everything, and nothing is left behind."""
+    compressor.note(values.nbytes, values.nbytes)
+    np.copyto(out, values)
+    exchange.add_up(out)
+    if compressor.error_feedback:
+        values[:] = 0.0
+
+
+def _dense_bytes(count: int) -> int:
+    """What a rank sends and receives for each other rank when the whole vector is summed."""
+    return 2 * 4 * count
+
+
+def _check_sizes(sizes: Sequence[int], total: int) -> None:
+    """Nobody needs more than this for a vector; checked before it is allocated."""
+    most = HEAD_SIZE + 4 * total + indices.largest_size(Coding.BITMAP, total, total)
+    for rank, size in enumerate(sizes):
+        if not HEAD_SIZE <= size <= most:
+            raise MalformedFrame(
+                f"Rank {rank} announces {size} bytes for some of {total} values",
+                rank=rank,
+                expected=most,
+                got=size,
+            )
+
+
+def _unpack(data: npt.NDArray[np.uint8], total: int, rank: int) -> Sparse:
+    try:
+        return Sparse.unpack(data, total)
+    except MalformedFrame as error:
+        raise MalformedFrame(
+            f"Rank {rank} sent sparse values that cannot be decoded", rank=rank, cause=error
+        ) from None
+
+
+def random_sum(
+    exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
+) -> None:
+    """By values at the same random places on all ranks."""
+    method = compressor.method
+    assert isinstance(method, randomk.RandomK)
+    _agree(exchange, compressor, b"")
+    turn = compressor.turn(values.shape, name)
+    places = method.places(values.size, turn)
+    drawn = method.drawn(values, turn)
+    compressor.note(values.nbytes, drawn.nbytes)
+    if compressor.error_feedback:
+        values[places] = 0.0
+        forget_the_unreal(values)
+    exchange.add_up(drawn)
+    out[:] = 0.0
+    out[places] = drawn
+
+
+def low_rank_sum(
+    exchange: Exchange,
+    values: Floats,
+    compressor: GradientCompressor,
+    name: str,
+    out: Floats,
+    *,
+    shape: tuple[int, ...],
+) -> None:
+    """By two thin matrices; a tensor for which that would not be less is summed as it is."""
+    method = compressor.method
+    assert isinstance(method, PowerSGD)
+    turn = compressor.turn(shape, name)
+    kept = b"" if turn.kept is None else turn.kept.tobytes()
+    if not _agree(exchange, compressor, kept):
+        turn = compressor.turn(shape, name)
+        turn.kept = None  # somebody is new here: all begin again from the seed
+    begun = method.start(turn)
+    if begun is None:
+        _plain_sum(exchange, values, compressor, out)
+        return
+    sides, q = begun
+    matrix = values.reshape(sides)
+    p = orthonormal(exchange.add_up((matrix @ q).reshape(-1)).reshape(sides[0], -1))
+    mine = np.ascontiguousarray(matrix.T @ p)
+    turn.kept = exchange.add_up(mine.copy().reshape(-1)).reshape(mine.shape)
+    compressor.keep(turn, name)
+    compressor.note(values.nbytes, p.nbytes + mine.nbytes)
+    np.copyto(out, product(p, turn.kept).reshape(-1))
+    if compressor.error_feedback:
+        matrix -= product(p, mine)
+        forget_the_unreal(values)
+
+
+def _agree(exchange: Exchange, compressor: GradientCompressor, kept: bytes) -> bool:
+    """Be in the same step on all ranks; whether all have kept the same."""
+    mine = np.array([compressor.seed, compressor.step, zlib.crc32(kept)], np.int64)
+    seeds, steps, hashes = exchange.gather(mine).reshape(exchange.world_size, -1).T.tolist()
+    if len(set(seeds)) > 1:
+        msg = f"A seed must be the same on all ranks, but theirs are {seeds}"
+        raise ValueError(msg)
+    compressor.step = max(steps)
+    return len(set(hashes)) == len(set(steps)) == 1

@@ -1,0 +1,109 @@
+"""GradientCompressor: nothing is lost for good."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.collective.compression.compressor import GradientCompressor
+from support.gradients import normal
+
+LOSSY = ["float16", "bfloat16", "int8", "onebit", "topk:0.1", "random:0.1", "powersgd:2"]
+lossy = pytest.mark.parametrize("strategy", LOSSY)
+
+
+@lossy
+def test_with_feedback_everything_arrives_in_the_end(strategy: str) -> None:
+    """What was sent, and what is left behind, is what went in: for every lossy method."""
+    compressor = GradientCompressor(strategy)
+    sent, given_ = np.zeros((40, 30)), np.zeros((40, 30))
+    for step in range(30):
+        gradient = normal(1200, seed=step).reshape(40, 30)
+        given_ += gradient
+        sent += compressor.decompress(compressor.compress(gradient, "w"))
+    left = compressor.residuals["w"].reshape(40, 30)
+    np.testing.assert_allclose(sent + left, given_, atol=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ["int8", "onebit", "topk:0.1", "random:0.1", "powersgd:2"])
+def test_feedback_beats_none(strategy: str) -> None:
+    """The same gradient again and again: the mean of what was sent comes near to it."""
+    gradient = normal(1200).reshape(40, 30)
+    errors = []
+    for has_feedback in (True, False):
+        compressor = GradientCompressor(strategy, has_feedback)
+        total = sum(compressor.decompress(compressor.compress(gradient)) for _ in range(60))
+        errors.append(np.linalg.norm(total / 60 - gradient))
+    assert errors[0] < 0.7 * errors[1]
+
+
+@lossy
+def test_a_step_that_is_not_committed_changes_nothing(strategy: str) -> None:
+    """Repeated after a failure, it makes the same bytes."""
+    compressor = GradientCompressor(strategy, auto_commit=False)
+    gradient = normal(1200).reshape(40, 30)
+    compressor.compress(gradient, "w")
+    compressor.commit()
+    first = compressor.compress(gradient, "w").to_bytes()
+    compressor.discard()
+    second = compressor.compress(gradient, "w").to_bytes()
+    compressor.commit()
+    assert first == second != compressor.compress(gradient, "w").to_bytes()
+
+
+@lossy
+def test_a_checkpoint_goes_on_where_it_was_saved(strategy: str) -> None:
+    """With all that was left behind and kept."""
+    compressor, other = GradientCompressor(strategy, seed=4), GradientCompressor(strategy)
+    gradient = normal(1200).reshape(40, 30)
+    for _ in range(3):
+        compressor.compress(gradient, "w")
+    other.load_state_dict(compressor.state_dict())
+    assert other.compress(gradient, "w").to_bytes() == compressor.compress(gradient, "w").to_bytes()
+
+
+def test_a_checkpoint_of_another_strategy_is_refused() -> None:
+    """Its residue means nothing here."""
+    with pytest.raises(ValueError, match="Saved for int8, but this compresses by onebit"):
+        GradientCompressor("onebit").load_state_dict(GradientCompressor("int8").state_dict())
+
+
+def test_tensors_are_told_apart_by_name() -> None:
+    """One size for each; another is a mistake worth a sentence."""
+    compressor = GradientCompressor("topk:0.1")
+    compressor.compress(normal(100), "a")
+    compressor.compress(normal(50), "b")
+    with pytest.raises(ValueError, match="tensor 'a' has 50 values, but 100 before"):
+        compressor.compress(normal(50), "a")
+    compressor.reset_error_feedback()
+    compressor.compress(normal(50), "a")
+
+
+@given(st.sampled_from(LOSSY), st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_what_is_no_number_shows_once_and_does_not_stay(strategy: str, bad: float) -> None:
+    """The step is spoiled, those after it are not."""
+    compressor = GradientCompressor(strategy)
+    gradient = normal(1200).reshape(40, 30)
+    gradient[:, 7] = bad
+    found = compressor.decompress(compressor.compress(gradient))
+    assert not np.isfinite(found).all()
+    clean = compressor.decompress(compressor.compress(normal(1200, 1).reshape(40, 30)))
+    assert np.isfinite(compressor.residuals[""]).all()
+    assert np.isfinite(clean).all()
+
+
+def test_the_ratio_is_that_of_everything_so_far() -> None:
+    """One before the first."""
+    compressor = GradientCompressor("topk:0.01")
+    assert compressor.compression_ratio == 1.0
+    compressor.compress(normal(100_000))
+    assert 70 < compressor.compression_ratio < 85
+
+
+def test_nothing_lossy_needs_no_feedback() -> None:
+    """None is exact."""
+    compressor = GradientCompressor("none")
+    assert not compressor.error_feedback
+    gradient = normal(100)
+    assert (compressor.decompress(compressor.compress(gradient)) == gradient).all()
+    assert "CompressionStrategy.NONE" in repr(compressor)

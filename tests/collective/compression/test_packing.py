@@ -1,0 +1,68 @@
+"""Compressed gradients as bytes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck import MalformedFrame
+from potluck.collective.compression.compressor import GradientCompressor
+from potluck.collective.compression.packing import CompressedGradient
+from support.gradients import normal
+
+STRATEGIES = [
+    "none",
+    "float16",
+    "bfloat16",
+    "int8",
+    "onebit",
+    "topk:0.1",
+    "random:0.1",
+    "powersgd:2",
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (30, 20), (5, 4, 3, 2)])
+def test_bytes_stand_for_the_same_gradient(strategy: str, shape: tuple[int, ...]) -> None:
+    """Whoever reads them needs nothing else."""
+    compressor = GradientCompressor(strategy)
+    made = compressor.compress(normal(int(np.prod(shape))).reshape(shape))
+    read = CompressedGradient.from_bytes(made.to_bytes())
+    assert (read.strategy, read.shape) == (made.strategy, shape)
+    expected = compressor.decompress(made)
+    assert expected.shape == shape
+    assert GradientCompressor("none").decompress(read).tobytes() == expected.tobytes()
+
+
+def test_ratios() -> None:
+    """Bytes before for each byte after."""
+    made = GradientCompressor("int8").compress(normal(1 << 16))
+    assert made.original_size == 1 << 16
+    assert made.compression_ratio == pytest.approx(3.94, abs=0.01)
+    assert GradientCompressor("int8").compress(normal(0)).compression_ratio == 1.0
+
+
+def test_more_values_than_the_reader_wants_are_refused() -> None:
+    """A few bytes may not claim a terabyte."""
+    data = GradientCompressor("topk:0.1").compress(normal(100)).to_bytes()
+    assert CompressedGradient.from_bytes(data, most_values=100).original_size == 100
+    with pytest.raises(MalformedFrame, match="more than 99 values"):
+        CompressedGradient.from_bytes(data, most_values=99)
+
+
+@given(st.sampled_from(STRATEGIES), st.data())
+def test_damaged_bytes_are_read_or_refused(strategy: str, data: st.DataObject) -> None:
+    """Cut off, or with a byte changed; never another error."""
+    packed = bytearray(GradientCompressor(strategy).compress(normal(60).reshape(10, 6)).to_bytes())
+    place = data.draw(st.integers(0, len(packed) - 1))
+    if data.draw(st.booleans()):
+        del packed[place:]
+    else:
+        packed[place] ^= data.draw(st.integers(1, 255))
+    try:
+        found = CompressedGradient.from_bytes(packed, most_values=1000)
+        GradientCompressor("none").decompress(found)
+    except MalformedFrame:
+        return
+    assert found.original_size <= 1000
