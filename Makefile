@@ -75,5 +75,5 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 # mpi4py needs nothing to be installed; without Open MPI (openmpi-bin) the tables say who is missing.
 $(VENV)/.bench: $(VENV)/.dev
-	@$(PIP) --editable '.[mpi]'
+	@$(PIP) --editable '.[mpi,bench]'
 	@touch $@

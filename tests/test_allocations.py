@@ -10,6 +10,7 @@ MODULES = architecture.load(Path(__file__).parent.parent / "src" / "potluck")
 
 # Function -> what keeps the size small.
 BOUNDED = {
+    "potluck.core.calls_assembly.Assembly.__init__": "what Assembly.accept has found allowed",
     "potluck.net.secure_socket.SecureSocket.__init__": "a copy of bytes that are here",
     "potluck.backend.carried.CarriedStream._advance": "checked against CHUNK just before",
     "potluck.backend.inbox.Inbox._begin_eager": "Limits.eager, and the sender's credit",

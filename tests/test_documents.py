@@ -53,16 +53,26 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_the_examples_of_the_collectives_page_are_true(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "least"), [("collectives", 6), ("compression", 3)])
+def test_the_examples_of_a_page_are_true(tmp_path: Path, page: str, least: int) -> None:
     """All of them run as one program, in which every thread's assertion counts."""
-    text = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) > 5
+    assert len(blocks) >= least
     watch = "import os, threading, traceback\ndef end(args):\n"
     watch += "    traceback.print_exception(args.exc_value)\n    os._exit(1)\n"
     (tmp_path / "page.py").write_text(
         watch + "threading.excepthook = end\n" + "\n".join(blocks), encoding="utf-8"
     )
+    subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, timeout=50)
+
+
+def test_the_examples_of_the_remote_calls_page_are_true(tmp_path: Path) -> None:
+    """All of them run as one program."""
+    text = (ROOT / "docs" / "rpc.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 3
+    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, timeout=50)
 
 
@@ -99,7 +109,7 @@ def test_the_map_misses_nothing() -> None:
     "page",
     [
         *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"),
-        *("docs/api.md", "docs/collectives.md"),
+        *("docs/api.md", "docs/collectives.md", "docs/rpc.md"),
     ],
 )
 def test_verbs_and_links_exist(page: str) -> None:

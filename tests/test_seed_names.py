@@ -47,10 +47,7 @@ class Planned:
 Place = At | Instead | Planned
 
 ENGINES = Planned("engines below: torch.distributed and MPI")
-RPC = Planned("remote calls")
-RPC_ERROR = Planned("remote calls", until="RpcError")
 CLUSTER = Planned("the cluster that forms itself")
-COMPRESSION = Planned("gradient compression")
 TRAINING = Planned("PyTorch on top of Potluck")
 
 EXCEPTIONS = Instead("A function returns its value or raises a potluck.DistributedError.")
@@ -130,36 +127,36 @@ BACKEND_DOCUMENT: dict[str, Place] = {
 }
 
 RPC_DOCUMENT: dict[str, Place] = {
-    "rpc": RPC,
-    "MAX_RPC_MSG_SIZE": RPC,
-    "RpcError": RPC,
-    "RpcError.FunctionNotFound": RPC_ERROR,
-    "RpcError.InvalidMessage": RPC_ERROR,
-    "RpcError.NoConnection": RPC_ERROR,
-    "RpcError.Internal": RPC_ERROR,
-    "RpcError.Timeout": RPC_ERROR,
-    "RpcRequest": RPC,
-    "RpcRequest.serialize": RPC,
-    "RpcRequest.deserialize": RPC,
-    "RpcResponse": RPC,
-    "RpcResponse.serialize": RPC,
-    "RpcResponse.deserialize": RPC,
-    "RpcHandler": RPC,
-    "TcpRpcBackend": RPC,
+    "rpc": At("potluck.runtime.rpc"),
+    "MAX_RPC_MSG_SIZE": At("potluck.runtime.rpc.MAX_RPC_MSG_SIZE"),
+    "RpcError": At("potluck.RpcError"),
+    "RpcError.FunctionNotFound": At("potluck.RpcFunctionNotFound"),
+    "RpcError.InvalidMessage": At("potluck.RpcInvalidMessage"),
+    "RpcError.NoConnection": At("potluck.RpcNoConnection"),
+    "RpcError.Internal": At("potluck.RpcInternal"),
+    "RpcError.Timeout": At("potluck.RpcTimeout"),
+    "RpcRequest": At("potluck.core.calls_encoding.RpcRequest"),
+    "RpcRequest.serialize": At("potluck.core.calls_encoding.RpcRequest.serialize"),
+    "RpcRequest.deserialize": At("potluck.core.calls_encoding.RpcRequest.deserialize"),
+    "RpcResponse": At("potluck.core.calls_encoding.RpcResponse"),
+    "RpcResponse.serialize": At("potluck.core.calls_encoding.RpcResponse.serialize"),
+    "RpcResponse.deserialize": At("potluck.core.calls_encoding.RpcResponse.deserialize"),
+    "RpcHandler": At("potluck.runtime.rpc_handlers.RpcHandler"),
+    "TcpRpcBackend": At("potluck.TcpRpcBackend"),
     "TcpRpcBackend.new": CONSTRUCTOR,
-    "TcpRpcBackend.send": RPC,
-    "TcpRpcBackend.recv": RPC,
-    "TcpRpcBackend.rank": RPC,
-    "TcpRpcBackend.world_size": RPC,
-    "RpcAgent": RPC,
+    "TcpRpcBackend.send": At("potluck.TcpRpcBackend.send"),
+    "TcpRpcBackend.recv": At("potluck.TcpRpcBackend.recv"),
+    "TcpRpcBackend.rank": At("potluck.TcpRpcBackend.rank"),
+    "TcpRpcBackend.world_size": At("potluck.TcpRpcBackend.world_size"),
+    "RpcAgent": At("potluck.RpcAgent"),
     "RpcAgent.new": CONSTRUCTOR,
-    "RpcAgent.register": RPC,
-    "RpcAgent.lookup": RPC,
-    "RpcAgent.rpc_sync": RPC,
-    "RpcAgent.rpc_async": RPC,
-    "RpcAgent.handle_request": RPC,
-    "RpcAgent.rank": RPC,
-    "RpcAgent.world_size": RPC,
+    "RpcAgent.register": At("potluck.RpcAgent.register"),
+    "RpcAgent.lookup": At("potluck.RpcAgent.lookup"),
+    "RpcAgent.rpc_sync": At("potluck.RpcAgent.rpc_sync"),
+    "RpcAgent.rpc_async": At("potluck.RpcAgent.rpc_async"),
+    "RpcAgent.handle_request": At("potluck.RpcAgent.handle_request"),
+    "RpcAgent.rank": At("potluck.RpcAgent.rank"),
+    "RpcAgent.world_size": At("potluck.RpcAgent.world_size"),
 }
 
 ROOT_DOCUMENT: dict[str, Place] = {
@@ -172,7 +169,7 @@ ROOT_DOCUMENT: dict[str, Place] = {
     "topology": CLUSTER,
     "transport": At("potluck.net.transport"),
     "collective": At("potluck.collective"),
-    "compression": COMPRESSION,
+    "compression": At("potluck.collective.compression"),
     "election": CLUSTER,
     "health": CLUSTER,
     "metrics": At("potluck.metrics"),
@@ -186,9 +183,9 @@ ROOT_DOCUMENT: dict[str, Place] = {
     "BroadcastStrategy": At("potluck.BroadcastStrategy"),
     "ReduceStrategy": At("potluck.ReduceStrategy"),
     "CollectiveConfig": At("potluck.CollectiveConfig"),
-    "CompressionStrategy": COMPRESSION,
-    "GradientCompressor": COMPRESSION,
-    "QuantizationType": COMPRESSION,
+    "CompressionStrategy": At("potluck.CompressionStrategy"),
+    "GradientCompressor": At("potluck.GradientCompressor"),
+    "QuantizationType": At("potluck.QuantizationType"),
     "DistributedConfig": At("potluck.DistributedConfig"),
     "DistributedConfig.new": CONSTRUCTOR,
     "ElectionConfig": CLUSTER,
@@ -279,12 +276,12 @@ ORIGIN_TESTS: dict[str, At | Planned] = {
     "test_subbackend_barrier": At("backend/test_sub.py"),
     "test_subbackend_to_global_to_local": At("backend/test_sub.py"),
     "test_subbackend_sorts_and_dedups_members": At("backend/test_sub.py"),
-    "test_rpc_request_roundtrip": RPC,
-    "test_rpc_response_roundtrip_ok": RPC,
-    "test_rpc_response_roundtrip_error": RPC,
-    "test_max_message_size_constant": RPC,
-    "test_rpc_agent_register_lookup": RPC,
-    "test_rpc_agent_lookup_missing": RPC,
+    "test_rpc_request_roundtrip": At("core/test_calls_encoding.py"),
+    "test_rpc_response_roundtrip_ok": At("core/test_calls_encoding.py"),
+    "test_rpc_response_roundtrip_error": At("core/test_calls_encoding.py"),
+    "test_max_message_size_constant": At("core/test_calls_encoding.py"),
+    "test_rpc_agent_register_lookup": At("runtime/test_rpc.py"),
+    "test_rpc_agent_lookup_missing": At("runtime/test_rpc.py"),
 }
 
 TABLES = {"backend": BACKEND_DOCUMENT, "rpc": RPC_DOCUMENT, "root": ROOT_DOCUMENT}

@@ -55,9 +55,24 @@ if _typing.TYPE_CHECKING:
     from potluck.backend.simulated import SimulatedBackend, SimulatedFaults
     from potluck.backend.sub import SubBackend
     from potluck.backend.tcp import TcpBackend
+    from potluck.collective.compression.compressor import GradientCompressor
+    from potluck.collective.compression.packing import CompressedGradient
+    from potluck.collective.compression.strategy import CompressionStrategy, QuantizationType
     from potluck.collective.config import CollectiveConfig
     from potluck.collective.reduce import ReduceOp
     from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
+    from potluck.core.calls_errors import (
+        RpcBusy,
+        RpcCancelled,
+        RpcError,
+        RpcFunctionNotFound,
+        RpcInternal,
+        RpcInvalidMessage,
+        RpcNoConnection,
+        RpcRemoteError,
+        RpcTimeout,
+        RpcTooLarge,
+    )
     from potluck.metrics import DistributedMetrics, MetricsSnapshot
     from potluck.net.identity import NodeIdentity
     from potluck.net.namespace import NetworkNamespace, SecurityWarning
@@ -77,6 +92,10 @@ if _typing.TYPE_CHECKING:
         scatter,
     )
     from potluck.runtime.ring import RingBackend
+    from potluck.runtime.rpc import RpcAgent
+    from potluck.runtime.rpc_calls import RpcFuture
+    from potluck.runtime.rpc_config import RpcConfig
+    from potluck.runtime.rpc_tcp import TcpRpcBackend
     from potluck.runtime.work import Work
 
 __version__ = "0.1.0"
@@ -90,12 +109,15 @@ __all__ = [
     "ChannelClosed",
     "CollectiveConfig",
     "CollectiveMismatch",
+    "CompressedGradient",
+    "CompressionStrategy",
     "Disconnected",
     "DistributedBackend",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "GradientCompressor",
     "HandshakeRefused",
     "InvalidRank",
     "InvalidWorldSize",
@@ -107,9 +129,23 @@ __all__ = [
     "NodeIdentity",
     "Operation",
     "PeerLost",
+    "QuantizationType",
     "ReduceOp",
     "ReduceStrategy",
     "RingBackend",
+    "RpcAgent",
+    "RpcBusy",
+    "RpcCancelled",
+    "RpcConfig",
+    "RpcError",
+    "RpcFunctionNotFound",
+    "RpcFuture",
+    "RpcInternal",
+    "RpcInvalidMessage",
+    "RpcNoConnection",
+    "RpcRemoteError",
+    "RpcTimeout",
+    "RpcTooLarge",
     "SecurityWarning",
     "SelfSend",
     "SimulatedBackend",
@@ -117,6 +153,7 @@ __all__ = [
     "SizeMismatch",
     "SubBackend",
     "TcpBackend",
+    "TcpRpcBackend",
     "Timeout",
     "UnsupportedOperation",
     "Work",
@@ -139,22 +176,40 @@ _HOMES = {
     "Backend": "potluck.backend.base",
     "BroadcastStrategy": "potluck.collective.strategies",
     "CollectiveConfig": "potluck.collective.config",
+    "CompressedGradient": "potluck.collective.compression.packing",
+    "CompressionStrategy": "potluck.collective.compression.strategy",
     "DistributedBackend": "potluck.runtime.distributed",
     "DistributedConfig": "potluck.runtime.config",
     "DistributedContext": "potluck.runtime.context",
     "DistributedMetrics": "potluck.metrics",
+    "GradientCompressor": "potluck.collective.compression.compressor",
     "MetricsSnapshot": "potluck.metrics",
     "NetworkNamespace": "potluck.net.namespace",
     "NodeIdentity": "potluck.net.identity",
     "Operation": "potluck.backend.operation",
+    "QuantizationType": "potluck.collective.compression.strategy",
     "ReduceOp": "potluck.collective.reduce",
     "ReduceStrategy": "potluck.collective.strategies",
     "RingBackend": "potluck.runtime.ring",
+    "RpcAgent": "potluck.runtime.rpc",
+    "RpcBusy": "potluck.core.calls_errors",
+    "RpcCancelled": "potluck.core.calls_errors",
+    "RpcConfig": "potluck.runtime.rpc_config",
+    "RpcError": "potluck.core.calls_errors",
+    "RpcFunctionNotFound": "potluck.core.calls_errors",
+    "RpcFuture": "potluck.runtime.rpc_calls",
+    "RpcInternal": "potluck.core.calls_errors",
+    "RpcInvalidMessage": "potluck.core.calls_errors",
+    "RpcNoConnection": "potluck.core.calls_errors",
+    "RpcRemoteError": "potluck.core.calls_errors",
+    "RpcTimeout": "potluck.core.calls_errors",
+    "RpcTooLarge": "potluck.core.calls_errors",
     "SecurityWarning": "potluck.net.namespace",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
+    "TcpRpcBackend": "potluck.runtime.rpc_tcp",
     "Work": "potluck.runtime.work",
     "all_gather": "potluck.runtime.functions",
     "all_reduce": "potluck.runtime.functions",

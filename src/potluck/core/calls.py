@@ -1,0 +1,148 @@
+"""Decisions about remote calls: how many at a time, for how long, where they run, and to whom.
+
+Nothing here knows a clock, a thread or a connection; moments are numbers that are passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from potluck.core.calls_errors import near_names
+from potluck.core.calls_frames import MAX_PATIENCE
+from potluck.errors import NoConnection
+
+__all__ = ["Pace", "Stall", "Window", "find_rank", "milliseconds", "reply_by"]
+
+
+class Window:
+    """How much may be under way between two agents: so many calls, of so many bytes together.
+
+    A message larger than all that are allowed together goes alone.
+
+    >>> window = Window(2, 100)
+    >>> window.admits(500); window.add(500); window.admits(1)
+    True
+    False
+    """
+
+    __slots__ = ("_calls", "_octets", "calls", "octets")
+
+    def __init__(self, calls: int, octets: int) -> None:
+        self._calls = calls
+        self._octets = octets
+        self.calls = 0
+        """Under way now."""
+        self.octets = 0
+
+    def admits(self, size: int) -> bool:
+        """Whether one more may begin."""
+        if not self.calls:
+            return True
+        return self.calls < self._calls and self.octets + size <= self._octets
+
+    def add(self, size: int) -> None:
+        """One has begun."""
+        self.calls += 1
+        self.octets += size
+
+    def remove(self, size: int) -> None:
+        """One has ended."""
+        self.calls -= 1
+        self.octets -= size
+
+
+class Pace:
+    """Whether a function is quick enough to run where its request is read, learned from its runs.
+
+    Several quick runs in a row earn the trust; one slow run, which a busy machine may cause, does
+    not lose it, two do.
+    """
+
+    __slots__ = ("_trust",)
+
+    QUICK = 300e-6
+    """Seconds: handing over to another thread costs a tenth of it."""
+    ENOUGH, MOST, PRICE = 3, 8, 4
+
+    def __init__(self) -> None:
+        self._trust = 0
+
+    def observe(self, seconds: float) -> None:
+        """A run has ended."""
+        if seconds <= self.QUICK:
+            self._trust = min(self.MOST, self._trust + 1)
+        else:
+            self._trust = max(0, self._trust - self.PRICE)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it has been quick lately."""
+        return self._trust >= self.ENOUGH
+
+
+class Stall:
+    """Notices when no worker is left: every one waits for a call of its own, for some time.
+
+    A call that comes from within another then has little hope: what the workers wait for may be
+    waiting for it.
+    """
+
+    def __init__(self, workers: int, after: float) -> None:
+        self._workers = workers
+        self._after = after
+        self._waiting = 0
+        self._since = math.inf
+
+    def begin_waiting(self, now: float) -> None:
+        """A worker waits for a call."""
+        self._waiting += 1
+        if self._waiting >= self._workers:
+            self._since = now
+
+    def end_waiting(self) -> None:
+        """It got its answer."""
+        self._waiting -= 1
+        self._since = math.inf
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether all have been waiting for so long that it looks like for ever."""
+        return now - self._since >= self._after
+
+
+def milliseconds(seconds: float) -> int:
+    """A time as it is carried to the other side, at least one.
+
+    >>> milliseconds(0.25), milliseconds(1e-9), milliseconds(float("inf")) == MAX_PATIENCE
+    (250, 1, True)
+    """
+    return max(1, int(min(seconds * 1000, MAX_PATIENCE)))
+
+
+def reply_by(arrived: float, patience: int) -> float:
+    """The moment at which a call must be answered for the caller to learn why it was not.
+
+    A little before the caller gives up, so that the reason is there in time.
+    """
+    seconds = patience / 1000
+    return arrived + seconds - min(seconds / 10, 0.1)
+
+
+def find_rank(node: str, names: Mapping[int, str]) -> int:
+    """The rank on a machine; ``names`` say where each rank is.
+
+    >>> find_rank("attic", {0: "kitchen at 10.0.0.2:4040", 1: "attic at 10.0.0.3:4040"})
+    1
+    """
+    short = {rank: name.partition(" at ")[0] for rank, name in names.items()}
+    found = [rank for rank, name in names.items() if node in (name, short[rank])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ranks = ", ".join(map(str, found))
+        raise NoConnection(f"{node} runs several ranks: {ranks}", hint="Address one by its number.")
+    near = near_names(node, sorted(set(short.values())))
+    raise NoConnection(
+        f"No rank runs on {node}",
+        hint=f"Did you mean {' or '.join(near)}?" if near else None,
+    )

@@ -1,0 +1,155 @@
+"""What goes wrong with remote calls, in one tree.
+
+::
+
+    RpcError                        (DistributedError)
+    ├── RpcFunctionNotFound         (LookupError)   nothing of that name is registered there
+    ├── RpcInvalidMessage           (MalformedFrame)
+    │   └── RpcTooLarge                             over the limit, noticed before any allocation
+    ├── RpcNoConnection             (NoConnection)  recoverable
+    ├── RpcTimeout                  (Timeout)       recoverable
+    ├── RpcBusy                                     recoverable: no worker is free over there
+    ├── RpcCancelled                                recoverable
+    ├── RpcRemoteError                              the function itself raised
+    └── RpcInternal                                 a fault of ours
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from potluck.errors import DistributedError, MalformedFrame, NoConnection, Timeout
+
+__all__ = [
+    "RpcBusy",
+    "RpcCancelled",
+    "RpcError",
+    "RpcFunctionNotFound",
+    "RpcInternal",
+    "RpcInvalidMessage",
+    "RpcNoConnection",
+    "RpcRemoteError",
+    "RpcTimeout",
+    "RpcTooLarge",
+    "near_names",
+]
+
+
+class RpcError(DistributedError):
+    """A remote call did not return a value."""
+
+
+class RpcFunctionNotFound(RpcError, LookupError):
+    """The other rank has no function of that name.
+
+    >>> str(RpcFunctionNotFound("ad", rank=1, near=["add"]))
+    "RPC function not found: ad: function 'ad' not registered on rank 1. Did you mean 'add'?"
+    """
+
+    def __init__(self, name: str, *, rank: int, near: Iterable[str] = ()) -> None:
+        self.name = name
+        self.near = tuple(near)
+        hint = " or ".join(f"'{each}'" for each in self.near)
+        super().__init__(
+            f"RPC function not found: {name}",
+            rank=rank,
+            cause=f"function '{name}' not registered on rank {rank}",
+            hint=f"Did you mean {hint}?" if hint else None,
+        )
+
+
+class RpcInvalidMessage(RpcError, MalformedFrame):
+    """Bytes that are no message, or not the one that belongs there.
+
+    >>> str(RpcInvalidMessage("expected request tag 0x01"))
+    'invalid RPC message: expected request tag 0x01'
+    """
+
+    def __init__(self, reason: str, **fields: Any) -> None:
+        super().__init__(f"invalid RPC message: {reason}", **fields)
+        self.reason = reason
+
+
+class RpcTooLarge(RpcInvalidMessage):
+    """A message over the limit; nothing of it was sent, or nothing was allocated for it."""
+
+    def __init__(
+        self, size: int, limit: int, *, what: str = "message", rank: int | None = None
+    ) -> None:
+        super().__init__(
+            f"RPC {what} size {size} exceeds maximum allowed size {limit}",
+            expected=limit,
+            got=size,
+            rank=rank,
+            hint="Send less at once, or raise max_message on both ranks.",
+        )
+
+
+class RpcNoConnection(RpcError, NoConnection):
+    """The other rank cannot be reached, or is gone.
+
+    >>> str(RpcNoConnection(2, cause="its process has ended"))
+    'no connection to rank 2: its process has ended'
+    """
+
+    def __init__(self, rank: int, *, cause: str | None = None, **fields: Any) -> None:
+        super().__init__(f"no connection to rank {rank}", rank=rank, cause=cause, **fields)
+
+
+class RpcTimeout(RpcError, Timeout):
+    """No answer came in time; whether the function ran is not known.
+
+    >>> RpcTimeout("rank 1 did not answer", seconds=0.5).seconds
+    0.5
+    """
+
+    def __init__(self, reason: str, *, seconds: float, **fields: Any) -> None:
+        super().__init__("RPC timeout", seconds=seconds, cause=reason, **fields)
+
+
+class RpcBusy(RpcError):
+    """Every worker of the other rank is taken; the function did not run."""
+
+    recoverable = True
+
+
+class RpcCancelled(RpcError):
+    """The caller cancelled the call."""
+
+    recoverable = True
+
+
+class RpcRemoteError(RpcError):
+    """The function raised: ``remote_type``, ``remote_message`` and ``remote_traceback`` say what.
+
+    >>> str(RpcRemoteError("ValueError", "no such step", "", rank=3))
+    'remote RPC error: ValueError on rank 3: no such step'
+    """
+
+    def __init__(
+        self, remote_type: str, remote_message: str, remote_traceback: str, *, rank: int
+    ) -> None:
+        super().__init__(
+            f"remote RPC error: {remote_type} on rank {rank}", rank=rank, cause=remote_message
+        )
+        self.remote_type = remote_type
+        self.remote_message = remote_message
+        self.remote_traceback = remote_traceback
+
+
+class RpcInternal(RpcError):
+    """Something failed that should not have."""
+
+    def __init__(self, reason: str, **fields: Any) -> None:
+        super().__init__(f"RPC internal error: {reason}", **fields)
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Names that somebody who wrote ``name`` may have meant, the nearest first.
+
+    >>> near_names("ech", ["add", "echo"])
+    ['echo']
+    """
+    return difflib.get_close_matches(name, list(known), n=3)

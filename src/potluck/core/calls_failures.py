@@ -1,0 +1,82 @@
+"""Why a call has no value: as facts that travel behind the words of a reply, and as an error."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from potluck.core.calls_encoding import RpcResponse
+from potluck.core.calls_errors import (
+    RpcBusy,
+    RpcCancelled,
+    RpcError,
+    RpcFunctionNotFound,
+    RpcInternal,
+    RpcInvalidMessage,
+    RpcRemoteError,
+    RpcTimeout,
+    RpcTooLarge,
+)
+
+__all__ = ["Failure", "Reason", "error_of", "reply_with"]
+
+Reason = Literal["missing", "raised", "large", "busy", "late", "cancelled", "invalid", "internal"]
+
+TEXT = 64 << 10
+"""Characters of a text at most; of a longer one the end is kept, where a traceback says most."""
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The facts; which of them count depends on the reason."""
+
+    reason: Reason
+    words: str = ""
+    name: str = ""
+    near: list[str] = []
+    traceback: str = ""
+    size: int = 0
+    limit: int = 0
+    seconds: float = 0.0
+
+
+def reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
+    """The reply of ``rank``, with words for those who know only the words."""
+    failure = msgspec.structs.replace(
+        failure, words=failure.words[-TEXT:], traceback=failure.traceback[-TEXT:]
+    )
+    words = failure.words
+    if failure.reason == "missing":
+        words = f"function '{failure.name}' not registered on rank {rank}"
+    elif failure.reason == "raised":
+        words = f"{failure.name}: {failure.words}"
+    elif failure.reason == "large":
+        words = f"RPC response size {failure.size} exceeds maximum {failure.limit}"
+    facts = msgspec.msgpack.encode(failure, order="deterministic")
+    return RpcResponse(request_id, error=words, facts=facts).serialize()
+
+
+def error_of(response: RpcResponse, rank: int) -> RpcError:
+    """The error that a reply of ``rank`` stands for; also of one that has words only."""
+    words = response.error or ""
+    try:
+        failure = msgspec.msgpack.decode(response.facts, type=Failure)
+    except (msgspec.DecodeError, ValueError):
+        return RpcRemoteError("error", words, "", rank=rank)
+    match failure.reason:
+        case "missing":
+            return RpcFunctionNotFound(failure.name, rank=rank, near=failure.near)
+        case "raised":
+            return RpcRemoteError(failure.name, failure.words, failure.traceback, rank=rank)
+        case "large":
+            return RpcTooLarge(failure.size, failure.limit, what="response", rank=rank)
+        case "busy":
+            return RpcBusy(failure.words, rank=rank, hint="Give its agent more workers.")
+        case "late":
+            return RpcTimeout(failure.words, seconds=failure.seconds, rank=rank)
+        case "cancelled":
+            return RpcCancelled(failure.words, rank=rank)
+        case "invalid":
+            return RpcInvalidMessage(failure.words, rank=rank)
+        case _:  # "internal"
+            return RpcInternal(failure.words, rank=rank)

@@ -1,0 +1,176 @@
+"""Making calls: of bytes, and of values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from potluck.backend.base import read_view
+from potluck.core.calls import find_rank
+from potluck.core.calls_encoding import REQUEST_OVERHEAD
+from potluck.core.calls_errors import RpcNoConnection, RpcTooLarge
+from potluck.core.calls_frames import Mark
+from potluck.core.calls_outbox import SHORT
+from potluck.errors import InvalidRank
+from potluck.runtime.rpc_calls import RpcFuture, here
+from potluck.runtime.rpc_service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+    from potluck.backend.base import Backend
+    from potluck.runtime.rpc_local import Local
+    from potluck.runtime.rpc_office import AgentOffice
+    from potluck.runtime.rpc_peer import Peer
+    from potluck.runtime.rpc_values import Values
+
+__all__ = ["Caller"]
+
+
+class Caller:
+    """The half of an agent that calls others."""
+
+    def __init__(self, backend: Backend, office: AgentOffice, local: Local, values: Values) -> None:
+        self._backend = backend
+        self._office = office
+        self._local = local
+        self._values = values
+        self._names: dict[int, str] | None = None
+
+    # -- calls of bytes ----------------------------------------------------------------------------
+
+    def rpc_sync(
+        self,
+        dst: int | str,
+        name: str,
+        payload: Buffer = b"",
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+    ) -> bytes:
+        """Call a function of bytes on a rank, or on a node, and return what it returns.
+
+        An ``idempotent`` call is made again when the connection is lost before the answer came.
+        """
+        call = self._begin(dst, name, [_view(payload)], timeout, 0, idempotent)
+        value: bytes = self._sync(call)
+        return value
+
+    def rpc_async(
+        self,
+        dst: int | str,
+        name: str,
+        payload: Buffer = b"",
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+    ) -> RpcFuture[bytes]:
+        """Start such a call.  The payload must not change until the future is done."""
+        call = self._begin(dst, name, [_view(payload)], timeout, 0, idempotent)
+        self._office.rouse()
+        return call
+
+    # -- calls of values ---------------------------------------------------------------------------
+
+    def call(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of values and return what it returns."""
+        return self._sync(self._start_typed(dst, name, args, kwargs))
+
+    def call_async(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture[Any]:
+        """Start such a call.  Arrays given to it must not change until the future is done."""
+        call = self._start_typed(dst, name, args, kwargs)
+        self._office.rouse()
+        return call
+
+    def service(
+        self, dst: int | str, *, timeout: float | None = None, idempotent: bool = False
+    ) -> Service:
+        """A rank's functions as methods: ``agent.service(1).add(2, 3)``."""
+
+        def start(name: str, args: Any, kwargs: Any, *, later: bool) -> Any:
+            call = self._start_typed(dst, name, args, kwargs, timeout, idempotent=idempotent)
+            if not later:
+                return self._sync(call)
+            self._office.rouse()
+            return call
+
+        return Service(start)
+
+    def _start_typed(
+        self,
+        dst: int | str,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+    ) -> RpcFuture[Any]:
+        parts = self._values.pack_arguments(args, kwargs)
+        return self._begin(dst, name, parts, timeout, Mark.TYPED, idempotent)
+
+    # -- how they begin and end --------------------------------------------------------------------
+
+    def _begin(
+        self,
+        dst: int | str,
+        name: str,
+        parts: list[Any],
+        timeout: float | None,
+        marks: int,
+        idempotent: bool,  # noqa: FBT001 - one of a fixed list
+    ) -> RpcFuture[Any]:
+        seconds = self._office.config.timeout if timeout is None else timeout
+        if not seconds >= 0:
+            msg = f"A timeout must be zero or more seconds, not {seconds}"
+            raise ValueError(msg)
+        outer = here.call
+        if outer is not None:
+            marks |= Mark.NESTED
+            seconds = min(seconds, outer.remaining)
+        call = self._find(dst).new_call(name, seconds)
+        call.convert_with(self._values.unpack if marks & Mark.TYPED else _as_bytes)
+        call.marks, call.idempotent, call.parts = marks, idempotent, parts
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        call.size = REQUEST_OVERHEAD + len(name.encode()) + size
+        if call.size > self._office.config.max_message:
+            raise RpcTooLarge(call.size, self._office.config.max_message, rank=call.peer.rank)
+        if call.size <= SHORT and not (len(parts) == 1 and type(parts[0]) is bytes):
+            call.parts = [b"".join(parts)]  # what may have to wait is our own
+        call.peer.start(call)  # type: ignore[attr-defined]
+        if outer is not None:
+            outer.adopt(call)
+        return call
+
+    @staticmethod
+    def _sync(call: RpcFuture[Any]) -> Any:
+        try:
+            return call.wait()
+        except BaseException:  # Ctrl-C: nobody waits any more
+            if not call.done:
+                call.cancel()
+            raise
+
+    def _find(self, dst: int | str) -> Peer | Local:
+        if self._local.is_closed:
+            raise RpcNoConnection(self._office.rank, cause="the agent of this rank was closed")
+        if isinstance(dst, str):
+            if self._names is None:
+                ranks = (
+                    rank for rank in range(self._backend.world_size) if rank != self._office.rank
+                )
+                self._names = {rank: self._backend.peer_name(rank) for rank in ranks}
+            dst = find_rank(dst, self._names)
+        if dst == self._office.rank:
+            return self._local
+        peer = self._office.peers.get(dst)
+        if peer is None:
+            raise InvalidRank(dst, self._backend.world_size)
+        return peer
+
+
+def _view(payload: Buffer) -> bytes | memoryview:
+    return payload if type(payload) is bytes else read_view(payload)
+
+
+def _as_bytes(payload: bytes | memoryview) -> bytes:
+    return payload if type(payload) is bytes else bytes(payload)

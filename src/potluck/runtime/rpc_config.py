@@ -1,0 +1,51 @@
+"""What an agent is told: its limits and its patience."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE
+from potluck.core.calls_frames import Hello
+
+__all__ = ["RpcConfig"]
+
+LARGEST = (1 << 32) - (1 << 16)
+"""Bytes: lengths are 32 bits long, and something stands in front of a payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpcConfig:
+    """Limits of an agent; each bounds the memory that a peer or a caller can make it use.
+
+    >>> RpcConfig(workers=2).max_message == MAX_RPC_MSG_SIZE
+    True
+    """
+
+    workers: int = 16
+    """Functions that run at a time."""
+    timeout: float = 60.0
+    """Seconds for a call that is given no time of its own."""
+    max_message: int = MAX_RPC_MSG_SIZE
+    """Bytes of a request or a response."""
+    calls: int = 16384
+    """Unanswered calls that each peer may have here."""
+    octets: int = 64 << 20
+    """Bytes of unanswered requests of each peer, and of what waits to be sent to it; a single
+    message may have more."""
+    backlog: int = 16384
+    """Calls to one peer that wait here; whoever wants to make another waits."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        for name in ("workers", "timeout", "max_message", "calls", "octets", "backlog"):
+            if not getattr(self, name) > 0:
+                msg = f"{name} must be more than 0, not {getattr(self, name)}"
+                raise ValueError(msg)
+        if self.max_message > LARGEST:
+            msg = f"max_message can be {LARGEST} at most, not {self.max_message}"
+            raise ValueError(msg)
+
+    @property
+    def hello(self) -> Hello:
+        """What peers are told of it."""
+        return Hello(self.calls, self.octets, self.max_message)

@@ -1,0 +1,288 @@
+"""One connection between two agents, from its opening to its end.
+
+Its ``lock`` guards everything that is sent and counted; ``reading`` is held by the thread that
+reads, which is the agent's own or one that waits for an answer on this connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from potluck.backend.spin import Spin
+from potluck.core.calls import Window, milliseconds
+from potluck.core.calls_assembly import Assembly
+from potluck.core.calls_encoding import RpcRequest, request_head
+from potluck.core.calls_errors import RpcInvalidMessage
+from potluck.core.calls_frames import FrameKind, Hello, Mark, pack_frame, short_request
+from potluck.core.calls_outbox import SHORT, Outbox
+from potluck.errors import MalformedFrame
+from potluck.runtime.memory import octets_of
+from potluck.runtime.rpc_answering import Answering
+from potluck.runtime.rpc_calls import Incoming, RpcFuture
+from potluck.runtime.rpc_reader import Reader
+
+if TYPE_CHECKING:
+    from potluck.core.calls_frames import Frame
+    from potluck.net.transport import Poller
+    from potluck.runtime.rpc_config import RpcConfig
+    from potluck.runtime.rpc_wire import Wire
+
+__all__ = ["BROKEN", "Connection", "Left", "in_words"]
+
+TURN = 1 << 20
+"""Bytes read from one peer before the others get a turn, about."""
+
+
+class Left(Exception):
+    """The other agent has closed, in good order."""
+
+
+class Connection(Answering):
+    """Frames to and from one rank."""
+
+    def __init__(
+        self,
+        ranks: tuple[int, int],
+        wire: Wire,
+        config: RpcConfig,
+        lock: threading.Lock,
+        deliver: Callable[[Connection, Frame, bytes | memoryview], None],
+    ) -> None:
+        self._here, self.rank = ranks
+        self.wire = wire
+        self.lock = lock
+        self.reading = threading.Lock()
+        self.is_open = True
+        self.allowance: Hello | None = None  # what the other side allows; None before it says so
+        self.sent: dict[int, RpcFuture[Any] | int] = {}
+        """Calls without an answer; of one that nobody waits for any more, its size."""
+        self.window = Window(1, 1)
+        self.received: dict[int, Incoming] = {}
+        """Calls of the other side that we have not answered."""
+        self._config = config
+        self._deliver = deliver
+        self._admitted = Window(config.calls, config.octets)
+        self._outbox = Outbox()
+        self._assembly = Assembly(config.octets, _memory)
+        self._reader = Reader(wire, self._assembly, config.max_message)
+        self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
+        self._poller: Poller | None = None
+        self.direct: Poller | None = None
+        self.spin = Spin()
+        self._wants_write = False
+        self._earliest = math.inf  # none of the calls received has a deadline before this
+
+    # -- opening and ending ----------------------------------------------------------------------
+
+    def begin(self, poller: Poller, direct: Poller | None) -> None:
+        """Be watched by ``poller``, and say hello; ``direct`` is for those who wait for answers."""
+        self._poller, self.direct = poller, direct
+        if direct is not None:
+            direct.register(self.wire.stream, self.rank)
+        poller.register(self.wire.stream, self.rank)
+        hello = self._config.hello.pack()
+        with self.lock:
+            self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
+
+    def greeted(self, data: bytes | memoryview) -> None:
+        """The other side has said what it allows."""
+        hello = Hello.unpack(data)
+        if self.allowance is not None:
+            raise RpcInvalidMessage("a second hello")
+        self.window = Window(hello.calls, hello.octets)
+        self._outbox.allowed = hello.octets
+        self.allowance = hello
+
+    def say_goodbye(self) -> None:
+        """Let the other side know that this is the end."""
+        with self.lock:
+            self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self.wire.is_idle and self._outbox.is_empty
+
+    def end(self) -> list[RpcFuture[Any]]:
+        """Of no more use; the calls that will get no answer.  The lock is held."""
+        self.is_open = False
+        if self.direct is not None:
+            self.direct.wake()
+        calls = [call for call in self.sent.values() if isinstance(call, RpcFuture)]
+        self.sent.clear()
+        for incoming in self.received.values():
+            incoming.cancel()
+        self.received.clear()
+        return calls
+
+    def close(self, linger: float = 0.0) -> None:
+        """Release what it holds, when no thread reads any more."""
+        with self.reading:
+            if self._poller is not None:
+                self._poller.unregister(self.wire.stream)
+            if self.direct is not None:
+                self.direct.close()
+            if linger:
+                self.wire.stream.finish(time.monotonic() + linger)
+            else:
+                self.wire.stream.close()
+
+    # -- out: all of this with the lock held -----------------------------------------------------
+
+    def request(self, call: RpcFuture[Any]) -> None:
+        """Send a call."""
+        self.sent[call.number] = call
+        self.window.add(call.size)
+        name = call.name.encode()
+        patience = milliseconds(call.deadline - time.monotonic())
+        if call.size <= SHORT:
+            (payload,) = call.parts
+            self._send_short(short_request(call.number, name, payload, call.marks, patience))
+        else:
+            head = request_head(call.number, name, sum(map(len, call.parts)))
+            parts = [memoryview(head), *(memoryview(part) for part in call.parts)]
+            self._outbox.add_long(
+                FrameKind.REQUEST, call.number, parts, marks=call.marks, patience=patience
+            )
+            self.flush()
+
+    def withdraw(self, call: RpcFuture[Any]) -> None:
+        """Nobody waits for a call any more: the other side will hear it, and answers all the same.
+
+        What has not been sent of it is taken back, for its memory is the caller's again.
+        """
+        self.sent[call.number] = call.size
+        if self._outbox.withdraw(FrameKind.REQUEST, call.number):
+            self.window.remove(call.size)
+            del self.sent[call.number]
+        else:
+            self._send_short(pack_frame(FrameKind.CANCEL, call.number, 0))
+
+    def _send_short(self, frame: bytes) -> None:
+        if self.wire.is_idle and self._outbox.is_empty:
+            with contextlib.suppress(OSError):  # reading will find out, and say so
+                if self.wire.push((frame,)):
+                    return  # the usual way, and the shortest
+        else:
+            self._outbox.add_short(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent now, and have the rest sent when there is room."""
+        wire, outbox = self.wire, self._outbox
+        try:
+            while wire.flush() and (buffers := outbox.take()):
+                wire.push(buffers)
+        except OSError:
+            wants = False  # reading will find out, and say so
+        else:
+            wants = not wire.is_idle
+        if wants is not self._wants_write and self._poller is not None and self.is_open:
+            self._wants_write = wants
+            self._poller.want_write(wire.stream, self.rank, wants)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so much waits to be sent that its functions shall wait."""
+        return self._outbox.octets > self._config.octets
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def read(self) -> bool:
+        """Read for one turn; whether more may be here.  ``reading`` is held."""
+        count = 0
+        try:
+            while count < TURN:
+                got = self._reader.read(self._on_message)
+                if not got:
+                    raise ConnectionResetError("its process has ended, or its agent was closed")
+                if not self._reader.is_full:
+                    break  # that was all; if not, the poller will say so
+                count += got
+        except BlockingIOError:
+            return False
+        return self.wire.has_more
+
+    def read_all(self) -> bool:
+        """Read everything that is here; whether that was anything.  ``reading`` is held."""
+        before = self._reader.count
+        while self.read():
+            pass
+        return self._reader.count != before
+
+    def _on_message(self, frame: Frame, data: bytes | memoryview) -> None:
+        if self.allowance is None and frame.kind is not FrameKind.HELLO:
+            raise RpcInvalidMessage("the other side began without a hello")
+        self._deliver(self, frame, data)
+
+    def overdue(self, now: float) -> list[Incoming]:
+        """Calls of the other side that were to be answered by now."""
+        if now < self._earliest:
+            return []
+        with self.lock:
+            calls = list(self.received.values())
+        self._earliest = min((c.deadline for c in calls if c.deadline > now), default=math.inf)
+        return [call for call in calls if call.deadline <= now]
+
+    def cancelled(self, number: int) -> Incoming | None:
+        """Nobody waits for a call any more: the call, or None while it is not here, or no more."""
+        call = self.received.get(number)
+        if call is None and self._assembly.has(FrameKind.REQUEST, number):
+            self._unwanted.add(number)  # its memory is the caller's again: what comes may be torn
+        return call
+
+    def accept(self, frame: Frame, data: bytes | memoryview) -> Incoming:
+        """A request, if it keeps to what we allow."""
+        request = RpcRequest.deserialize(data)
+        if request.request_id != frame.number:
+            raise RpcInvalidMessage("a request with two numbers")
+        marks = frame.marks & (Mark.TYPED | Mark.NESTED)
+        call = Incoming(
+            self, frame.number, request.function_name, request.payload, frame.patience, marks
+        )
+        call.size = len(data)
+        with self.lock:
+            if call.number in self.received:
+                raise RpcInvalidMessage(f"call {call.number} was made twice")
+            if not self._admitted.admits(call.size):
+                raise RpcInvalidMessage("more calls are unanswered than are allowed")
+            self._admitted.add(call.size)
+            self.received[call.number] = call
+            self._earliest = min(self._earliest, call.deadline)
+        if self._unwanted and call.number in self._unwanted:
+            self._unwanted.discard(call.number)
+            call.cancelled = True
+        return call
+
+    def watch_reading(self, *, wanted: bool) -> None:
+        """Let the agent's own thread read, or not."""
+        with self.lock:
+            if self.is_open and self._poller is not None:
+                self._poller.want_read(self.wire.stream, self.rank, wanted)
+
+
+BROKEN = (OSError, MalformedFrame, Left)
+"""What reading raises when a connection is over."""
+
+
+def _memory(size: int) -> memoryview:
+    """Memory with any content: a bytearray would be filled with zeros first."""
+    return octets_of(np.empty(size, np.uint8))
+
+
+def in_words(reason: Exception | str) -> str:
+    """Why a connection is over, for people."""
+    if isinstance(reason, Left):
+        return "it has closed its agent"
+    if isinstance(reason, ConnectionError) and not reason.errno:
+        return str(reason)
+    if isinstance(reason, OSError):
+        return f"its connection broke ({reason.strerror or reason})"
+    return str(reason)

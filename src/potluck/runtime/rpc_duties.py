@@ -1,0 +1,58 @@
+"""What the parts of an agent expect of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from potluck.runtime.rpc_calls import Incoming
+    from potluck.runtime.rpc_config import RpcConfig
+    from potluck.runtime.rpc_connection import Connection
+
+__all__ = ["Office", "Staff"]
+
+
+class Office(Protocol):
+    """What a peer needs of its agent."""
+
+    rank: int
+    config: RpcConfig
+
+    def serve(self, call: Incoming) -> None:
+        """Have a call answered."""
+
+    def forget(self, call: Incoming) -> None:
+        """Nobody waits for a call any more: answer it now if it has not begun."""
+
+    def watch(self, connection: Connection) -> None:
+        """Read a new connection from now on."""
+
+    def lost(self, rank: int) -> bool:
+        """A connection has ended; whether its rank may come back."""
+
+    def wait_inside(self, wait: Callable[[], None]) -> None:
+        """Wait for a call on the thread of a worker."""
+
+    @property
+    def may_block(self) -> bool:
+        """Whether this thread may wait: others depend on the agent's own."""
+
+
+class Staff(Protocol):
+    """What the loop needs of its agent."""
+
+    def connection_of(self, rank: int) -> Connection | None:
+        """The connection to a rank, if there is one."""
+
+    def lose(self, connection: Connection, reason: Exception) -> None:
+        """A connection is over."""
+
+    def answer(self, call: Incoming) -> None:
+        """Run a quick function; its answer may be held back until :meth:`Connection.flush`."""
+
+    def hand_over(self, call: Incoming) -> None:
+        """Leave a call to the workers."""
+
+    def tick(self, now: float) -> bool:
+        """Look at deadlines; whether anything is under way."""

@@ -1,0 +1,117 @@
+"""Functions that other ranks may call, and how a call of one becomes an answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from potluck.backend.base import read_view
+from potluck.core.calls import Pace
+from potluck.core.calls_errors import RpcInvalidMessage, near_names
+from potluck.core.calls_failures import Failure
+from potluck.core.calls_frames import Mark
+from potluck.runtime.rpc_calls import Incoming, here
+from potluck.runtime.rpc_values import Values
+
+__all__ = ["Handlers", "RpcHandler"]
+
+RpcHandler: TypeAlias = Callable[..., Any]
+"""A function that can be called from elsewhere: of bytes, which returns bytes; or of values."""
+
+
+class Handler:
+    """One of them."""
+
+    __slots__ = ("function", "is_typed", "pace")
+
+    def __init__(self, function: RpcHandler, *, is_typed: bool) -> None:
+        self.function = function
+        self.is_typed = is_typed
+        self.pace = Pace()
+
+
+class Handlers:
+    """All functions of an agent, by name."""
+
+    def __init__(self, values: Values) -> None:
+        self._known: dict[str, Handler] = {}
+        self._lock = threading.Lock()
+        self._values = values
+
+    def add(self, name: str, function: RpcHandler, *, is_typed: bool) -> None:
+        """Add a function; one of the same name gives way."""
+        if not name or not callable(function):
+            msg = f"A function is registered with a name and something to call, not {function!r}"
+            raise TypeError(msg)
+        if is_typed:
+            self._values.learn_from(function)
+        with self._lock:
+            self._known = {**self._known, name: Handler(function, is_typed=is_typed)}
+
+    def get(self, name: str) -> Handler | None:
+        """The function of that name."""
+        return self._known.get(name)
+
+    def is_quick(self, call: Incoming) -> bool:
+        """Whether a call may run where it was read."""
+        handler = self._known.get(call.name)
+        return handler is None or handler.pace.is_quick
+
+    def run(self, call: Incoming, *, cork: bool = False) -> None:
+        """Answer a call, unless nobody waits for it any more."""
+        if call.cancelled:
+            return
+        handler = self._known.get(call.name)
+        if handler is None:
+            near = near_names(call.name, self._known)
+            call.origin.refuse(call, Failure("missing", name=call.name, near=near), cork=cork)
+            return
+        before, here.call = here.call, call
+        began = time.perf_counter()
+        try:
+            parts = self._call(handler, call)
+        except RpcInvalidMessage as error:
+            call.origin.refuse(call, Failure("invalid", words=error.reason), cork=cork)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
+            call.origin.refuse(call, _raised(error), cork=cork)
+        else:
+            call.origin.answer(call, parts, cork=cork)
+        finally:
+            handler.pace.observe(time.perf_counter() - began)
+            here.call = before
+            call.payload = b""  # whoever keeps the call shall not keep its bytes
+
+    def _call(self, handler: Handler, call: Incoming) -> list[Any]:
+        if handler.is_typed is not bool(call.marks & Mark.TYPED):
+            kind, way = ("values", "call") if handler.is_typed else ("bytes", "rpc_sync")
+            raise RpcInvalidMessage(f"'{call.name}' is a function of {kind}: use {way}")
+        if not handler.is_typed:
+            payload = call.payload
+            result = handler.function(payload if type(payload) is bytes else bytes(payload))
+            return [result if type(result) is bytes else _octets(call.name, result)]
+        arguments, options = self._values.unpack_arguments(call.payload)
+        return self._values.pack(handler.function(*arguments, **options))
+
+
+def _octets(name: str, result: Any) -> memoryview:
+    try:
+        return read_view(result)
+    except (TypeError, ValueError):
+        msg = f"'{name}' must return bytes, not {type(result).__name__}"
+        raise TypeError(msg) from None
+
+
+def _raised(error: BaseException) -> Failure:
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        words = str(error)
+    except Exception as second:  # noqa: BLE001 - an error that cannot even say what it is
+        words = f"(no words: {type(second).__name__})"
+    trace = "".join(traceback.format_exception(error))
+    return Failure("raised", name=name, words=words, traceback=trace)
