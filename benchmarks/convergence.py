@@ -1,6 +1,6 @@
 """Convergence: whether training with compressed gradients reaches the same loss.
 
-    python benchmarks/convergence.py [--quick] [--seeds 3] [--steps 2000] [--json FILE] [--plot]
+    python benchmarks/convergence.py [--quick] [--seeds 3] [--steps 1000] [--json FILE] [--plot]
 
 Four workers train one small network on data that is made up as it goes: points labelled by another,
 fixed network.  Each worker compresses its own gradients; what is averaged is what a receiver would
@@ -154,7 +154,7 @@ def draw(rows: list[dict[str, Any]]) -> str:
     lines = []
     for number, row in enumerate(rows):
         path = " ".join(
-            f"{60 + 560 * step / steps:.1f},{40 + 300 * min(1.0, (top - loss) / (top - low)):.1f}"
+            f"{60 + 560 * step / steps:.1f},{40 + 300 * max(0.0, (top - loss) / (top - low)):.1f}"
             for step, loss in row["curve"]
         )
         dashes = "" if row["feedback"] or row["method"] == "none" else ' stroke-dasharray="5 4"'
@@ -164,6 +164,7 @@ def draw(rows: list[dict[str, Any]]) -> str:
         place = f'x="400" y="{60 + 16 * number}" fill="{colour}"'
         lines.append(f"<text {place}>{label}</text>")
     axes = (
+        '<rect width="660" height="370" fill="white"/>'
         f'<text x="60" y="24">loss, from {top:.2f} down to {low:.2f}, over {steps} steps</text>'
         '<path d="M60 40V340H620" fill="none" stroke="#888"/>'
     )
@@ -178,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     made.add_argument("--quick", action="store_true", help="one seed, few steps")
     made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--steps", type=int, default=2000)
+    made.add_argument("--steps", type=int, default=1000)
     made.add_argument("--json", metavar="FILE", help="also write the figures here")
     made.add_argument("--plot", nargs="?", const=PLOT, type=Path, help=f"draw into {PLOT.name}")
     return made

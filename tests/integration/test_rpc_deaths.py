@@ -110,3 +110,42 @@ def test_a_fuzzed_connection_harms_nobody(ranks: Ranks) -> None:
     assert right > 10
     assert right_there > 10
     assert max(grown, grown_there) < 96 << 20
+
+
+def interrupt(place: Place) -> list[str]:
+    """Rank 0 is interrupted while it waits for an answer, and once while it reads one."""
+    from unittest import mock
+
+    from support.threads import interrupted_when
+
+    with place.join() as backend, RpcAgent(backend) as agent:
+        go = threading.Event()
+        agent.register("hang", lambda payload: payload if go.wait(PATIENCE) else b"")
+        agent.register("echo", lambda payload: payload)
+        backend.barrier(PATIENCE)
+        found = []
+        if place.rank == 0:
+            peer = agent._office.peers[1]
+            try:
+                with interrupted_when(lambda: bool(peer.is_busy)):
+                    agent.rpc_sync(1, "hang", timeout=PATIENCE)
+            except KeyboardInterrupt:
+                found.append(agent.rpc_sync(1, "echo", b"on").decode())
+            connection = peer.connection
+            assert connection is not None
+            with mock.patch.object(connection._reader, "read", side_effect=KeyboardInterrupt):
+                try:
+                    agent.rpc_sync(1, "echo", b"half", timeout=PATIENCE)
+                except KeyboardInterrupt:
+                    found.append(str(connection.is_open))
+            found.append(agent.rpc_sync(1, "echo", b"again", idempotent=True).decode())
+        backend.barrier(PATIENCE)
+        go.set()
+        return found
+
+
+def test_an_interrupt_while_waiting_costs_nothing_and_while_reading_the_connection(
+    ranks: Ranks,
+) -> None:
+    """Half-read bytes are not guessed at: the connection is made anew."""
+    assert ranks.run(interrupt, 2) == [["on", "False", "again"], []]

@@ -7,7 +7,7 @@ import pytest
 
 from potluck import RpcAgent, RpcCancelled, RpcError, RpcTimeout, SimulatedBackend
 from support.agents import Hold, Notes, agents
-from support.threads import PATIENCE, Background, eventually
+from support.threads import PATIENCE, Background, eventually, interrupted_when
 
 
 def test_a_call_ends_at_its_deadline() -> None:
@@ -161,4 +161,17 @@ def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
         go.set()
         assert held.wait(PATIENCE) == future.wait(PATIENCE)[:0]
         eventually(lambda: "ZeroDivisionError" in caplog.text)
+        assert caller.rpc_sync(1, "echo", b"on") == b"on"
+
+
+def test_an_interrupt_cancels_the_call() -> None:
+    """Ctrl-C ends the waiting, the other side learns so, and the agent can be used on."""
+    with agents() as (caller, server):
+        hold = Hold()
+        server.register("hold", hold)
+        server.register("echo", lambda payload: payload)
+        with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: hold.running == 1):
+            caller.rpc_sync(1, "hold", timeout=PATIENCE)
+        eventually(lambda: hold.calls[0].cancelled)  # type: ignore[attr-defined]
+        hold.go.set()
         assert caller.rpc_sync(1, "echo", b"on") == b"on"

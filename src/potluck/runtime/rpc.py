@@ -163,6 +163,7 @@ class RpcAgent(Caller):
     def become_forked(self) -> None:
         """In a forked child: nothing here may be used."""
         self._is_closed = True
+        self._local.is_closed = True
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""

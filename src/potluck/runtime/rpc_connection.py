@@ -60,6 +60,7 @@ class Connection(Answering):
         self.lock = lock
         self.reading = threading.Lock()
         self.is_open = True
+        self.is_reading = False  # in the middle of it
         self.allowance: Hello | None = None  # what the other side allows; None before it says so
         self.sent: dict[int, RpcFuture[Any] | int] = {}
         """Calls without an answer; of one that nobody waits for any more, its size."""
@@ -198,6 +199,7 @@ class Connection(Answering):
     def read(self) -> bool:
         """Read for one turn; whether more may be here.  ``reading`` is held."""
         count = 0
+        self.is_reading = True
         try:
             while count < TURN:
                 got = self._reader.read(self._on_message)
@@ -207,7 +209,9 @@ class Connection(Answering):
                     break  # that was all; if not, the poller will say so
                 count += got
         except BlockingIOError:
+            self.is_reading = False
             return False
+        self.is_reading = False
         return self.wire.has_more
 
     def read_all(self) -> bool:

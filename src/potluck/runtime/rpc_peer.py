@@ -136,18 +136,27 @@ class Peer:
     def _wait(self, call: RpcFuture[Any], deadline: float) -> None:
         connection = self.connection
         if connection is not None and connection.direct is not None:
-            broken: Exception | None = None
-            if connection.reading.acquire(blocking=False):
-                try:
-                    read_until_done(connection, call, deadline)
-                except BROKEN as error:
-                    broken = error
-                finally:
-                    connection.reading.release()
-            if broken is not None:
-                self.lose(connection, broken)
+            self._read(connection, call, deadline)
         if not call.done:
             call.sleep_until(deadline)
+
+    def _read(self, connection: Connection, call: RpcFuture[Any], deadline: float) -> None:
+        """Read until a call is done, unless another thread reads."""
+        if not connection.reading.acquire(blocking=False):
+            return
+        broken: Exception | None = None
+        try:
+            read_until_done(connection, call, deadline)
+        except BROKEN as error:
+            broken = error
+        except BaseException:  # Ctrl-C: how far it got, nobody knows
+            if connection.is_reading:
+                broken = ConnectionAbortedError("the thread that read it was interrupted")
+            raise
+        finally:
+            connection.reading.release()
+            if broken is not None:
+                self.lose(connection, broken)
 
     def overdue(self, now: float) -> list[RpcFuture[Any]]:
         """Calls whose deadline has passed."""

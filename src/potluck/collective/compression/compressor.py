@@ -126,7 +126,7 @@ class GradientCompressor:
         if residual.size != values.size:
             msg = (
                 f"The tensor {name!r} has {values.size} values, but {residual.size} before: "
-                "tell tensors apart by name=, or call reset_error_feedback()"
+                "give each tensor a name of its own, or call reset_error_feedback()"
             )
             raise ValueError(msg)
         with quiet():
