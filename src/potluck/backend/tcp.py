@@ -108,7 +108,9 @@ class TcpBackend(MeshBackend):
             lane = self._lanes.open(rank, purpose, deadline, look)
         else:
             lane = cast("OpenLane", self._switchboard.take(rank, purpose, deadline, look))
-        return PeerStream(TcpStream(lane.sock), lane.seal, lane.first)
+        stream = TcpStream(lane.sock)
+        stream.keep_in_cache()
+        return PeerStream(stream, lane.seal, lane.first)
 
     def make_poller(self) -> Poller:
         """The fastest poller of this platform."""

@@ -69,7 +69,6 @@ class TcpStream:
         descriptors.track(sock)
         self._sock = sock
         self._expected = 1
-        self._keep_in_cache()
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
         self.peer_name = _peer_name(sock)
@@ -77,8 +76,11 @@ class TcpStream:
             sock.sendmsg if hasattr(sock, "sendmsg") else self._send_joined
         )
 
-    def _keep_in_cache(self) -> None:
-        """Within one machine what waits in the buffer should still be in the cache when read."""
+    def keep_in_cache(self) -> None:
+        """Within one machine let no more wait than stays in the cache until it is read.
+
+        For streams whose other end reads all the time; messages rest in the buffer until wanted.
+        """
         with contextlib.suppress(OSError, ValueError):  # gone already, or no address
             if is_loopback(unmapped(self._sock.getpeername()[0])):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
