@@ -17,8 +17,8 @@ from potluck.net.transport import Stream
 __all__ = ["SealedReader", "SealedWriter"]
 
 SEALED_PIECE = MAX_PIECE
-"""Bytes sealed at once: so many that the two sides wake each other seldom.  With a quarter of it the
-kernel took half as much time again.
+"""Bytes sealed at once: so many that the two sides wake each other seldom.  With a quarter of it
+the kernel took half as much time again.
 """
 
 SPARE = 2
