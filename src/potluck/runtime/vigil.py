@@ -100,9 +100,7 @@ class Vigil:
 
     def _notice(self, word: Word, culprit: int = -1, text: str = "") -> Notice:
         packed = self._fingerprint.pack()
-        return Notice(
-            word, self.epoch, self._operation, culprit, packed, text, self.last_call
-        )
+        return Notice(word, self.epoch, self._operation, culprit, packed, text, self.last_call)
 
     def _late(self, awaited: Sequence[int]) -> Timeout:
         names = ", ".join(f"rank {rank} ({self._backend.peer_name(rank)})" for rank in awaited)
