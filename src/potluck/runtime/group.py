@@ -7,7 +7,6 @@ when there is nothing to do.
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections import deque
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from potluck.backend.base import Backend
     from potluck.collective.config import CollectiveConfig
-    from potluck.errors import DistributedError
     from potluck.vocabulary import LinkMatrix
 
 __all__ = ["Group"]
@@ -59,13 +57,10 @@ class Group:
         self._pool = Pool()
         self._session: Session | None = None
         self._surveyor = Surveyor(self._plans, self.rank, self.world_size)
-        self._lock = threading.RLock()  # a signal's handler may abort or close at any moment
+        self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[Job] = deque()
         self._is_busy = False
-        self._runner = 0
-        self._calls = 0
-        self._aborted: DistributedError | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
         backend.on_close(self.close)
@@ -114,7 +109,6 @@ class Group:
             is_mine = not self._is_busy and not self._jobs
             if is_mine:
                 self._is_busy = True
-                self._runner = threading.get_ident()
         if is_mine:
             try:
                 self._execute(call, limit)
@@ -169,7 +163,6 @@ class Group:
                         self._worker = None
                         return
                 self._is_busy = True
-                self._runner = threading.get_ident()
                 job = self._jobs.popleft()
             self._serve(job)
             del job  # while this thread waits, the arrays belong to their owners alone
@@ -190,9 +183,6 @@ class Group:
     def _execute(self, call: Call, limit: float | None) -> None:
         compiled = self._plans.compiled(call)  # what cannot be done is refused before it begins
         deadline = None if limit is None else time.monotonic() + limit
-        self._calls += 1
-        if self._aborted is not None:
-            self._check_aborted(self._aborted)
         try:
             if self._session is None:
                 self._session = Session(self.backend, 0, self._vigil, self._pool)
@@ -202,15 +192,7 @@ class Group:
                 self._surveyor.run(call, self._session, deadline)
         except BaseException as error:
             self._end_session(error)
-            if isinstance(error, Aborted):
-                self._aborted = error
             raise
-
-    def _check_aborted(self, error: DistributedError) -> None:
-        """Raise if whoever aborted the group had started this call too: it ends on all ranks."""
-        if self._calls <= self._vigil.last_call:
-            raise copy.copy(error)
-        self._aborted = None
 
     # -- endings -------------------------------------------------------------------------------
 
@@ -246,16 +228,14 @@ class Group:
             is_idle = not self._is_busy
             if is_idle:
                 self._is_busy = True
-                self._runner = threading.get_ident()
             else:
-                self._vigil.abort(error, self._calls + len(waiting))
+                self._vigil.abort(error)
                 session = self._session
                 if session is not None:
                     session.wake()
         if is_idle:
             self._leave_session(reason)
             self._yield_turn()
-        self._calls += len(waiting)
         for _, _, _, work in waiting:
             work.fail(error)
 
@@ -266,8 +246,7 @@ class Group:
         self._closed = True
         self.abort("it left the group")
         with self._lock:
-            # A signal's handler, on the thread of an operation, cannot wait for what it interrupts.
-            while self._is_busy and self._runner != threading.get_ident():
+            while self._is_busy:
                 self._changed.wait(IDLE)
             worker = self._worker
             self._changed.notify_all()

@@ -25,7 +25,7 @@ __all__ = ["Notice", "Notices", "Word"]
 SIZE = 512
 """Bytes of every notice."""
 
-_LAYOUT = struct.Struct("<BxHIQi32sQ")
+_LAYOUT = struct.Struct("<BxHIQi32s")
 _TEXT = SIZE - _LAYOUT.size
 
 
@@ -56,24 +56,23 @@ class Notice(NamedTuple):
     """The rank it is about."""
     fingerprint: bytes = bytes(32)
     text: str = ""
-    last_call: int = 0
-    """Of an aborted group: up to which of its calls, counted from its beginning, all have ended."""
 
     def pack(self) -> bytes:
         """As bytes; a long text loses its end."""
         text = self.text.encode()[:_TEXT]
-        about = self.epoch, self.operation, self.culprit, self.fingerprint, self.last_call
-        head = _LAYOUT.pack(self.word, len(text), *about)
+        head = _LAYOUT.pack(
+            self.word, len(text), self.epoch, self.operation, self.culprit, self.fingerprint
+        )
         return (head + text).ljust(SIZE, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Notice | None:
         """From the bytes of a peer; None if they say nothing we know."""
-        word, length, *about, last_call = _LAYOUT.unpack_from(data)
+        word, length, epoch, operation, culprit, fingerprint = _LAYOUT.unpack_from(data)
         if word not in {int(each) for each in Word} or length > _TEXT:
             return None
         text = bytes(data[_LAYOUT.size : _LAYOUT.size + length]).decode(errors="replace")
-        return cls(Word(word), *about, text, last_call)
+        return cls(Word(word), epoch, operation, culprit, fingerprint, text)
 
 
 class Notices:

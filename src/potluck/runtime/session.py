@@ -55,9 +55,6 @@ SURVEY = 1
 LINGER = 1.0
 """Seconds to wait for what was sent to reach its peers when this rank leaves."""
 
-AWAY = 0.005
-"""Seconds between two operations after which others may have given up meanwhile."""
-
 FOREVER = 365 * 86400.0
 """Seconds, for those who set no deadline."""
 
@@ -98,7 +95,6 @@ class Session:
         self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
         self._number = 0
         self._pace = 0
-        self._ended = time.monotonic()
         self._failures = _Failures(vigil)
         self._head = encode(Kind.COLLECTIVE, group=group, epoch=vigil.epoch)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
@@ -130,7 +126,6 @@ class Session:
                 Pump(compiled.units, memory, self._pool, channels, self._watch).run()
             if confirms:
                 self._confirm(channels)
-        self._ended = time.monotonic()
 
     def pace(self, rate: int) -> None:
         """Send no faster than this on each stream, those included that are yet to be opened."""
@@ -160,8 +155,6 @@ class Session:
         """The streams of one more operation."""
         self._number += 1
         self._vigil.begin(self._number, fingerprint, deadline)
-        if time.monotonic() - self._ended > AWAY:
-            self._vigil.catch_up()
         channels = self._lines.get(peers)
         if channels is None:
             # All ranks open them in the same order, so that nobody waits in a circle.

@@ -48,8 +48,6 @@ class Vigil:
         self._waiting: dict[int, Notice] = {}
         self._ending: tuple[int, Notice] | None = None
         self.epoch = 0
-        self.last_call = 0
-        """Up to which call, counted from the group's beginning, somebody has aborted them all."""
         self._operation = 0
         self._fingerprint = Fingerprint(*(0,) * 9)
         self._deadline: float | None = None
@@ -67,15 +65,6 @@ class Vigil:
             raise self._aborted
         if self._ending is not None:
             self._check_ending()
-
-    def catch_up(self) -> None:
-        """Raise if a rank has left while this one did something else.
-
-        What it sent before may be all that the operation needs, which would then end well here
-        and badly there.
-        """
-        self._read_notices()
-        self._check_ending()
 
     # -- while waiting ---------------------------------------------------------------------------
 
@@ -100,7 +89,7 @@ class Vigil:
 
     def _notice(self, word: Word, culprit: int = -1, text: str = "") -> Notice:
         packed = self._fingerprint.pack()
-        return Notice(word, self.epoch, self._operation, culprit, packed, text, self.last_call)
+        return Notice(word, self.epoch, self._operation, culprit, packed, text)
 
     def _late(self, awaited: Sequence[int]) -> Timeout:
         names = ", ".join(f"rank {rank} ({self._backend.peer_name(rank)})" for rank in awaited)
@@ -184,7 +173,6 @@ class Vigil:
     def _told_by(self, rank: int, notice: Notice) -> DistributedError:
         """What another rank has found, as an error of ours."""
         culprit = notice.culprit if notice.culprit >= 0 else rank
-        self.last_call = max(self.last_call, notice.last_call)
         known = culprit != self._backend.rank and culprit < self._backend.world_size
         host = self._backend.peer_name(culprit) if known else None
         match notice.word:
@@ -202,9 +190,8 @@ class Vigil:
 
     # -- endings -----------------------------------------------------------------------------------
 
-    def abort(self, error: DistributedError, last_call: int) -> None:
+    def abort(self, error: DistributedError) -> None:
         """End the operation under way, from any thread; its own wakes up and looks."""
-        self.last_call = last_call
         self._aborted = error
 
     def leave(self, reason: str) -> None:
