@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck import DistributedContext, TcpBackend
+from potluck import DistributedContext, RpcAgent, TcpBackend
 from potluck.net.namespace import NetworkNamespace
 from support.hosts import Hosts
 from support.paired_hosts import captured, home, pair, variables
@@ -23,6 +23,7 @@ NAMES = "alpha beta"
 CIRCLE = "zz-circle-of-zelda"
 PAYLOAD = b"the weights of layer seven! "
 SUM = b"all gradients taken together"  # a payload of its own, so that its control is its own too
+WORDS = b"a question between machines "  # of the remote calls
 SIZES = (1, 10, 1_000)  # repetitions: within the first packet, within one, over several
 
 
@@ -54,7 +55,23 @@ def add_up(backend: TcpBackend) -> None:
         assert context.all_reduce(bytearray(share), dtype="uint8", timeout=PATIENCE) == SUM * count
 
 
-ACTIVITIES: list[Callable[[TcpBackend], None]] = [send_messages, pass_barriers, add_up]
+def call_each_other(backend: TcpBackend) -> None:
+    """Questions and answers, small and large, both ways at once."""
+    with RpcAgent(backend) as agent:
+        agent.register("echo", lambda data: data)
+        backend.barrier(PATIENCE)
+        for count in SIZES:
+            answer = agent.rpc_sync(1 - backend.rank, "echo", WORDS * count, PATIENCE)
+            assert answer == WORDS * count
+        backend.barrier(PATIENCE)
+
+
+ACTIVITIES: list[Callable[[TcpBackend], None]] = [
+    send_messages,
+    pass_barriers,
+    add_up,
+    call_each_other,
+]
 
 
 def take_part(place: Place, namespace: str) -> None:
@@ -87,7 +104,7 @@ def spellings(secret: bytes) -> list[bytes]:
 
 def payload_spellings() -> list[bytes]:
     """Pieces of what was sent: a packet may begin or end anywhere."""
-    return [part for sent in (PAYLOAD, SUM) for part in (sent, sent[:14], sent[14:])]
+    return [part for sent in (PAYLOAD, SUM, WORDS) for part in (sent, sent[:14], sent[14:])]
 
 
 def found(wanted: list[bytes], packets: bytes) -> list[bytes]:

@@ -109,3 +109,18 @@ def test_a_cancelled_coroutine_does_not_disturb_the_work() -> None:
 
 async def _awaiting(work: Work[int]) -> int:
     return await work
+
+
+def test_a_callback_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The others are called, and whoever ended the work goes on."""
+    work: Work[None] = Work(lambda: "The sum")
+    called: list[str] = []
+
+    def fail() -> None:
+        raise KeyError("a fault of its owner")
+
+    work.add_done_callback(fail)
+    work.add_done_callback(lambda: called.append("next"))
+    work.succeed(None)
+    assert called == ["next"]
+    assert "A callback of The sum failed" in caplog.text

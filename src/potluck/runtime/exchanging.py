@@ -97,7 +97,8 @@ class Exchanging(Moving):
                 msg = f"counts needs {size} rows of {size} numbers"
                 raise ValueError(msg)
             return counts
-        mine = np.array(send_counts, np.int64)
+        assert send_counts is not None
+        mine = np.array([operator.index(each) for each in send_counts], np.int64)
         if mine.shape != (size,) or (mine < 0).any():
             msg = f"send_counts needs {size} numbers of zero or more, not {send_counts!r}"
             raise ValueError(msg)

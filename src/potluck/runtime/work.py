@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -11,6 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 from potluck.errors import DistributedError, Timeout
 
 __all__ = ["Work"]
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -83,7 +87,11 @@ class Work(Generic[Result]):
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                # It belongs to somebody else: whoever does the works goes on with the next one.
+                logger.exception("A callback of %s failed", self._describe())
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait without blocking the event loop."""
@@ -96,7 +104,8 @@ class Work(Generic[Result]):
                 future.set_result(None)
 
         def tell() -> None:
-            loop.call_soon_threadsafe(wake)
+            with contextlib.suppress(RuntimeError):  # nobody waits in a loop that is closed
+                loop.call_soon_threadsafe(wake)
 
         self.add_done_callback(tell)
         yield from future.__await__()
