@@ -185,7 +185,7 @@ class Group:
         deadline = None if limit is None else time.monotonic() + limit
         try:
             if self._session is None:
-                self._session = Session(self.backend, 0, self._vigil, self._pool)
+                self._session = Session(self.backend, self._vigil, self._pool)
             if compiled.nbytes < LARGE or self.world_size == 1:
                 self._session.run(call, compiled, deadline)
             else:

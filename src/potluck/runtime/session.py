@@ -84,9 +84,8 @@ class _Failures:
 class Session:
     """The streams of one group in one epoch."""
 
-    def __init__(self, backend: Backend, group: int, vigil: Vigil, pool: Pool) -> None:
+    def __init__(self, backend: Backend, vigil: Vigil, pool: Pool) -> None:
         self._backend = backend
-        self._group = group
         self._vigil = vigil
         self._pool = pool
         self._poller: Poller = backend.make_poller()
@@ -96,7 +95,7 @@ class Session:
         self._number = 0
         self._pace = 0
         self._failures = _Failures(vigil)
-        self._head = encode(Kind.COLLECTIVE, group=group, epoch=vigil.epoch)[:OPERATION_AT]
+        self._head = encode(Kind.COLLECTIVE, epoch=vigil.epoch)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
         self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
         byte = np.zeros(1, np.uint8)
