@@ -6,20 +6,69 @@ name.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from potluck.errors import InvalidWorldSize, MalformedFrame
 
-__all__ = ["LinkMatrix", "NodeId"]
+__all__ = ["LinkMatrix", "NodeId", "ProcessId", "View"]
 
 NodeId = NewType("NodeId", str)
 """Who a machine is: 32 lower-case letters and digits, a hash of its public key.
 
 All processes of one machine and user share it; a process is a node id with an incarnation.
 """
+
+
+class ProcessId(NamedTuple):
+    """Which start of which process: a machine's id, and a number that grows with every start.
+
+    >>> str(ProcessId(NodeId("a" * 32), 7))
+    'aaaaaaaa/7'
+    """
+
+    node: NodeId
+    incarnation: int
+
+    def __str__(self) -> str:
+        """Short, for people."""
+        return f"{self.node[:8]}/{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who is in, as agreed: one of the numbered views of a lineage.
+
+    >>> me, you = (ProcessId(NodeId(letter * 32), 1) for letter in "ab")
+    >>> view = View("f" * 32, 3, (me, you))
+    >>> view.leader == me, view.rank_of(you), view.rank_of(ProcessId(NodeId("c" * 32), 1))
+    (True, 1, None)
+    """
+
+    lineage: str
+    """Drawn when the first view was made: 32 hexadecimal digits."""
+    epoch: int
+    """Counts the views of a lineage, from 1."""
+    members: tuple[ProcessId, ...]
+    """In rank order."""
+
+    @property
+    def leader(self) -> ProcessId:
+        """Rank 0."""
+        return self.members[0]
+
+    @property
+    def session(self) -> bytes:
+        """What connections of this view, and no other, present: 16 bytes, the same everywhere."""
+        text = f"{self.lineage} {self.epoch} {' '.join(f'{n}/{i}' for n, i in self.members)}"
+        return hashlib.sha256(text.encode()).digest()[:16]
+
+    def rank_of(self, process: ProcessId) -> int | None:
+        """The rank of a process; None if it is no member."""
+        return self.members.index(process) if process in self.members else None
 
 
 _RATES = struct.Struct("<QQ")
