@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
+# Processes that share the tests: most of them wait for something most of the time.
+WORKERS ?= 3
 
 # The first interpreter that is new enough; PYTHON=... overrides the search.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -20,7 +22,7 @@ demo: $(VENV)/.runtime ## several processes on this machine work together, live
 	@$(BIN)/potluck demo $(ARGS)
 
 test: style types ## style, types and all tests (soaks excepted)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
 
 style: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check

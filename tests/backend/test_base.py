@@ -16,6 +16,7 @@ import pytest
 
 from potluck import SimulatedBackend, SubBackend, TcpBackend, Timeout
 from potluck.backend.base import Backend, read_view, write_view
+from support.identifiers import shown
 from support.meshes import mesh_group
 from support.threads import together
 
@@ -92,7 +93,7 @@ def test_sent_and_received_types_may_differ() -> None:
     assert into[0] == 1.0
 
 
-@pytest.mark.parametrize("into", [b"fixed", memoryview(b"fixed"), b""], ids=repr)
+@pytest.mark.parametrize("into", [b"fixed", memoryview(b"fixed"), b""], ids=shown)
 def test_a_read_only_destination_is_refused(into: Any) -> None:
     """Before anything is received, with the way out."""
     backend = SimulatedBackend.create_group(1)[0]
@@ -126,7 +127,7 @@ def test_a_buffer_with_gaps_is_refused(scattered: Any) -> None:
             view(scattered)
 
 
-@pytest.mark.parametrize("thing", ["text", 5, None, [1, 2], object()], ids=repr)
+@pytest.mark.parametrize("thing", ["text", 5, None, [1, 2], object()], ids=shown)
 def test_an_object_without_a_buffer_is_refused(thing: Any) -> None:
     """The sentence names the type and what to pass instead."""
     for view in (read_view, write_view):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from potluck import MalformedFrame
 from potluck.runtime.object_codec import MAX_DEPTH, decode, encode
+from support.identifiers import shown
 
 ZONES = st.none() | st.timedeltas(
     min_value=dt.timedelta(hours=-23), max_value=dt.timedelta(hours=23)
@@ -112,7 +113,7 @@ Point = namedtuple("Point", "x y")  # noqa: PYI024 - the very thing that must no
         Colour,
         ...,
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_other_types_are_refused_by_name(value: Any) -> None:
     """Also where a lenient encoder would let them pass as something else."""
@@ -187,7 +188,7 @@ def test_what_no_sender_writes_is_a_value_or_an_error(raw: Any) -> None:
         [24, b"short"],
         [True, 1],
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_malformed_parts_are_refused(raw: Any) -> None:
     """Each wrong in its own way."""

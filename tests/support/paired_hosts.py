@@ -16,7 +16,14 @@ import pytest
 
 from support.command import COMMAND, environment
 from support.hosts import Host
-from support.threads import PATIENCE
+from support.threads import PATIENCE, eventually
+
+LAST_WORD = b"here the capture ends"
+
+_SAY_THE_END = f"""
+import socket
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto({LAST_WORD!r}, ("127.0.0.1", 9))
+"""
 
 
 def home(folder: Path, host: Host) -> Path:
@@ -98,6 +105,9 @@ def captured(host: Host, file: Path) -> Iterator[None]:
             while "listening on" not in capture.stderr.readline():
                 assert capture.poll() is None
             yield
+            # It leaves what it has not read yet behind: what came last must be in the file.
+            subprocess.run(host.command([sys.executable, "-c", _SAY_THE_END]), check=True)
+            eventually(lambda: LAST_WORD in file.read_bytes())
             capture.send_signal(signal.SIGINT)
             capture.wait(PATIENCE)
         finally:
