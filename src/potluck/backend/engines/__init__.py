@@ -1,0 +1,1 @@
+"""Engines below: what moves bytes where somebody else has already connected the ranks."""
