@@ -23,6 +23,7 @@ from potluck.runtime.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from potluck.net.frames import Header
     from potluck.net.transport import Stream
+    from potluck.runtime.memory import Slot
 
 __all__ = ["OPENING_SIZE", "Broken", "Channel", "Disagreement", "PlainChannel"]
 
@@ -113,8 +114,11 @@ class Channel:
 
     # -- in ------------------------------------------------------------------------------------
 
-    def pull(self, target: memoryview) -> bool:
-        """Go on receiving a unit; True when it is whole, False if it is to be continued."""
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Go on receiving a unit; True when it is whole, False if it is to be continued.
+
+        ``slot`` is the one whose front is the target, if there is one.
+        """
         raise NotImplementedError
 
     def _fill(self, view: memoryview) -> bool:
@@ -185,7 +189,7 @@ class PlainChannel(Channel):
         self._send(buffers)
         return not self._rest
 
-    def pull(self, target: memoryview) -> bool:
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
         """Go on receiving a unit, and the opening before the first."""
         if self._checked:
             return self._fill(target)

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from potluck.runtime.call import Call
     from potluck.runtime.units import Unit, Units
 
-__all__ = ["Memory", "Pool", "Slot"]
+__all__ = ["MARGIN", "Memory", "Pool", "Slot"]
 
 BLOCK = 1 << 16
 """Bytes that are added up at a time: with their operands they fit into the processor's cache."""
+
+MARGIN = 256
+"""Bytes around a slot: a sealed frame is received with its header and tag, and opened in place."""
 
 KEPT = 4 << 20
 """Bytes of slots that stay for the next operation: fresh memory is slow to touch."""
@@ -33,12 +36,15 @@ def octets_of(array: Array) -> memoryview:
 class Slot:
     """A piece of memory of our own."""
 
-    __slots__ = ("array", "octets", "size")
+    __slots__ = ("array", "octets", "size", "wider")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.array = np.empty(size, np.uint8)
+        whole = np.empty(MARGIN + size + MARGIN, np.uint8)
+        self.array = whole[MARGIN : MARGIN + size]
         self.octets = octets_of(self.array)
+        self.wider = octets_of(whole)
+        """With the margins."""
 
     def view(self, dtype: Dtype, count: int) -> Array:
         """Its front, as elements."""

@@ -150,7 +150,7 @@ class Pump:
             if reader.target is None and not self._prepare(reader):
                 return
             assert reader.target is not None
-            if not reader.channel.pull(reader.target):
+            if not reader.channel.pull(reader.target, reader.slot):
                 reader.channel.stream.expect(min(reader.channel.missing, MOST_EXPECTED))
                 return
             self._arrive(reader)

@@ -12,10 +12,12 @@ from potluck.errors import MalformedFrame
 from potluck.net.frames import HEADER_SIZE, NUMBERS, NUMBERS_AT
 from potluck.net.sealing import TAG_SIZE
 from potluck.runtime.channel import OPENING_SIZE, Broken, Channel
+from potluck.runtime.memory import MARGIN
 
 if TYPE_CHECKING:
     from potluck.net.sealing import Opener, Sealer
     from potluck.net.transport import Stream
+    from potluck.runtime.memory import Slot
 
 __all__ = ["SealedChannel"]
 
@@ -66,17 +68,20 @@ class SealedChannel(Channel):
         if self._rest:
             self._out = bytearray()
 
-    def pull(self, target: memoryview) -> bool:
-        """Go on receiving a unit; decrypt it when it is whole."""
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Go on receiving a unit; decrypt it when it is whole, in place if it is in a slot."""
         if self._foreign is not None:
             return self._pull_foreign(*self._foreign)
         head = self._expected
         if not head:
             self._expected = head = self._header(self._got_units, len(target))
         size = len(head) + len(target) + TAG_SIZE
-        if len(self._in) < size:
-            self._in = self._in[: self._read] + bytes(size - self._read)
-        view = memoryview(self._in)
+        if slot is not None:
+            view = slot.wider[MARGIN - len(head) :]
+        else:
+            if len(self._in) < size:
+                self._in = self._in[: self._read] + bytes(size - self._read)
+            view = memoryview(self._in)
         # Another operation may be shorter than ours: look at the opening as soon as it is there.
         if self._got_units == 0 and self._read < OPENING_SIZE:
             if not self._fill(view[:OPENING_SIZE]):
