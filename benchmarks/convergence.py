@@ -196,17 +196,19 @@ def draw(rows: list[dict[str, Any]]) -> str:
     colours = dict(zip(METHODS, ("#000", "#06c", "#393", "#c60", "#90c"), strict=True))
     steps = rows[0]["curve"][-1][0]
     top = rows[0]["curve"][0][1]
-    low = 0.95 * min(row["curve"][-1][1] for row in rows)
+    low = 0.95 * rows[0]["curve"][-1][1]
     lines = []
     for number, row in enumerate(rows):
         path = " ".join(
             f"{60 + 560 * step / steps:.1f},{40 + 300 * max(0.0, (top - loss) / (top - low)):.1f}"
             for step, loss in row["curve"]
+            if math.isfinite(loss)
         )
         dashes = "" if row["feedback"] or row["method"] == "none" else ' stroke-dasharray="5 4"'
         colour = colours[row["method"]]
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}"{dashes}/>')
-        label = f"{row['method']}{'' if not dashes else ', no feedback'}: {row['gap']:+.1%}"
+        ending = f"{row['gap']:+.1%}" if math.isfinite(row["gap"]) else "diverged"
+        label = f"{row['method']}{'' if not dashes else ', no feedback'}: {ending}"
         place = f'x="400" y="{60 + 16 * number}" fill="{colour}"'
         lines.append(f"<text {place}>{label}</text>")
     axes = (
@@ -243,6 +245,8 @@ def main() -> None:
         bar = "" if row["bar"] is None else f"≤ {row['bar']:.0%}"
         feedback = "yes" if row["feedback"] else "no"
         figures = (f"{row['loss']:.4f}", f"{row['gap']:+.2%}", f"{row['missing']:.2%}")
+        if not math.isfinite(row["gap"]):
+            figures = ("diverged", "", "")
         table.add_row(row["method"], feedback, *figures, bar)
     Console().print(table)
     if options.plot:
