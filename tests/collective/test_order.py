@@ -73,6 +73,21 @@ def test_many_ranks_are_better_off_than_by_number() -> None:
     assert length(shortest(found), distances) <= length(nearest(found), distances)
 
 
+def test_64_ranks_come_close_to_an_optimum_that_is_known() -> None:
+    """Points of a circle in their order; those of a chessboard within a twentieth."""
+    chance = np.random.default_rng(3)
+    angles = chance.permutation(64) * (2 * np.pi / 64)
+    squares = np.array(list(itertools.product(range(8), repeat=2)), float)
+    layouts = {
+        64 * 2 * np.sin(np.pi / 64): np.stack([np.cos(angles), np.sin(angles)], axis=1),
+        64.0: chance.permutation(squares),  # every step goes to the next square
+    }
+    for optimum, points in layouts.items():
+        apart = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=2)) * 1e6
+        found = apart.astype(np.int64)
+        assert length(shortest(found), found.tolist()) <= 1.05 * optimum * 1e6
+
+
 def test_a_thousand_ranks_are_ordered_too() -> None:
     """From neighbour to neighbour."""
     found = sites(1000, count=10, seed=1)

@@ -1,0 +1,286 @@
+"""Who is well: statuses learned from arrivals, each with its reason, as a pure state machine.
+
+Whoever drives a :class:`HealthMonitor` tells it what was heard and when, and calls ``tick`` at
+``next_deadline``.  From the driver's own lateness the monitor learns whether it may accuse others
+at all (see :mod:`potluck.core.health_clock`); from the arrivals how long a peer's silences usually
+are (:mod:`potluck.core.health_arrivals`).
+
+* *suspect*: silent for longer than ``patience``, or its connection ended;
+* *dead*: silent for twice the time after which a member pauses itself; never without silence;
+* *degraded*: heard in time over a slow, uneven or lossy link.
+
+A reason is written once, when the cause changes, so logs and screens repeat nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from potluck.core.health_arrivals import Arrivals
+from potluck.core.health_clock import LivedClock
+from potluck.core.health_config import HealthConfig
+from potluck.core.health_records import HealthEvent, HealthStatus, HealthSummary, PeerHealth
+from potluck.vocabulary import ProcessId
+
+__all__ = [
+    "HealthConfig",
+    "HealthEvent",
+    "HealthMonitor",
+    "HealthStatus",
+    "HealthSummary",
+    "PeerHealth",
+]
+
+_CALM = 0.7  # a link is good again below this share of the bound that made it degraded
+_LASTING = 25  # heartbeats for which a link must be poor before it is said: a busy moment is not
+_SHORTEST_SLEEP = 0.001  # seconds; rounding must not make the driver spin
+
+
+class _Cause(Enum):
+    """Why a peer has its status."""
+
+    FINE = HealthStatus.HEALTHY, 0
+    LOSSY = HealthStatus.DEGRADED, 1
+    SLOW = HealthStatus.DEGRADED, 2
+    UNEVEN = HealthStatus.DEGRADED, 3
+    SILENT = HealthStatus.SUSPECT, 4
+    LOST = HealthStatus.SUSPECT, 5
+    GIVEN_UP = HealthStatus.DEAD, 6
+
+    def __init__(self, status: HealthStatus, _: int) -> None:
+        self.status = status
+
+
+class _Watched:
+    """One peer as the monitor knows it."""
+
+    def __init__(self, name: str, arrivals: Arrivals, elapsed: float) -> None:
+        self.name = name
+        self.arrivals = arrivals
+        self.heard_elapsed = elapsed
+        self.cause = _Cause.FINE
+        self.reason = "nothing has been missed since it is watched"
+        self.told = HealthStatus.HEALTHY  # the status of the last event
+        self.untold = False  # an event is due at the next tick
+        self._poor: tuple[_Cause, float] | None = None  # what the link shows, and since when
+
+    def lasting(self, cause: _Cause, lived: float, least: float) -> _Cause:
+        """The quality of the link, unless it became so poor only now."""
+        if cause in {self.cause, _Cause.FINE}:
+            self._poor = None
+        elif self._poor is None or self._poor[0] is not cause:
+            self._poor = (cause, lived)
+        if self._poor is None or lived - self._poor[1] >= least:
+            return cause
+        return self.cause
+
+    def become(self, cause: _Cause, reason: str) -> None:
+        self.cause, self.reason, self.untold = cause, reason, True
+
+    def tell(self, peer: ProcessId, now: float) -> HealthEvent:
+        event = HealthEvent(peer, self.name, self.told, self.cause.status, self.reason, now)
+        self.told, self.untold = self.cause.status, False
+        return event
+
+
+class HealthMonitor:
+    """The health of the peers of one node, as far as the node can know it.
+
+    >>> from potluck.vocabulary import NodeId
+    >>> peer = ProcessId(NodeId("b" * 32), 1)
+    >>> monitor = HealthMonitor(HealthConfig.wired())
+    >>> monitor.watch(peer, now=0.0, name="attic")
+    >>> for beat in range(1, 11):
+    ...     monitor.heard(peer, now=beat * 0.2, round_trip=0.001)
+    ...     events = monitor.tick(now=beat * 0.2)
+    >>> monitor.status(peer), round(monitor.patience(peer), 3)
+    (<HealthStatus.HEALTHY: 'healthy'>, 0.6)
+    >>> while not events:                    # from here on, silence
+    ...     events = monitor.tick(monitor.next_deadline)
+    >>> print(events[0])
+    attic is suspect: nothing was heard for 0.6 s, and 0.6 s is the longest that passes for normal
+    """
+
+    def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 - frozen
+        self.config = config
+        self._clock = LivedClock(grace=config.interval / 4, half_life=config.pause_after)
+        self._peers: dict[ProcessId, _Watched] = {}
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._peers
+
+    @property
+    def peers(self) -> tuple[ProcessId, ...]:
+        """Who is watched, in the order in which they came."""
+        return tuple(self._peers)
+
+    @property
+    def lateness(self) -> float:
+        """Seconds by which our own loop ran late recently; fades with a half-life."""
+        return self._clock.lateness
+
+    def watch(self, peer: ProcessId, now: float, *, name: str = "") -> None:
+        """Begin to expect heartbeats of a peer; its silence counts from now."""
+        if peer in self._peers:
+            return
+        lived = self._clock.advance(now)
+        if self._clock.due is None:
+            self._clock.due = self._clock.wall + self.config.interval
+        arrivals = Arrivals(self.config, lived)
+        self._peers[peer] = _Watched(name or str(peer), arrivals, self._clock.elapsed)
+
+    def forget(self, peer: ProcessId) -> None:
+        """Expect nothing of a peer any more; nothing happens if nothing was."""
+        self._peers.pop(peer, None)
+        if not self._peers:
+            self._clock.due = None  # nobody to watch: no loop that could be late
+
+    def heard(self, peer: ProcessId, now: float, *, round_trip: float | None = None) -> None:
+        """Something arrived from a peer, perhaps the answer to what was sent a round trip ago."""
+        lived = self._clock.advance(now)
+        watched = self._peers.get(peer)
+        if watched is None:
+            return
+        silence = self._clock.elapsed - watched.heard_elapsed
+        watched.arrivals.arrived(lived, round_trip, is_late=self._stretch > 0)
+        watched.heard_elapsed = self._clock.elapsed
+        if not watched.cause.status.is_operational:
+            watched.become(_Cause.FINE, f"it was heard again after {_time(silence)}")
+
+    def lost(self, peer: ProcessId, now: float, reason: str) -> None:
+        """The connection to a peer ended: it is suspect at once, and until it is heard again."""
+        self._clock.advance(now)
+        watched = self._peers.get(peer)
+        if watched is not None and watched.cause not in {_Cause.LOST, _Cause.GIVEN_UP}:
+            watched.become(_Cause.LOST, f"its connection ended: {reason}")
+
+    def tick(self, now: float) -> list[HealthEvent]:
+        """Judge everybody; what changed since the last tick, in the order of ``peers``."""
+        lived = self._clock.advance(now)
+        for watched in self._peers.values():
+            self._judge(watched, lived)
+        self._clock.due = self._clock.wall + self.config.interval if self._peers else None
+        untold = [(peer, watched) for peer, watched in self._peers.items() if watched.untold]
+        return [watched.tell(peer, now) for peer, watched in untold]
+
+    def _judge(self, watched: _Watched, lived: float) -> None:
+        silence = lived - watched.arrivals.heard_at
+        if silence >= self._dead_after:
+            cause = _Cause.GIVEN_UP
+        elif not watched.cause.status.is_operational:
+            return  # silence is ended by a sign of life, not by patience that has grown since
+        elif silence >= self._patience(watched):
+            cause = _Cause.SILENT
+        else:
+            cause = watched.lasting(self._quality(watched), lived, _LASTING * self.config.interval)
+        if cause is not watched.cause:
+            watched.become(cause, self._reason(watched, cause, silence))
+
+    def _quality(self, watched: _Watched) -> _Cause:
+        """How good the link is; what was said is taken back only when it is clearly better."""
+        config, link = self.config, watched.arrivals
+        measured = {_Cause.LOSSY: link.loss / config.high_loss}
+        if link.is_timed:
+            measured[_Cause.SLOW] = (link.round_trip or 0.0) / config.slow_round_trip
+            measured[_Cause.UNEVEN] = (link.jitter or 0.0) / config.high_jitter
+        if measured.get(watched.cause, 0.0) > _CALM:
+            return watched.cause
+        return next((cause for cause, ratio in measured.items() if ratio > 1), _Cause.FINE)
+
+    def _reason(self, watched: _Watched, cause: _Cause, silence: float) -> str:
+        link, config = watched.arrivals, self.config
+        late = f" (we ran {_time(self.lateness)} late ourselves)" if self._stretch else ""
+        sentences = {
+            _Cause.FINE: "its link is good again",
+            _Cause.LOSSY: f"{link.loss:.0%} of its heartbeats do not come in time",
+            _Cause.SLOW: f"a round trip takes {_time(link.round_trip)}, "
+            f"more than {_time(config.slow_round_trip)}",
+            _Cause.UNEVEN: f"its round trips vary by {_time(link.jitter)}, "
+            f"more than {_time(config.high_jitter)}",
+            _Cause.SILENT: f"nothing was heard for {_time(silence)}, and "
+            f"{_time(self._patience(watched))} is the longest that passes for normal{late}",
+            _Cause.GIVEN_UP: f"nothing was heard for {_time(silence)}; alive, it would have "
+            f"paused itself after {_time(config.pause_after)}{late}",
+        }
+        return sentences[cause]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When ``tick`` wants to be called next, by the clock of ``now``; None with no peers."""
+        due, clock = self._clock.due, self._clock
+        if due is None:
+            return None
+        shortest, stretch = self.config.interval, self._stretch
+        for watched in self._peers.values():
+            if watched.untold:
+                return clock.wall
+            shortest = min(shortest, self._wait(watched, stretch))
+        return min(due, clock.wall + max(_SHORTEST_SLEEP, shortest))
+
+    def _wait(self, watched: _Watched, stretch: float) -> float:
+        """Seconds until silence alone makes the peer's status worse."""
+        if watched.cause is _Cause.GIVEN_UP:
+            return self.config.interval
+        silence = self._clock.lived - watched.arrivals.heard_at
+        if watched.cause.status.is_operational:
+            return watched.arrivals.patience + stretch - silence
+        return self.config.dead_after + 2 * stretch - silence
+
+    @property
+    def _stretch(self) -> float:
+        """What our own lateness adds to every patience, seconds."""
+        lateness = self._clock.lateness
+        return min(lateness, self.config.stretch_limit) if lateness > self._negligible else 0.0
+
+    @property
+    def _negligible(self) -> float:
+        return self.config.interval / 10
+
+    @property
+    def _dead_after(self) -> float:
+        return self.config.dead_after + 2 * self._stretch
+
+    def _patience(self, watched: _Watched) -> float:
+        return watched.arrivals.patience + self._stretch
+
+    def status(self, peer: ProcessId) -> HealthStatus:
+        """How a watched peer is, as of the last call."""
+        return self._peers[peer].cause.status
+
+    def reason(self, peer: ProcessId) -> str:
+        """Why, in words that stay the same until the cause changes."""
+        return self._peers[peer].reason
+
+    def silence(self, peer: ProcessId, now: float) -> float:
+        """Seconds since a watched peer was last heard, our own lateness included."""
+        return self._clock.elapsed_at(now) - self._peers[peer].heard_elapsed
+
+    def patience(self, peer: ProcessId) -> float:
+        """Seconds of silence after which the peer is suspect: learned, longer if we ran late."""
+        return self._patience(self._peers[peer])
+
+    def summary(self, now: float) -> HealthSummary:
+        """Everybody's health at one moment."""
+        return HealthSummary(
+            tuple(
+                PeerHealth(
+                    peer=peer,
+                    name=watched.name,
+                    status=watched.cause.status,
+                    reason=watched.reason,
+                    silence=self.silence(peer, now),
+                    patience=self._patience(watched),
+                    round_trip=watched.arrivals.round_trip,
+                    jitter=watched.arrivals.jitter,
+                    loss=watched.arrivals.loss,
+                )
+                for peer, watched in self._peers.items()
+            ),
+            self.lateness,
+        )
+
+
+def _time(seconds: float | None) -> str:
+    """Seconds in words of a fitting unit."""
+    value = seconds or 0.0
+    return f"{value:.1f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"  # noqa: PLR2004
