@@ -14,6 +14,8 @@ import msgspec
 from potluck.errors import MalformedFrame
 
 __all__ = [
+    "Control",
+    "ControlOpened",
     "Hello",
     "Introduction",
     "Join",
@@ -42,6 +44,8 @@ Tag = Annotated[str, msgspec.Meta(max_length=32)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 RosterBytes = Annotated[bytes, msgspec.Meta(max_length=56 << 10)]
+CardBytes = Annotated[bytes, msgspec.Meta(max_length=16 << 10)]
+ProfileBytes = Annotated[bytes, msgspec.Meta(max_length=8 << 10)]
 
 
 class Introduction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,7 +151,29 @@ class LaneOpened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
     speeds: Speeds = Speeds()
 
 
-Hello: TypeAlias = Join | Lane | Sync
+class Control(Opening, frozen=True, omit_defaults=True, tag="control"):
+    """A process opens its control lane to another: who it is, and what it is part of."""
+
+    job: Text
+    """The tag of its job; only processes of one job become a group."""
+    card: CardBytes = b""
+    """What it says of itself, packed; whoever drives the lane reads it."""
+    version: Text = ""
+    """The version of its software, for people."""
+    profile: ProfileBytes = b""
+    """What its machine can do, packed."""
+
+
+class ControlOpened(Opening, frozen=True, omit_defaults=True, tag="control-opened"):
+    """The control lane is open; the same from the one who was called."""
+
+    job: Text
+    card: CardBytes = b""
+    version: Text = ""
+    profile: ProfileBytes = b""
+
+
+Hello: TypeAlias = Join | Lane | Sync | Control
 """What a connection may begin with."""
 
 Message = TypeVar("Message")

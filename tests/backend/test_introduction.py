@@ -35,7 +35,7 @@ from potluck.net.opening import Next, Turn, answer, ask, hello_frame, opening_fr
 from potluck.net.secure_socket import OpeningSocket
 from potluck.net.security import Security
 from potluck.net.tls import AnotherNamespace, TlsChannel
-from support.circles import impostor, members_of, soon
+from support.circles import change_secret, impostor, members_of, soon
 from support.homes import Home, pair
 from support.threads import eventually
 
@@ -85,17 +85,6 @@ def call(members: Membership, door: Open, request: Lane | Sync = LANE) -> LaneOp
     """Dial as one should."""
     with contextlib.closing(dial(members, Call(door.address, soon()))) as sock:
         return say_hello(sock, request, LaneOpened, members, soon())
-
-
-def change_secret(desk: Home, *others: Home) -> None:
-    """A rotation by all of these machines, of which only the desk has the secret so far."""
-    desk.circle().propose(lambda roster, secret: roster.rotate(desk.me, secret))
-    for other in others:
-        other.join_records_of(desk)
-        (pending,) = other.circle().roster.pending
-        other.circle().sign(pending.name)
-        desk.join_records_of(other)
-    assert desk.circle().has_secret
 
 
 # --- members ---

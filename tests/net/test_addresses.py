@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.net.addresses import Address, is_loopback, parse_address, unmapped, usable_hosts
+from potluck.net.addresses import (
+    Address,
+    interfaces,
+    is_loopback,
+    parse_address,
+    unmapped,
+    usable_hosts,
+)
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True)
 ipv6 = st.ip_addresses(v=6).map(str)
@@ -187,6 +194,24 @@ def test_the_best_address_comes_first() -> None:
     An interface that appeared between the two questions counts as up.
     """
     assert usable_hosts() == HOME
+
+
+@pytest.mark.usefixtures("busy_machine")
+def test_every_interface_that_is_not_used_has_its_reason() -> None:
+    """For whoever wonders why a machine is not found."""
+    found = {each.name: each for each in interfaces()}
+    reasons = {name: each.skipped for name, each in found.items() if each.skipped}
+    assert reasons == {
+        "lo": "it has no address that others can reach",
+        "docker0": "it belongs to a container, a virtual machine or a VPN",
+        "tailscale0": "it belongs to a container, a virtual machine or a VPN",
+        "usb0": "it is down",
+        "odd0": "it has no address that others can reach",
+    }
+    assert found["docker0"].hosts == ("172.17.0.1",)
+    chosen = {each.name: each.skipped for each in interfaces(only=["docker0"])}
+    assert chosen["docker0"] == ""
+    assert chosen["wlan0"] == "it is not among the interfaces to be used"
 
 
 @pytest.mark.usefixtures("busy_machine")

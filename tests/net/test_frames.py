@@ -84,6 +84,7 @@ def test_the_numbers_of_the_kinds_stay() -> None:
         "BROKEN": 34,
         "GOODBYE": 48,
         "COLLECTIVE": 64,
+        "CONTROL": 80,
     }
 
 

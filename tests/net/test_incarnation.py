@@ -21,6 +21,7 @@ from potluck.net.incarnation import (
     Incarnation,
     boot_tag,
     claim_incarnation,
+    claim_process,
     machine_tag,
     this_process,
 )
@@ -300,6 +301,20 @@ def test_a_process_is_one_incarnation_in_each_home(tmp_path: Path) -> None:
     assert other.slot != mine.slot
     other.release()
     assert this_process(NODE, tmp_path / "two").slot == 0
+
+
+def test_a_process_may_claim_further_starts_and_give_them_back(tmp_path: Path) -> None:
+    """Each is later than those before; its slot is free for the next one once it is released."""
+    mine = this_process(NODE, tmp_path)
+    first, claim = claim_process(NODE, tmp_path)
+    assert (first.machine, first.boot) == (mine.machine, mine.boot)
+    assert first.incarnation > mine.incarnation
+    assert first.slot != mine.slot
+    claim.release()
+    second, claim = claim_process(NODE, tmp_path)
+    assert second.slot == first.slot
+    assert second.incarnation > first.incarnation
+    claim.release()
 
 
 def test_a_forked_child_is_another_process(tmp_path: Path) -> None:

@@ -188,12 +188,3 @@ def test_one_way_to_ask_is_enough(
     with pytest.raises(DiscoveryUnavailable):
         PairingDiscovery()
     assert asked == [used]
-
-
-def test_the_number_of_an_interface_becomes_its_name() -> None:
-    """A link-local address is only good with its interface; other addresses need none."""
-    loopback = socket.if_nametoindex("lo")
-    assert pairing_discovery._scoped(f"fe80::1%{loopback}") == "fe80::1%lo"
-    assert pairing_discovery._scoped("fe80::1%999999") == "fe80::1"
-    assert pairing_discovery._scoped("fd00::1%3") == "fd00::1"
-    assert pairing_discovery._scoped("10.0.0.1") == "10.0.0.1"

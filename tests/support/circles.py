@@ -34,6 +34,17 @@ def impostor(folder: Path, victim: Home, name: str = "fresh") -> Home:
     return fresh
 
 
+def change_secret(desk: Home, *others: Home) -> None:
+    """A rotation by all of these machines, of which only the desk has the secret so far."""
+    desk.circle().propose(lambda roster, secret: roster.rotate(desk.me, secret))
+    for other in others:
+        other.join_records_of(desk)
+        (pending,) = other.circle().roster.pending
+        other.circle().sign(pending.name)
+        desk.join_records_of(other)
+    assert desk.circle().has_secret
+
+
 def start_on(
     ranks: Ranks, program: Program, homes: list[Home], master: str = "", first: int = 0
 ) -> list[Rank]:

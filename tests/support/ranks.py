@@ -85,10 +85,30 @@ class Rank:
 
     def expect(self, word: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until the program says ``word``; returns the facts it gave with it."""
+        return self.expect_any(word, timeout=timeout)
+
+    def expect_any(self, *words: str, timeout: float = PATIENCE) -> dict[str, Any]:
+        """The same with one of several words."""
         message = self._read(timeout)
-        if message is None or message.get("word") != word:
-            raise self._disappointment(f"said {message} instead of {word!r}")
+        if message is None or message.get("word") not in words:
+            raise self._disappointment(f"said {message} instead of {' or '.join(words)!r}")
         return message
+
+    def hear_any(self, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Whatever the program says next, which must be a word."""
+        message = self._read(timeout)
+        if message is None or "word" not in message:
+            raise self._disappointment(f"said {message} instead of a word", message)
+        return message
+
+    def last_value(self, timeout: float = PATIENCE) -> Any:
+        """What the program returned, after whatever it may have said before."""
+        while (message := self._read(timeout)) is not None and "word" in message:
+            pass
+        if message is None or "value" not in message:
+            raise self._disappointment("returned no value", message)
+        self.is_idle = True
+        return message["value"]
 
     def has_news(self) -> bool:
         """Whether the program has said or returned something not yet looked at."""

@@ -11,12 +11,15 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.errors import InvalidRank
+from potluck.errors import InvalidRank, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
     from types import TracebackType
     from typing import Self
+
+    import numpy as np
+    import numpy.typing as npt
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
@@ -61,6 +64,9 @@ class Backend(ABC):
     timeout: float | None = DEFAULT_TIMEOUT
     """Seconds after which a blocking call without a timeout of its own gives up."""
 
+    has_engine = False
+    """Whether something below does some collectives itself."""
+
     @property
     @abstractmethod
     def rank(self) -> int:
@@ -91,6 +97,10 @@ class Backend(ABC):
     def progress(self, timeout: float | None = 0) -> None:
         """Move bytes for every operation under way; wait up to ``timeout`` for some to come."""
 
+    def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
+        """Whether a message from rank ``src`` has begun to arrive that no receive has asked for."""
+        raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
+
     def open_stream(
         self,
         rank: int,
@@ -109,11 +119,31 @@ class Backend(ABC):
         del deadline, look
         return PeerStream(CarriedStream(self, self._check_rank(rank), purpose))
 
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close connections that peers have opened for purposes nobody here will ask for again."""
+
     def make_poller(self) -> Poller:
         """A poller for such connections."""
         from potluck.backend.carried import CarriedPoller
 
         return CarriedPoller(self)
+
+    def all_reduce_by_engine(
+        self, array: npt.NDArray[np.generic], op: str, timeout: float | None
+    ) -> bool:
+        """Combine all ranks' arrays in place, if an engine below can; False if there is none.
+
+        Whether it can depends on the type and the operation alone, so all ranks do the same.
+        """
+        del array, op, timeout
+        return False
+
+    def broadcast_by_engine(
+        self, array: npt.NDArray[np.generic], root: int, timeout: float | None
+    ) -> bool:
+        """Bring the root's array to all ranks, in place, if an engine below can."""
+        del array, root, timeout
+        return False
 
     def loss_of(self, rank: int) -> DistributedError | None:
         """Why a rank is gone, if it is."""
@@ -126,10 +156,14 @@ class Backend(ABC):
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Have something done before this backend closes: what stands on it ends first."""
-        self.__dict__.setdefault("_closing_actions", []).append(action)
+        self.__dict__.setdefault("_closing_actions", {})[action] = None
+
+    def forget(self, action: Callable[[], None]) -> None:
+        """What was to be done at the end has been done already; may be called twice."""
+        self.__dict__.get("_closing_actions", {}).pop(action, None)
 
     def _prepare_to_close(self) -> None:
-        for action in self.__dict__.pop("_closing_actions", []):
+        for action in list(self.__dict__.pop("_closing_actions", {})):
             action()
 
     @abstractmethod

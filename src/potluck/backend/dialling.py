@@ -13,15 +13,15 @@ from typing import TypeAlias
 from msgspec import structs
 
 from potluck.backend.extension import COMPLETE, MESSAGES, Deliver, Extension
-from potluck.backend.introduction import Call, Declined, Reception, dial
-from potluck.backend.lanes import OpenLane, answer_lane, dial_lane
+from potluck.backend.introduction import Reception
+from potluck.backend.lanes import OpenLane, answer_lane
 from potluck.backend.membership import Membership
+from potluck.backend.routes import Route, open_lane
 from potluck.core.handshake import Refused, judge_lane, judge_node, list_ranks
 from potluck.errors import (
     DistributedError,
     HandshakeRefused,
     MalformedFrame,
-    NoConnection,
     Timeout,
     from_os_error,
 )
@@ -31,7 +31,6 @@ from potluck.net.addresses import Address
 from potluck.net.opening import RefusedByPeer, printable, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
-from potluck.vocabulary import NodeId
 
 __all__ = [
     "Door",
@@ -53,9 +52,6 @@ ANSWER_TIME = 5.0
 """Seconds for the last steps of opening a lane with a member."""
 
 _SAME_START = "Check that they were started with the same master address and world size."
-
-PAUSE = 0.02
-"""Seconds between two rounds through a peer's addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,45 +129,18 @@ class Links:
         purpose: str = MESSAGES,
         deadline: float | None = None,
         look: Callable[[], None] = lambda: None,
+        hold: Callable[[OpeningSocket], None] = lambda _: None,
     ) -> OpenLane:
         """Open a lane for one purpose to a rank; the one way to do so, for every purpose.
 
         The node that joined as that rank must answer, and both sides must agree on who belongs.
-        ``look`` is called between two attempts, and raises when trying makes no sense any more.
         """
-        deadline = self._meeting.deadline if deadline is None else deadline
         peer = self._table.peers[rank]
-        hosts = peer.hosts or dict.fromkeys(master.host for master in self._meeting.masters)
-        addresses = [Address(host, peer.port) for host in hosts]
+        hosts = peer.hosts or list(dict.fromkeys(master.host for master in self._meeting.masters))
         hello = Lane(session=self._table.session, rank=self._meeting.rank, to=rank, purpose=purpose)
-        failure: Exception | None = None
-        while time.monotonic() < deadline:
-            for address in addresses:
-                try:
-                    return self._dial_once(address, hello, NodeId(peer.node), deadline)
-                except Declined:
-                    raise
-                except (OSError, MalformedFrame) as error:
-                    failure = error
-            look()
-            time.sleep(PAUSE)
-        where = ", ".join(map(str, addresses))
-        raise NoConnection(
-            f"Rank {self._meeting.rank} could not connect to rank {rank} on {peer.name} ({where})",
-            rank=rank,
-            host=peer.name,
-            cause=str(failure) if failure else "no time was left",
-            hint="Check that the two machines reach each other and that no firewall is between.",
-        )
-
-    def _dial_once(self, address: Address, hello: Lane, node: NodeId, deadline: float) -> OpenLane:
-        members = self._meeting.members
-        sock = dial(members, Call(address, deadline, ANSWER_TIME, node))
-        try:
-            return dial_lane(sock, hello, members, deadline)
-        except BaseException:
-            sock.close()
-            raise
+        end = self._meeting.deadline if deadline is None else deadline
+        route = Route(self._meeting.members, structs.replace(peer, hosts=hosts), end, look, hold)
+        return open_lane(hello, route)
 
     def await_higher(self) -> None:
         """Wait until every rank above has dialled us."""

@@ -59,7 +59,11 @@ class Extension:
         lane = unpack(payload, Join | Lane)  # type: ignore[arg-type]
         if not isinstance(lane, Lane) or lane.purpose == MESSAGES:
             refuse(sock, COMPLETE, for_now=True)
-            return
+        else:
+            self.offer(sock, lane)
+
+    def offer(self, sock: OpeningSocket, lane: Lane) -> None:
+        """Take a lane, if its dialler may have it; never waits for it."""
         refused = self._judge(sock, lane)
         if refused is not None:
             refuse(sock, refused.sentence)

@@ -29,6 +29,7 @@ class Inbox:
         self._rank = rank
         self._driver = driver
         self._mailbox: Mailbox[Key, Receive, Message] = Mailbox()
+        self.has_message = self._mailbox.has_message  # one look at one key, so without the lock
         self._courtesy_left = limits.courtesy
         self._myself = Sender(rank, None, 0)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,11 +49,12 @@ from potluck.net.opening import (
     refuse,
     understand,
 )
+from potluck.net.reaching import reach
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tls import AnotherNamespace, TlsChannel
 from potluck.vocabulary import NodeId
 
-__all__ = ["Call", "Declined", "Reception", "SecretChanged", "dial", "say_hello"]
+__all__ = ["Call", "Declined", "Reception", "SecretChanged", "dial", "open_any", "say_hello"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,55 @@ def dial(members: Membership, call: Call) -> OpeningSocket:
             if _bring_back(members, call, secret):
                 return _connect(members, call)
         raise
+
+
+def dial_any(
+    members: Membership,
+    addresses: Sequence[Address],
+    deadline: float,
+    expected: NodeId | None = None,
+    look: Callable[[], None] = lambda: None,
+) -> tuple[Address, OpeningSocket]:
+    """The same with somebody who has several addresses, best first: whichever is there first."""
+    try:
+        return reach(members.security, addresses, deadline, expected, look)
+    except AnotherNamespace as error:
+        for address in addresses:
+            if str(address) == error.host:
+                return address, dial(members, Call(address, deadline, expected=expected))
+        raise
+
+
+def open_any(
+    members: Membership,
+    addresses: Sequence[Address],
+    deadline: float,
+    expected: NodeId | None,
+    look: Callable[[], None],
+    say: Callable[[OpeningSocket], Reply],
+) -> Reply:
+    """Dial, and have ``say`` open the connection; where another answers, try the next address.
+
+    The answer of the very node that was called counts, whatever it is.  If it is that the secret
+    has changed, we call once more, under the new one.
+    """
+    untried, is_renewed = list(addresses), False
+    while True:
+        address, sock = dial_any(members, untried, deadline, expected, look)
+        try:
+            return say(sock)
+        except (OSError, MalformedFrame) as error:
+            sock.close()
+            if isinstance(error, SecretChanged) and not is_renewed:
+                is_renewed = True
+                continue
+            untried.remove(address)
+            is_last = not untried or (expected and isinstance(sock, SecureSocket))
+            if is_last or isinstance(error, Declined):
+                raise
+        except BaseException:
+            sock.close()
+            raise
 
 
 def _connect(members: Membership, call: Call, secret: bytes | None = None) -> OpeningSocket:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from potluck.backend.circles import VERIFIER, Circle, signer_of
@@ -22,7 +23,7 @@ from potluck.core.roster import Roster
 from potluck.core.roster_exchange import Taken
 from potluck.errors import HandshakeRefused
 from potluck.messages import Introduction, Told
-from potluck.net.incarnation import this_process
+from potluck.net.incarnation import ThisProcess, this_process
 from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.namespace_files import UnknownNamespace
 from potluck.net.security import Security
@@ -34,8 +35,11 @@ __all__ = ["Membership"]
 class Membership:
     """What this process knows of who belongs; used by several threads."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(
+        self, security: Security, process: Callable[[NodeId], ThisProcess] = this_process
+    ) -> None:
         self.security = security
+        self._process = process
         namespace = security.namespace
         self._has_roster = namespace.protection is Protection.SECRET and namespace.is_kept
         self._files = [namespace.directory / name for name in ("secret", "roster")]
@@ -53,10 +57,14 @@ class Membership:
     def load(cls, namespace: NetworkNamespace | str | None = None) -> Membership:
         """Of the given namespace, or of the one this machine uses."""
         members = cls(Security.load(namespace))
-        with members._lock:
-            members._refresh()  # what is damaged is told now, not when somebody calls
-        members.require_place()
+        members.check()
         return members
+
+    def check(self) -> None:
+        """Raise now for what is damaged, or if we have no place, and not when somebody calls."""
+        with self._lock:
+            self._refresh()
+        self.require_place()
 
     def require_place(self) -> None:
         """Raise if this machine has no place on the roster it goes by, and never had."""
@@ -86,7 +94,7 @@ class Membership:
         with self._lock:
             self._refresh()
             told = self._digest
-        process = this_process(self.me)
+        process = self._process(self.me)
         return Introduction(told, process.machine, process.boot, process.slot, process.incarnation)
 
     # --- decisions ---

@@ -7,56 +7,41 @@ No thread belongs to it.  Whoever waits for an operation runs the pump; see
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
-import os
+import threading
 import time
-import weakref
 from typing import TYPE_CHECKING
 
 from potluck.backend.base import WORLD, Backend, read_view, write_view
 from potluck.backend.correspondence import Correspondence
+from potluck.backend.endings import close_at_exit, left_to_parent
 from potluck.backend.gates import LAST_WORDS, BarrierWait, Gates
 from potluck.backend.inbox import Inbox
-from potluck.backend.limits import Limits
+from potluck.backend.limits import ANNOUNCE_AFTER, COURTESY_AFTER, Limits
 from potluck.backend.link import Link
 from potluck.backend.losses import Interrupted, LostByAnother, SaidGoodbye, peer_lost
 from potluck.backend.message import Receive, Sender
 from potluck.backend.operation import DONE, Operation, Turns, finish_all
 from potluck.backend.outbox import Outbox, Send
 from potluck.backend.spin import Spin
-from potluck.errors import (
-    BackendUnavailable,
-    ChannelClosed,
-    DistributedError,
-    MalformedFrame,
-    NoConnection,
-)
+from potluck.errors import ChannelClosed, DistributedError, MalformedFrame, NoConnection
 from potluck.net import descriptors
 from potluck.net.frames import Kind, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Sequence  # type: ignore[attr-defined]
+    from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
 
     from potluck.net.sealing import Opener, Sealer
     from potluck.net.transport import Poller, Stream
 
 __all__ = ["MeshBackend"]
 
-COURTESY_AFTER = 0.05
-"""Seconds a send waits for its go-ahead before it helps its peers to get on."""
-
 LOOK_AFTER = LAST_WORDS / 2
 """Seconds between two looks of a barrier at who is lost; with their last words, below 0.1."""
 
-ANNOUNCE_AFTER = 0.1
-"""Seconds after which a barrier tells the others that we are there; sooner if it has no more."""
-
 LINGER = 1.0
 """Seconds :meth:`MeshBackend.close` waits for what was sent to reach its peers."""
-
-_live: weakref.WeakSet[MeshBackend] = weakref.WeakSet()
 
 
 class MeshBackend(Backend):
@@ -76,7 +61,8 @@ class MeshBackend(Backend):
         self._turns = Turns(self._pump, poller.wake)
         self._spin = Spin()
         self._closed: DistributedError | None = None
-        _live.add(self)
+        self._ending = threading.Lock()  # whoever gets it ends everything, once
+        close_at_exit(self)
         descriptors.on_fork(self)
 
     @property
@@ -143,6 +129,10 @@ class MeshBackend(Backend):
         if sender is None:
             self._turns.stir()  # nor that its send to ourselves is
         return receive
+
+    def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
+        """Whether a message waits for a receive."""
+        return self._inbox.has_message((group, src, tag))
 
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None
@@ -266,35 +256,40 @@ class MeshBackend(Backend):
         for link in self._links.values():
             link.tell(encode(Kind.GOODBYE, epoch=link.epoch))
         writers = [link.writer for link in self._links.values()]
-        with contextlib.suppress(ChannelClosed):  # another thread closes too, and was faster
+        with contextlib.suppress(DistributedError):  # another thread closes too, and was faster
             while time.monotonic() < deadline and not all(writer.is_idle for writer in writers):
                 if not self._turns.step(0.01):
                     time.sleep(0.001)  # another thread pumps
         with self._turns.standstill():
-            if self._closed is not None:
-                return  # another thread was faster
-            self._closed = ChannelClosed(f"Rank {self._rank} has closed this backend")
+            if self._ending.acquire(blocking=False):  # otherwise another thread was faster
+                closed = ChannelClosed(f"Rank {self._rank} has closed this backend")
+                self._end(closed, lambda stream: stream.finish(deadline))
+
+    def abort(self, error: DistributedError) -> None:
+        """End every operation with ``error``, at once and for good; from any thread."""
+        if self._closed is None and self._ending.acquire(blocking=False):
+            self._closed = error  # whoever pumps finds it, and lets go
+            self._interrupt()
             for link in self._links.values():
-                if link.lost is None:
-                    self._end_link(link, self._closed)
-                    self._poller.unregister(link.stream)
-                    link.stream.finish(deadline)
-            self._inbox.end(self._closed)
-            self._gates.end(self._closed)
-            self._poller.close()
+                link.tell(encode(Kind.GOODBYE, epoch=link.epoch))
+            with self._turns.standstill():
+                self._end(error, lambda stream: stream.finish(0.0))  # waits for nobody
+
+    def _interrupt(self) -> None:
+        """Wake those who wait elsewhere than in the pump, so that they find what has ended them."""
+
+    def _end(self, error: DistributedError, part: Callable[[Stream], None]) -> None:
+        self._closed = error
+        links = [link for link in self._links.values() if link.lost is None]
+        for link in links:
+            self._end_link(link, error)
+        self._inbox.end(error)
+        self._gates.end(error)
+        for link in links:
+            self._poller.unregister(link.stream)
+            part(link.stream)
+        self._poller.close()
 
     def become_forked(self) -> None:
         """In a forked child: the descriptors are closed, and nothing here may be used."""
-        self._closed = BackendUnavailable(
-            f"This group belongs to the parent process (pid {os.getppid()})",
-            rank=self._rank,
-            hint="Create a new group in the child process if it needs one.",
-        )
-
-
-@atexit.register
-def _close_all() -> None:
-    """A process that ends without closing still says goodbye."""
-    for mesh in list(_live):
-        with contextlib.suppress(Exception):
-            mesh.close()
+        self._closed = left_to_parent(self._rank)

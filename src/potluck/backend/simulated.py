@@ -7,6 +7,7 @@ a given moment or after a given number of writes, so a fault found once can be r
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -65,7 +66,7 @@ class SimulatedBackend(MeshBackend):
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size, MemoryPoller(), IN_PROCESS)
         self._switchboard = Switchboard()
-        self._streams: list[MemoryStream] = []
+        self._streams: weakref.WeakSet[MemoryStream] = weakref.WeakSet()
         self._group: list[SimulatedBackend] = [self]
         self._faults = SimulatedFaults()
 
@@ -96,8 +97,13 @@ class SimulatedBackend(MeshBackend):
             self._group[rank]._switchboard.put(self.rank, purpose, theirs)  # noqa: SLF001
         else:
             mine = cast("MemoryStream", self._switchboard.take(rank, purpose, deadline, look))
-        self._streams.append(mine)
+        self._streams.add(mine)
         return PeerStream(mine)
+
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close connections that nobody here will ask for again."""
+        for stream in self._switchboard.abandon(is_over):
+            cast("MemoryStream", stream).close()
 
     def make_poller(self) -> Poller:
         """A poller for streams in memory."""
@@ -117,7 +123,7 @@ class SimulatedBackend(MeshBackend):
         """Vanish like a process that was killed: no goodbye, every peer sees a reset."""
         for link in self._links.values():
             link.stream.close()
-        for stream in self._streams:
+        for stream in list(self._streams):
             stream.close()
 
     def peer_name(self, rank: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,10 +68,36 @@ class Switchboard:
                     f"Rank {rank} did not come to the operation", seconds=0.0, missing=(rank,)
                 )
 
+    def abandon(self, is_over: Callable[[str], bool]) -> list[object]:
+        """Take the connections for purposes that are over."""
+        with self._changed:
+            over = [key for key in self._waiting if is_over(key[1])]
+            return [self._waiting.pop(key) for key in over]
+
+    def take_all(
+        self, ranks: Sequence[int], purpose: str, look: Callable[[], None]
+    ) -> dict[int, object]:
+        """Wait until a connection of each rank is here, and take them all, the latest of each."""
+        while True:
+            with self._changed:
+                if not self._absent(ranks, purpose):
+                    return {rank: self._waiting.pop((rank, purpose)) for rank in ranks}
+                self._changed.wait(LOOK_EVERY)
+            look()
+
+    def absent(self, ranks: Sequence[int], purpose: str) -> list[int]:
+        """Those of whom no such connection waits."""
+        with self._changed:
+            return self._absent(ranks, purpose)
+
+    def _absent(self, ranks: Sequence[int], purpose: str) -> list[int]:
+        return [rank for rank in ranks if (rank, purpose) not in self._waiting]
+
     def drain(self) -> list[object]:
         """Take everything that waits, and keep nothing from now on."""
         with self._changed:
             self._is_closed = True
             found = list(self._waiting.values())
             self._waiting.clear()
+            self._changed.notify_all()
             return found

@@ -34,7 +34,8 @@ class SubBackend(Backend):
     """A view of a backend restricted to ``members`` (ranks of the parent).
 
     Every member creates the subgroup, and subgroups of the same members in the same order, so that
-    all agree which is which; or each is given a ``name``, and the order does not matter.
+    all agree which is which; or each is given a ``name``, and the order does not matter.  With
+    ``in_order`` the ranks of the subgroup are numbered as ``members`` lists them.
 
     >>> from potluck import SimulatedBackend
     >>> parent = SimulatedBackend.create_group(4)[3]
@@ -43,8 +44,16 @@ class SubBackend(Backend):
     ((1, 3), 1, 1, None)
     """
 
-    def __init__(self, parent: Backend, members: Iterable[int], *, name: str | None = None) -> None:
-        ordered = tuple(sorted({check_whole(member, "rank") for member in members}))
+    def __init__(
+        self,
+        parent: Backend,
+        members: Iterable[int],
+        *,
+        name: str | None = None,
+        in_order: bool = False,
+    ) -> None:
+        listed = dict.fromkeys(check_whole(member, "rank") for member in members)
+        ordered = tuple(listed if in_order else sorted(listed))
         if not ordered:
             raise InvalidWorldSize(0, hint="A subgroup needs at least one member.")
         for member in ordered:
@@ -57,6 +66,8 @@ class SubBackend(Backend):
                 hint=f"Rank {parent.rank} is not a member of {list(ordered)}: "
                 "only members create the subgroup.",
             )
+        self.name = name
+        """What it is called; None if only the order tells it from others of the same members."""
         self._parent = parent
         self._members = ordered
         self._rank = ordered.index(parent.rank)
@@ -76,7 +87,7 @@ class SubBackend(Backend):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The parent's ranks in this subgroup, ascending; the index is the rank here."""
+        """The parent's ranks in this subgroup; the index is the rank here."""
         return self._members
 
     @property
@@ -104,6 +115,10 @@ class SubBackend(Backend):
             into, self.to_global(src), tag=tag, group=self._scope(group)
         )
 
+    def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
+        """Whether a message from a member waits for a receive."""
+        return self._parent.has_message(self.to_global(src), tag=tag, group=self._scope(group))
+
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None
     ) -> Operation:
@@ -121,6 +136,13 @@ class SubBackend(Backend):
         """A connection to a member for one purpose of this subgroup."""
         purpose = f"{purpose}/{self._group:x}"
         return self._parent.open_stream(self.to_global(rank), purpose, deadline, look)
+
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close what members have opened for purposes of this subgroup that are over."""
+        ending = f"/{self._group:x}"
+        self._parent.abandon_streams(
+            lambda purpose: purpose.endswith(ending) and is_over(purpose.removesuffix(ending))
+        )
 
     def make_poller(self) -> Poller:
         """A poller of the parent."""
@@ -142,6 +164,7 @@ class SubBackend(Backend):
     def close(self) -> None:
         """End what stands on it; the parent stays open."""
         self._prepare_to_close()
+        self._parent.forget(self.close)
 
     def _scope(self, group: int) -> int:
         """The parent's number for a group of ours; a subgroup of ours has one already."""

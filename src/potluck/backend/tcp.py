@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from potluck.backend.base import check_whole
 from potluck.backend.dialling import Meeting
+from potluck.backend.laned import LaneBackend
 from potluck.backend.membership import Membership
-from potluck.backend.mesh import MeshBackend
 from potluck.backend.rendezvous import meet
-from potluck.backend.streams import PeerStream, Switchboard
 from potluck.config import read_launch
 from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
 from potluck.net.addresses import parse_address
-from potluck.net.pollers import make_poller
-from potluck.net.tcp import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from potluck.backend.lanes import OpenLane
-    from potluck.messages import Peer
     from potluck.net.namespace import NetworkNamespace
-    from potluck.net.transport import Poller
 
 __all__ = ["TcpBackend"]
 
 
-class TcpBackend(MeshBackend):
+class TcpBackend(LaneBackend):
     """One rank of a group of processes.
 
     All ranks are given the same ``world_size`` and ``master_addr`` (``host:port``, where rank 0
@@ -71,9 +66,7 @@ class TcpBackend(MeshBackend):
             Membership.load(namespace),
             port,
         )
-        super().__init__(rank, world_size, make_poller())
-        self._names: dict[int, str] = {}
-        self._switchboard = Switchboard()
+        super().__init__(rank, world_size)
         try:
             self._lanes = meet(meeting, self._welcome)
         except BaseException:
@@ -95,36 +88,8 @@ class TcpBackend(MeshBackend):
             launch.rank, launch.world_size, launch.masters, timeout=timeout, namespace=namespace
         )
 
-    def _welcome(self, rank: int, lane: OpenLane, peer: Peer) -> None:
-        self._names[rank] = peer.name
-        self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
-
-    def open_stream(
-        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
-    ) -> PeerStream:
-        """A connection of its own: the higher of the two ranks dials."""
-        self._check_open()
-        if rank < self.rank:
-            lane = self._lanes.open(rank, purpose, deadline, look)
-        else:
-            lane = cast("OpenLane", self._switchboard.take(rank, purpose, deadline, look))
-        stream = TcpStream(lane.sock)
-        stream.keep_in_cache()
-        return PeerStream(stream, lane.seal, lane.first)
-
-    def make_poller(self) -> Poller:
-        """The fastest poller of this platform."""
-        return make_poller()
-
-    def _park(self, rank: int, purpose: str, lane: OpenLane) -> None:
-        """A member has opened a lane: keep it until we need it."""
-        unwanted = self._switchboard.put(rank, purpose, lane)
-        if unwanted is not None:
-            cast("OpenLane", unwanted).sock.close()
-
-    def peer_name(self, rank: int) -> str:
-        """The machine a rank runs on, and its address."""
-        return f"{self._names[rank]} at {super().peer_name(rank)}"
+    def _dial(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> OpenLane:
+        return self._lanes.open(rank, purpose, deadline, look, self._leash.hold)
 
     def _check_rank(self, rank: int) -> int:
         if super()._check_rank(rank) == self.rank:
@@ -136,5 +101,4 @@ class TcpBackend(MeshBackend):
         if self._closed is None:
             super().close()
             self._acceptor.close()
-            for lane in self._switchboard.drain():
-                cast("OpenLane", lane).sock.close()
+            self._clear_switchboard()

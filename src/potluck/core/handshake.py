@@ -18,6 +18,7 @@ __all__ = [
     "judge_clone",
     "judge_lane",
     "judge_node",
+    "judge_start",
     "judge_table",
     "list_ranks",
 ]
@@ -126,6 +127,14 @@ def judge_node(rank: int, known: str, proved: str) -> Refused | None:
     """Whether the node that dials as a rank is the one that joined as that rank."""
     if proved != known:
         return Refused(f"rank {rank} joined as another node than the one that dials now")
+    return None
+
+
+def judge_start(rank: int, known: int, said: int) -> Refused | None:
+    """Whether it is the very start of a process that was taken in as a rank: they share a node."""
+    if said != known:
+        which = "a later" if said < known else "an earlier"
+        return Refused(f"rank {rank} is {which} start on that machine than the one that dials now")
     return None
 
 

@@ -13,7 +13,15 @@ import socket
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Address", "is_loopback", "parse_address", "usable_hosts"]
+__all__ = [
+    "Address",
+    "Interface",
+    "by_preference",
+    "interfaces",
+    "is_loopback",
+    "parse_address",
+    "usable_hosts",
+]
 
 _VIRTUAL = re.compile(
     r"docker|br-|veth|virbr|vmnet|vboxnet|cni|flannel|cali|podman|lxc|lxd"  # containers, VMs
@@ -89,29 +97,60 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def usable_hosts(*, virtual: bool = False, only: Iterable[str] = ()) -> list[str]:
-    """Addresses of this machine that others may reach, best first.
+class Interface(NamedTuple):
+    """One of this machine's ways into a network."""
 
-    ``virtual`` includes container and VPN interfaces; ``only`` names the interfaces to use.
+    name: str
+    hosts: tuple[str, ...]
+    """Its addresses that others may reach, best first."""
+    skipped: str = ""
+    """Why it is not used, in words; empty if it is."""
+
+
+def interfaces(*, virtual: bool = False, only: Iterable[str] = ()) -> list[Interface]:
+    """Every interface of this machine, those included that are not used, and why.
+
+    ``virtual`` uses container and VPN interfaces too; ``only`` names the interfaces to use.
     """
     import psutil
 
     wanted = set(only)
     state = psutil.net_if_stats()
-    found: list[tuple[int, str]] = []
-    for interface, addresses in psutil.net_if_addrs().items():
-        if wanted and interface not in wanted:
-            continue
-        if not wanted and not virtual and _VIRTUAL.match(interface):
-            continue
-        if interface in state and not state[interface].isup:
-            continue
-        found += [
-            (_preference(entry.address), entry.address)
-            for entry in addresses
-            if entry.family in (socket.AF_INET, socket.AF_INET6)
-        ]
-    return [host for preference, host in sorted(found) if preference < _NEVER]
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        hosts = [e.address for e in addresses if e.family in (socket.AF_INET, socket.AF_INET6)]
+        reachable = sorted((_preference(host), host) for host in hosts)
+        usable = tuple(host for preference, host in reachable if preference < _NEVER)
+        is_down = name in state and not state[name].isup
+        skipped = ""
+        if wanted and name not in wanted:
+            skipped = "it is not among the interfaces to be used"
+        elif not wanted and not virtual and _VIRTUAL.match(name):
+            skipped = "it belongs to a container, a virtual machine or a VPN"
+        elif is_down:
+            skipped = "it is down"
+        elif not usable:
+            skipped = "it has no address that others can reach"
+        found.append(Interface(name, usable, skipped))
+    return found
+
+
+def usable_hosts(*, virtual: bool = False, only: Iterable[str] = ()) -> list[str]:
+    """Addresses of this machine that others may reach, best first.
+
+    ``virtual`` includes container and VPN interfaces; ``only`` names the interfaces to use.
+    """
+    used = (each for each in interfaces(virtual=virtual, only=only) if not each.skipped)
+    return by_preference(host for each in used for host in each.hosts)
+
+
+def by_preference(hosts: Iterable[str]) -> list[str]:
+    """Literal addresses, each once, in the order in which they are worth trying.
+
+    >>> by_preference(["fe80::1%eth0", "fd00::1", "10.0.0.1", "10.0.0.1"])
+    ['10.0.0.1', 'fd00::1', 'fe80::1%eth0']
+    """
+    return sorted(set(hosts), key=lambda host: (_preference(host), host))
 
 
 _NEVER = 9

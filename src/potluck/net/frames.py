@@ -83,6 +83,8 @@ class Kind(IntEnum):
     """The sender closes; nothing follows."""
     COLLECTIVE = 64
     """One piece of collective number ``operation``; on streams of their own."""
+    CONTROL = 80
+    """A message on a control lane; ``tag`` says for whom."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

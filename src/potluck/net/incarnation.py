@@ -43,6 +43,7 @@ __all__ = [
     "ThisProcess",
     "boot_tag",
     "claim_incarnation",
+    "claim_process",
     "machine_tag",
     "this_process",
 ]
@@ -113,11 +114,15 @@ def this_process(node: NodeId, home: Path | None = None) -> ThisProcess:
     key = os.getpid(), home, node
     with _asking:
         if key not in _known:
-            claim = claim_incarnation(home)
-            _known[key] = ThisProcess(
-                machine_tag(node, home), boot_tag(node), claim.slot, claim.number
-            )
+            _known[key], _ = claim_process(node, home)
         return _known[key]
+
+
+def claim_process(node: NodeId, home: Path | None = None) -> tuple[ThisProcess, Incarnation]:
+    """The same anew, for one who may come and go several times; the claim is theirs to release."""
+    claim = claim_incarnation(home)
+    tags = machine_tag(node, home), boot_tag(node)
+    return ThisProcess(*tags, claim.slot, claim.number), claim
 
 
 def _free_slot(slots: Path) -> tuple[int, HeldLock]:

@@ -25,7 +25,7 @@ class MemoryPoller:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.changed = threading.Condition(threading.Lock())
+        self.changed = threading.Condition(threading.RLock())  # a signal's handler may wake it
         self._streams: dict[int, MemoryStream] = {}
         self._writers: set[int] = set()
         self._muted: set[int] = set()

@@ -10,22 +10,26 @@ zeroconf brings its own threads and event loop; they begin and end with :class:`
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import queue
 import re
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from potluck.errors import DistributedError
 from potluck.net.addresses import Address, usable_hosts
+from potluck.net.mdns import (
+    LOOPBACK,
+    DiscoveryUnavailable,
+    open_zeroconf,
+    scoped,
+    unavailable,
+    unscoped,
+)
 
 if TYPE_CHECKING:  # takes a quarter of a second: imported when used
-    from zeroconf import ServiceBrowser, Zeroconf
+    from zeroconf import ServiceBrowser
 
 __all__ = ["SERVICE", "DiscoveryUnavailable", "Found", "PairingDiscovery"]
 
@@ -37,12 +41,8 @@ MAX_HOSTS = 6
 """Addresses of one answer that are tried: more would let it point us at a whole network."""
 
 _RESOLVE = 1.5  # seconds to learn address and port of somebody who has just answered
-_LOOPBACK = "127.0.0.1"
+_HINT = "Give the address of the other machine: potluck pair CODE --host ADDRESS"
 _LABEL = re.compile(r"(?P<slot>[0-9]{1,2})-[0-9a-f]{12}")
-
-
-class DiscoveryUnavailable(DistributedError, OSError):
-    """Machines cannot find each other here; an address has to be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class PairingDiscovery:
     """
 
     def __init__(self) -> None:
-        self._zeroconf = _open(usable_hosts() or [_LOOPBACK])
+        self._zeroconf = open_zeroconf(usable_hosts() or [LOOPBACK], hint=_HINT)
         self._browser: ServiceBrowser | None = None
         self._answers = _Answers()
 
@@ -75,13 +75,13 @@ class PairingDiscovery:
             port=port,
             properties={"slot": str(slot), "v": str(version)},
             server=f"potluck-{token}.local.",  # not this machine's own name
-            parsed_addresses=[host.partition("%")[0] for host in usable_hosts() or [_LOOPBACK]],
+            parsed_addresses=[unscoped(host) for host in usable_hosts() or [LOOPBACK]],
         )
         try:
             # The name is random, so there is nobody to ask whether it is taken.
             self._zeroconf.register_service(info, cooperating_responders=True)
         except (Error, OSError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error, _HINT) from error
 
     def slots(self, seconds: float) -> set[int]:
         """The numbers that other machines show, as far as they answer within this time."""
@@ -138,7 +138,7 @@ class PairingDiscovery:
             return None
         if info.properties.get(b"slot") != str(slot).encode():
             return None
-        hosts = [_scoped(host) for host in info.parsed_scoped_addresses()][:MAX_HOSTS]
+        hosts = [scoped(host) for host in info.parsed_scoped_addresses()][:MAX_HOSTS]
         return Found(slot, tuple(Address(host, info.port) for host in hosts))
 
 
@@ -164,38 +164,3 @@ class _Answers:
                 return None
             if label := _LABEL.fullmatch(name.removesuffix(f".{SERVICE}")):
                 return name, label
-
-
-def _open(hosts: list[str]) -> Zeroconf:
-    """Zeroconf on the interfaces with these addresses.
-
-    By IPv4 where there is any, which carries IPv6 addresses just as well: one way to ask is enough,
-    and it is the one that home networks let through.
-    """
-    from zeroconf import Error, Zeroconf
-
-    try:
-        opened = Zeroconf(interfaces=[host for host in hosts if "." in host] or hosts)
-    except (Error, OSError, RuntimeError) as error:
-        raise _unavailable(error) from error
-    if not opened.engine.senders:
-        opened.close()
-        raise _unavailable(None)
-    return opened
-
-
-def _unavailable(error: Exception | None) -> DiscoveryUnavailable:
-    return DiscoveryUnavailable(
-        "Machines cannot find each other on this network",
-        cause=(str(error) or None) if error else "no interface of this machine can multicast",
-        hint="Give the address of the other machine: potluck pair CODE --host ADDRESS",
-    )
-
-
-def _scoped(host: str) -> str:
-    """An address with the interface's name where zeroconf has its number."""
-    address, _, scope = host.partition("%")
-    if scope.isdecimal() and ipaddress.ip_address(address).is_link_local:
-        with contextlib.suppress(OSError):
-            return f"{address}%{socket.if_indextoname(int(scope))}"
-    return address

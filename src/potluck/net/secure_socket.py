@@ -88,6 +88,10 @@ class SecureSocket:
             over = self._channel.unwrap()
         return self._sock, self._channel.leftover()
 
+    def hand_over(self) -> tuple[socket.socket, TlsChannel, bytes]:
+        """The parts, for somebody who drives TLS without blocking: and what was read ahead."""
+        return self._sock, self._channel, bytes(self._plain)
+
     def _take(self, deadline: float) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0:

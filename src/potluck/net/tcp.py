@@ -34,6 +34,9 @@ LOOPBACK_BUFFER = 1 << 18
 SO_MAX_PACING_RATE = 47
 """From Linux's <asm-generic/socket.h>; the socket module does not name it."""
 
+LATE_READS = 128
+"""Reads of 64 KiB that empty a socket without waiting: about as much as its buffer holds."""
+
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 """A host that vanished without a word is noticed after 10 + 3 x 5 s on an idle connection."""
 
@@ -106,17 +109,19 @@ class TcpStream:
         """Say that nothing follows, wait until the peer's kernel has it all, and close.
 
         Closing a socket with unread bytes makes the kernel answer with a reset, which would throw
-        away what is still on its way out.  So what came in is read and dropped first.
+        away what is still on its way out.  So what came in is read and dropped first, even if the
+        deadline has passed and nothing is waited for.
         """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-            drain = bytearray(1 << 16)
-            while time.monotonic() < deadline:
+            drain, late = bytearray(1 << 16), LATE_READS
+            while (is_early := time.monotonic() < deadline) or late:
+                late -= not is_early
                 try:
                     if not self._sock.recv_into(drain):
                         break  # the peer has ended its side as well: nothing can be lost any more
                 except (BlockingIOError, TimeoutError):
-                    if _unsent(self._sock) == 0:
+                    if not is_early or _unsent(self._sock) == 0:
                         break
                     self._sock.settimeout(0.005)  # from now on, let the read above wait a moment
         self._sock.close()

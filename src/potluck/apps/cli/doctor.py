@@ -1,0 +1,150 @@
+"""``potluck doctor``: why nodes do not meet, what shows it, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from potluck.apps.cli.options import Json, Namespace
+
+if TYPE_CHECKING:
+    from potluck.runtime.diagnosis import Finding
+    from potluck.runtime.diagnosis.scene import Scene
+
+__all__ = ["EXAMPLES", "EXIT_CODES", "doctor"]
+
+EXAMPLES = """\
+potluck doctor                              looks around for three seconds; best on both machines
+potluck doctor --peers 192.168.1.20         also tries a machine whose address is known
+potluck doctor --json                       the same for a program
+"""
+
+EXIT_CODES = (
+    "Exit codes: 0 nothing is wrong, 1 failed (the reason is on stderr), 2 wrong usage, "
+    "3 there is a problem, 130 interrupted."
+)
+
+ILL = 3
+"""The exit code when there is a problem; 1 means that the doctor itself failed."""
+
+WIDE = 100
+"""Columns where there is no terminal to fit into."""
+
+ADVICE = "What to do:"
+
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peers",
+        "--peer",
+        metavar="ADDRESS[:PORT]",
+        help="Where another node is, or should be; may be given several times.",
+        envvar="POTLUCK_PEERS",
+        show_default=False,
+    ),
+]
+
+Seconds = Annotated[
+    float, typer.Option("--seconds", min=0.5, max=60, help="For how long to listen.")
+]
+
+
+def doctor(
+    *,
+    peers: Peers = None,
+    seconds: Seconds = 3.0,
+    namespace: Namespace = None,
+    json: Json = False,
+) -> None:
+    """Find out why nodes do not meet: names the cause, what shows it, and what to do.
+
+    Looks at this machine's interfaces, at what is announced on the network, and at whether those
+    who belong to the same namespace can be reached and speak the same version. Run it on both
+    machines at the same time to check the way between them.
+    """
+    from potluck.apps.cli.circle import print_json
+    from potluck.net.namespace import NetworkNamespace
+    from potluck.runtime.diagnosis import Severity, diagnose
+    from potluck.runtime.diagnosis.look import look_around
+
+    texts = [text for each in peers or [] for text in each.replace(",", " ").split()]
+    try:
+        with _progress(f"Looking around for {seconds:g} s"):
+            scene = look_around(NetworkNamespace.load_or_create(namespace), texts, seconds=seconds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--peers") from None
+    findings = diagnose(scene)
+    is_healthy = all(finding.severity is not Severity.PROBLEM for finding in findings)
+    if json:
+        print_json(_facts(scene, findings, is_healthy=is_healthy))
+    else:
+        _print(scene, findings)
+    if not is_healthy:
+        raise typer.Exit(ILL)
+
+
+def _progress(words: str) -> contextlib.AbstractContextManager[object]:
+    """Show a person that something happens."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(words) if console.is_terminal else contextlib.nullcontext()
+
+
+def _facts(scene: Scene, findings: list[Finding], *, is_healthy: bool) -> dict[str, Any]:
+    return {
+        "healthy": is_healthy,
+        "namespace": scene.namespace,
+        "addresses": scene.hosts,
+        "met": scene.met,
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "cause": finding.cause,
+                "evidence": list(finding.evidence),
+                "fix": finding.fix,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _print(scene: Scene, findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from potluck.runtime.diagnosis import Severity
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    for finding in findings:
+        is_problem = finding.severity is Severity.PROBLEM
+        label, style = ("Problem", "bold red") if is_problem else ("Note", "bold yellow")
+        console.print(Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold")))
+        for sentence in finding.evidence:
+            console.print(Text(_indented(sentence, console.width)))
+        advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))
+        advice.highlight_words([ADVICE], "green")
+        console.print(advice, end="\n\n")
+    problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
+    console.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
+
+
+def _indented(text: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ")
+
+
+def _summary(scene: Scene, problems: int) -> str:
+    from potluck.net.names import short_name
+
+    if problems:
+        return f"{problems} problem{'s' if problems > 1 else ''} found."
+    met = ", ".join(short_name(node) for node in scene.met)
+    where = ", ".join(scene.hosts)
+    reached = f' Members of "{scene.namespace}" that were met: {met}.' if met else ""
+    return f"Nothing is wrong with this machine ({where}).{reached}"

@@ -1,0 +1,90 @@
+"""LaneBackend: a mesh over TCP whose members open further lanes when they first need them.
+
+Of two ranks the higher dials and the lower answers, for messages and for every other purpose.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, cast
+
+from potluck.backend.leash import Leash
+from potluck.backend.mesh import MeshBackend
+from potluck.backend.streams import PeerStream, Switchboard
+from potluck.net.pollers import make_poller
+from potluck.net.tcp import TcpStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from potluck.backend.lanes import OpenLane
+    from potluck.messages import Peer
+    from potluck.net.transport import Poller
+
+__all__ = ["LaneBackend"]
+
+
+class LaneBackend(MeshBackend):
+    """What the backends over TCP have in common."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size, make_poller())
+        self._names: dict[int, str] = {}
+        self._switchboard = Switchboard()
+        self._leash = Leash()
+
+    @abstractmethod
+    def _dial(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> OpenLane:
+        """Open a lane to a lower rank."""
+
+    def _welcome(self, rank: int, lane: OpenLane, peer: Peer) -> None:
+        """A rank is connected."""
+        self._names[rank] = peer.name
+        self._leash.let_go(lane.sock)  # the pump ends its links itself, after a last word
+        self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
+
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection of its own: the higher of the two ranks dials."""
+
+        def look_both() -> None:
+            self._check_open()
+            look()
+
+        self._check_open()
+        if rank < self.rank:
+            lane = self._dial(rank, purpose, deadline, look_both)
+        else:
+            lane = cast("OpenLane", self._switchboard.take(rank, purpose, deadline, look_both))
+        self._leash.hold(lane.sock)
+        stream = TcpStream(lane.sock)
+        stream.keep_in_cache()
+        return PeerStream(stream, lane.seal, lane.first)
+
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close lanes that nobody here will ask for again: only so many may wait."""
+        for lane in self._switchboard.abandon(is_over):
+            cast("OpenLane", lane).sock.close()
+
+    def make_poller(self) -> Poller:
+        """The fastest poller of this platform."""
+        return make_poller()
+
+    def _park(self, rank: int, purpose: str, lane: OpenLane) -> None:
+        """A member has opened a lane: keep it until we need it."""
+        unwanted = self._switchboard.put(rank, purpose, lane)
+        if unwanted is not None:
+            cast("OpenLane", unwanted).sock.close()
+
+    def peer_name(self, rank: int) -> str:
+        """The machine a rank runs on, and its address."""
+        return f"{self._names[rank]} at {super().peer_name(rank)}"
+
+    def _interrupt(self) -> None:
+        self._leash.cut()
+        self._clear_switchboard()
+
+    def _clear_switchboard(self) -> None:
+        for lane in self._switchboard.drain():
+            cast("OpenLane", lane).sock.close()

@@ -1,0 +1,25 @@
+"""Whether there is anybody else."""
+
+from __future__ import annotations
+
+from potluck.runtime.diagnosis.finding import Finding, Severity
+from potluck.runtime.diagnosis.scene import Scene
+
+__all__ = ["check_nobody"]
+
+
+def check_nobody(scene: Scene) -> list[Finding]:
+    """An empty network is not ill, but nothing about the way to others could be checked."""
+    others = [heard for heard in scene.heard if heard.node != scene.node]
+    if scene.met or others or scene.targets or not scene.hosts:
+        return []
+    return [
+        Finding(
+            check="nobody",
+            cause="No other machine was found, so the way to others could not be checked",
+            evidence=(f"Nobody else announced itself within {scene.seconds:g} s.",),
+            fix="Run `potluck doctor` on the other machine at the same time, or give its address: "
+            "potluck doctor --peers ADDRESS",
+            severity=Severity.NOTE,
+        )
+    ]

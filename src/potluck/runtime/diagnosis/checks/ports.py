@@ -1,0 +1,106 @@
+"""Whether those who were found can be reached on their port."""
+
+from __future__ import annotations
+
+from potluck.runtime.diagnosis.finding import Finding, Severity
+from potluck.runtime.diagnosis.scene import Outcome, Probe, Scene, Target
+
+__all__ = ["check_ports"]
+
+
+def check_ports(scene: Scene) -> list[Finding]:
+    """Dropped by a firewall, nobody there, no way there, or somebody else."""
+    return [finding for target in scene.targets if target.met is None for finding in _judge(target)]
+
+
+def _judge(target: Target) -> list[Finding]:
+    """The outcome that says most about why none of its addresses worked."""
+    for outcome, judge in (
+        (Outcome.DECLINED, _declined),
+        (Outcome.NOT_POTLUCK, _not_potluck),
+        (Outcome.FAILED, _not_potluck),
+        (Outcome.SILENT, _silent),
+        (Outcome.UNREACHABLE, _unreachable),
+        (Outcome.UNKNOWN_NAME, _unreachable),
+        (Outcome.REFUSED, _refused),
+    ):
+        others = (Outcome.OTHER_NAMESPACE, Outcome.OTHER_VERSION)  # these have their own checks
+        probe = target.first(outcome)
+        if probe is not None and target.first(*others) is None:
+            return [judge(target, probe)]
+    return []
+
+
+def _silent(target: Target, probe: Probe) -> Finding:
+    host, port = probe.address
+    if not probe.life:
+        return Finding(
+            check="ports",
+            cause=f"{target.name} does not answer at all",
+            evidence=(_seen(target), f"There was no answer from {probe.address} in time."),
+            fix="Check that the machine is on, awake, and in the same network as this one.",
+            severity=_severity(target),
+        )
+    return Finding(
+        check="ports",
+        cause=f"A firewall blocks TCP port {port} of {target.name}",
+        evidence=(
+            _seen(target),
+            f"{probe.address} does not answer, though the machine is there: {probe.life}.",
+        ),
+        fix=f"On {host}, allow TCP port {port}: sudo ufw allow {port}/tcp, or sudo firewall-cmd "
+        f"--add-port={port}/tcp; on Windows, allow Python in private networks.",
+        severity=_severity(target),
+    )
+
+
+def _refused(target: Target, probe: Probe) -> Finding:
+    return Finding(
+        check="ports",
+        cause=f"Nothing listens where {target.name} should be",
+        evidence=(_seen(target), f"{probe.address} refused the connection at once."),
+        fix="Start Potluck there, or check the port: the program says where it listens.",
+        severity=_severity(target),
+    )
+
+
+def _unreachable(target: Target, probe: Probe) -> Finding:
+    return Finding(
+        check="ports",
+        cause=f"There is no way to {target.name}",
+        evidence=(_seen(target), f"{probe.address}: {probe.words}"),
+        fix="Check the address, that both machines are in the same network, and their firewalls.",
+        severity=_severity(target),
+    )
+
+
+def _not_potluck(target: Target, probe: Probe) -> Finding:
+    return Finding(
+        check="ports",
+        cause=f"Whoever answers at {probe.address} does not behave like a node of Potluck",
+        evidence=(_seen(target), probe.words),
+        fix="Check the address and the port; update Potluck on that machine if it is one.",
+        severity=_severity(target),
+    )
+
+
+def _declined(target: Target, probe: Probe) -> Finding:
+    return Finding(
+        check="ports",
+        cause=f"{target.name} and this machine do not accept each other as members",
+        evidence=(_seen(target), probe.words),
+        fix="Pair the two: `potluck pair` on one of them. `potluck members` shows who belongs.",
+    )
+
+
+def _seen(target: Target) -> str:
+    return {
+        "given": "Its address was given by hand.",
+        "known": "It was there in an earlier run.",
+        "heard": "It announces itself on this network.",
+    }[target.origin]
+
+
+def _severity(target: Target) -> Severity:
+    """Somebody of an earlier run may simply be switched off."""
+    return Severity.NOTE if target.origin == "known" else Severity.PROBLEM

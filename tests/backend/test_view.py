@@ -1,0 +1,353 @@
+"""The mesh of one view: who may be part of it, how it ends, and the next one on the same ports."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from potluck.backend import view_gathering
+from potluck.backend.introduction import Call, dial
+from potluck.backend.lanes import dial_lane
+from potluck.backend.port import NodePort
+from potluck.backend.routes import Route, open_lane
+from potluck.backend.view import ViewBackend
+from potluck.core.handshake import Refused
+from potluck.errors import (
+    Aborted,
+    BackendUnavailable,
+    HandshakeRefused,
+    NoConnection,
+)
+from potluck.messages import Lane
+from potluck.net.addresses import Address
+from potluck.vocabulary import View
+from support.threads import PATIENCE, Background, eventually, together
+from support.views import (
+    Neighbourhood,
+    black_hole,
+    neighbourhood,
+    peer_of,
+    soon,
+    sums,
+    view_of,
+)
+
+SUPERSEDED = Aborted("view 1 is over")
+
+
+@pytest.fixture(params=["tls", "clear"])
+def here(request: pytest.FixtureRequest) -> Iterator[Neighbourhood]:
+    """A network, encrypted or not."""
+    with neighbourhood(encrypted=request.param == "tls") as here:
+        yield here
+
+
+@pytest.fixture
+def secure() -> Iterator[Neighbourhood]:
+    """A network, encrypted."""
+    with neighbourhood() as here:
+        yield here
+
+
+def joining(port: NodePort, view: View, *ports: NodePort) -> Background[ViewBackend]:
+    """A member that opens its end of a view."""
+    peers = [peer_of(each) for each in ports]
+    return Background(lambda: ViewBackend(port, view, port.process, peers, deadline=soon()))
+
+
+# --- the mesh ---
+
+
+def test_members_come_and_go_on_the_same_ports(here: Neighbourhood) -> None:
+    """Three views, one after the other: whoever is in the next one needs no new port."""
+    ann, ben, cleo, dora = (here.machine() for _ in range(4))
+    first = here.open(view_of(ann, ben, cleo), [ann, ben, cleo])
+    assert sums(first) == [6.0] * 3
+    for backend in first:
+        backend.abort(SUPERSEDED)
+    second = here.open(view_of(ann, cleo, epoch=2), [ann, cleo])
+    assert sums(second) == [3.0] * 2
+    for backend in second:
+        backend.close()
+    third = here.open(view_of(cleo, dora, ann, ben, epoch=3), [cleo, dora, ann, ben])
+    assert sums(third) == [10.0] * 4
+    assert third[2].rank == 2
+    assert third[2].view.epoch == 3
+
+
+def test_members_of_one_machine_are_told_apart_by_their_start(secure: Neighbourhood) -> None:
+    """They share a key, and yet each is itself."""
+    ports = [secure.port() for _ in range(4)]
+    assert sums(secure.open(view_of(*ports), ports), 100_000) == [10.0] * 4
+
+
+def test_a_view_of_one_needs_nobody(here: Neighbourhood) -> None:
+    """Everything works alone, messages to oneself included."""
+    ann = here.machine()
+    (alone,) = here.open(view_of(ann), [ann])
+    alone.barrier(timeout=PATIENCE)
+    assert sums([alone]) == [1.0]
+    inbox = bytearray(4)
+    alone.send(b"note", 0)
+    alone.recv(inbox, 0)
+    assert inbox == b"note"
+    assert alone.peer_name(0) == f"desk-{ann.slot}"
+
+
+def test_ranks_are_named_for_people(secure: Neighbourhood) -> None:
+    """Their machine and their address."""
+    ports = [secure.machine(), secure.machine()]
+    left, right = secure.open(view_of(*ports), ports)
+    assert right.peer_name(0) == f"desk-{ports[0].slot} at 127.0.0.1:{ports[0].port}"
+    assert left.peer_name(0) == f"desk-{ports[0].slot}"
+
+
+def test_messages_and_streams_go_their_own_ways(here: Neighbourhood) -> None:
+    """As in any other group: point to point, barriers, and a connection for each purpose."""
+    ports = [here.machine(), here.machine()]
+    left, right = here.open(view_of(*ports), ports)
+    inbox = bytearray(1 << 21)
+    together(lambda: left.send(bytes(1 << 21), 1), lambda: right.recv(inbox, 0))
+    together(left.barrier, right.barrier)
+    one, other = together(
+        lambda: left.open_stream(1, "soup", soon(), lambda: None),
+        lambda: right.open_stream(0, "soup", soon(), lambda: None),
+    )
+    assert (one.seal is None) == (other.seal is None)
+    one.stream.close()
+    other.stream.close()
+
+
+def test_a_member_whose_first_address_is_a_black_hole_is_reached_by_its_second(
+    secure: Neighbourhood,
+) -> None:
+    """And a third that does not exist at all does no harm."""
+    ann, ben = secure.machine("127.0.0.1"), secure.machine("127.0.0.1")
+    view = view_of(ann, ben)
+    with black_hole("127.0.0.2", ann.port):
+        peers = [peer_of(ann, "127.0.0.2", "127.0.0.1", "nowhere.invalid"), peer_of(ben)]
+        begin = time.monotonic()
+        backends = together(
+            lambda: ViewBackend(ann, view, ann.process, peers, deadline=soon()),
+            lambda: ViewBackend(ben, view, ben.process, peers, deadline=soon()),
+        )
+        with backends[0], backends[1]:
+            assert time.monotonic() - begin < 3, "less than a single attempt may take"
+            assert sums(backends) == [3.0] * 2
+
+
+# --- early and late ---
+
+
+def test_a_member_that_is_early_waits_for_the_others(secure: Neighbourhood) -> None:
+    """Its lane is at the door before anybody serves the view there."""
+    ann, ben = secure.machine(), secure.machine()
+    view = view_of(ann, ben)
+    early = joining(ben, view, ann, ben)
+    eventually(lambda: ann._lobby.waiting == 1)
+    late = joining(ann, view, ann, ben)
+    with early.result() as right, late.result() as left:
+        assert sums([left, right]) == [3.0] * 2
+
+
+def test_a_lane_of_another_view_does_not_fit(secure: Neighbourhood) -> None:
+    """The same members at another epoch: it waits in vain, while the right one opens."""
+    ann, ben = secure.machine(), secure.machine()
+    stale = Background(
+        lambda: open_lane(
+            Lane(session=view_of(ann, ben, epoch=7).session, rank=1, to=0),
+            Route(ben.members, peer_of(ann), soon(0.5)),
+        )
+    )
+    eventually(lambda: ann._lobby.waiting == 1)
+    assert sums(secure.open(view_of(ann, ben), [ann, ben])) == [3.0] * 2
+    with pytest.raises(NoConnection, match="rank 0"):
+        stale.result()
+
+
+def test_opening_ends_when_the_view_is_superseded(secure: Neighbourhood) -> None:
+    """At once, although the other member is nowhere to be seen; the port goes on."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    is_over = threading.Event()
+
+    def look() -> None:
+        if is_over.is_set():
+            raise SUPERSEDED
+
+    peers = [peer_of(port) for port in (ann, ben, cleo)]
+    view = view_of(ann, ben, cleo)
+    waiting = Background(
+        lambda: ViewBackend(ben, view, ben.process, peers, deadline=soon(), look=look)
+    )
+    eventually(lambda: ann._lobby.waiting == 1)
+    assert not waiting.ended
+    is_over.set()
+    with pytest.raises(Aborted, match="view 1 is over"):
+        waiting.result(2)
+    assert sums(secure.open(view_of(ann, ben, epoch=2), [ann, ben])) == [3.0] * 2
+
+
+def test_opening_ends_whatever_interrupts_it(secure: Neighbourhood) -> None:
+    """An error of the program's own, such as Ctrl-C: it is raised, and nothing stays open."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+
+    def look() -> None:
+        if ann._lobby.waiting:
+            raise KeyboardInterrupt
+
+    peers = [peer_of(port) for port in (ann, ben, cleo)]
+    view = view_of(ann, ben, cleo)
+    with pytest.raises(KeyboardInterrupt):
+        ViewBackend(ben, view, ben.process, peers, deadline=soon(), look=look)
+    assert "this view is over here" in knock(cleo, view, 2, ben)
+
+
+def test_a_machine_without_threads_says_so(
+    secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cannot dial opens nothing; who cannot let others wait sends them away for now."""
+    ann, ben = secure.machine(), secure.machine()
+    view, peers = view_of(ann, ben), [peer_of(ann), peer_of(ben)]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(BackendUnavailable, match="no thread left to connect with"):
+            ViewBackend(ben, view, ben.process, peers, deadline=soon())
+        assert "no thread left to answer with" in knock(ben, view, 1, ann)
+    assert sums(secure.open(view_of(ann, ben, epoch=2), [ann, ben])) == [3.0] * 2
+
+
+def test_who_does_not_come_is_named_with_the_reason(secure: Neighbourhood) -> None:
+    """Those we dial and those who dial us."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    view, peers = view_of(ann, ben, cleo), [peer_of(port) for port in (ann, ben, cleo)]
+    ann.close()
+    with pytest.raises(
+        NoConnection,
+        match=rf"ranks 0, 2 .* rank 0 on desk-{ann.slot} was not reached .*refused.*"
+        rf"rank 2 on desk-{cleo.slot} did not connect",
+    ):
+        ViewBackend(ben, view, ben.process, peers, deadline=soon(0.3))
+    with pytest.raises(NoConnection, match=rf"connect to rank 0 on desk-{ann.slot} \(127"):
+        ViewBackend(ben, view_of(ann, ben), ben.process, peers[:2], deadline=soon(0.3))
+
+
+def test_whoever_is_no_member_opens_nothing(secure: Neighbourhood) -> None:
+    """Nor does a member that was told of too few others."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    peers = [peer_of(ann), peer_of(ben)]
+    with pytest.raises(BackendUnavailable, match="it is no member"):
+        ViewBackend(cleo, view_of(ann, ben), cleo.process, peers, deadline=soon())
+    with pytest.raises(BackendUnavailable, match="1 peers were named"):
+        ViewBackend(ann, view_of(ann, ben), ann.process, peers[:1], deadline=soon())
+
+
+def test_a_member_that_gave_up_and_came_again_is_connected(secure: Neighbourhood) -> None:
+    """Its second lane takes the place of the first while the view still waits for others."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    view, peers = view_of(ann, ben, cleo), [peer_of(port) for port in (ann, ben, cleo)]
+    first = joining(ann, view, ann, ben, cleo)
+    with pytest.raises(NoConnection, match="rank 2"):
+        ViewBackend(ben, view, ben.process, peers, deadline=soon(0.3))
+    others = [joining(port, view, ann, ben, cleo) for port in (ben, cleo)]
+    backends = [one.result() for one in (first, *others)]
+    for backend in backends:
+        secure.stack.callback(backend.close)
+    assert sums(backends) == [6.0] * 3
+
+
+# --- who is refused ---
+
+
+def knock(port: NodePort, view: View, rank: int, at: NodePort, purpose: str = "messages") -> str:
+    """What somebody hears who dials once as a rank of a view."""
+    lane = Lane(session=view.session, rank=rank, to=0, purpose=purpose)
+    try:
+        sock = dial(port.members, Call(Address("127.0.0.1", at.port), soon()))
+        with contextlib.closing(sock):
+            dial_lane(sock, lane, port.members, soon())
+    except HandshakeRefused as error:
+        return str(error)
+    return "come in"
+
+
+def test_nobody_takes_the_rank_of_another(secure: Neighbourhood) -> None:
+    """Not another member, not another start of the same machine, not a member once more."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    twin = secure.port(cleo.members.security)
+    view = view_of(ann, ben, cleo)
+    left, *_ = secure.open(view, [ann, ben, cleo])
+    assert "rank 2 joined as another node" in knock(ben, view, 2, ann, "soup")
+    assert "rank 2 is an earlier start on that machine" in knock(twin, view, 2, ann, "soup")
+    assert "rank 2 is connected already" in knock(cleo, view, 2, ann)
+    assert "rank 0 is not expected here" in knock(ann, view, 0, ann, "soup")
+    assert left._switchboard.count(2) == 0
+
+
+def test_an_earlier_start_of_a_member_is_not_taken_for_it(secure: Neighbourhood) -> None:
+    """The view waits for the one that it names."""
+    ann, old = secure.machine(), secure.machine()
+    new = secure.port(old.members.security)
+    view = view_of(ann, new)
+    waiting = joining(ann, view, ann, new)
+    eventually(lambda: view.session in ann._lobby._intakes)
+    assert "rank 1 is a later start on that machine" in knock(old, view, 1, ann)
+    with joining(new, view, ann, new).result() as right, waiting.result() as left:
+        assert sums([left, right]) == [3.0] * 2
+
+
+def test_a_dialler_opens_no_lane_to_another_node(secure: Neighbourhood) -> None:
+    """Who listens at a member's address has to be that member."""
+    ann, ben, cleo = (secure.machine() for _ in range(3))
+    view, peers = view_of(ann, ben), [peer_of(cleo), peer_of(ben)]
+    with pytest.raises(NoConnection, match="answered instead of"):
+        ViewBackend(ben, view, ben.process, peers, deadline=soon(0.3))
+    assert cleo._lobby.waiting == 0
+
+
+def test_a_stranger_gets_no_lane(secure: Neighbourhood) -> None:
+    """Who does not belong to the namespace does not get as far as its hello."""
+    ann, ben = secure.machine(), secure.machine()
+    view = view_of(ann, ben)
+    with neighbourhood() as elsewhere:
+        assert "namespace" in knock(elsewhere.machine(), view, 1, ann)
+    assert ann._lobby.waiting == 0
+
+
+def test_what_cannot_be_reached_is_not_dialled_by_everybody_at_once(
+    secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large view has a bounded number of diallers, and all members are connected in the end."""
+    monkeypatch.setattr(view_gathering, "AT_ONCE", 2)
+    ports = [secure.machine() for _ in range(5)]
+    assert sums(secure.open(view_of(*ports), ports)) == [15.0] * 5
+
+
+def test_a_member_that_does_not_belong_ends_the_opening_at_once(
+    secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time does not change what the roster says."""
+    ann, ben = secure.machine(), secure.machine()
+    view, peers = view_of(ann, ben), [peer_of(ann), peer_of(ben)]
+    monkeypatch.setattr(ben.members, "judge_peer", lambda _: Refused("it was revoked"))
+    is_over = threading.Event()
+
+    def look() -> None:
+        if is_over.is_set():
+            raise SUPERSEDED
+
+    waiting = Background(
+        lambda: ViewBackend(ann, view, ann.process, peers, deadline=soon(), look=look)
+    )
+    with pytest.raises(HandshakeRefused, match="it was revoked"):
+        ViewBackend(ben, view, ben.process, peers, deadline=soon())
+    is_over.set()
+    with contextlib.suppress(Aborted):  # or it was connected for a moment
+        waiting.result().close()

@@ -1,0 +1,99 @@
+"""Nodes on emulated machines that can be found and dialled, and the doctor who looks at them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from potluck.net.namespace import NetworkNamespace, Protection
+from support.command import COMMAND
+from support.hosts import Host
+from support.paired_hosts import home, variables
+from support.threads import PATIENCE
+
+# A node as it stands at its door: it can be found and dialled, and does nothing else.
+NODE = """
+import dataclasses, sys
+from potluck.net import frames
+newer = int(sys.argv[1])
+frames.PROTOCOL_VERSION += newer
+from potluck.backend.port import NodePort
+from potluck.net.discovery import Advert, Discovery, DiscoveryConfig
+from potluck.net.namespace import NetworkNamespace
+lab = NetworkNamespace.load("lab")
+with NodePort(lab, port=52416) as port:
+    advert = Advert.of(lab, port.process, job="train.py", port=port.port)
+    with Discovery(advert, DiscoveryConfig.from_environment()):
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+def admit(folder: Path, host: Host, letter: str = "l") -> None:
+    """Give a host the secret with this letter, which has no roster."""
+    NetworkNamespace(
+        "lab", letter.encode() * 32, protection=Protection.PASSPHRASE, home=home(folder, host)
+    ).save()
+
+
+@contextlib.contextmanager
+def nodes_on(folder: Path, *hosts: Host, newer: Sequence[Host] = ()) -> Iterator[None]:
+    """A node on each of these hosts, ready; on some of them with a newer protocol."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for host in (*hosts, *newer):
+            process = subprocess.Popen(
+                host.command([sys.executable, "-c", NODE, str(int(host in newer))]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=variables(folder, host, "lab"),
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        yield
+
+
+class Doctor:
+    """``potluck doctor`` under way on a host."""
+
+    def __init__(self, folder: Path, host: Host, *arguments: str, seconds: float = 2.0) -> None:
+        command = [str(COMMAND), "doctor", "--json", "--seconds", str(seconds), *arguments]
+        self._process = subprocess.Popen(
+            host.command(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables(folder, host, "lab"),
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What it says at the end, its exit code included."""
+        with self._process:
+            out, errors = self._process.communicate(timeout=PATIENCE)
+        assert out, errors
+        return {"exit": self._process.returncode, **json.loads(out)}
+
+
+def problems(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Check and cause of everything that is a problem."""
+    return [
+        (finding["check"], finding["cause"])
+        for finding in report["findings"]
+        if finding["severity"] == "problem"
+    ]
+
+
+def examine(folder: Path, hosts: Sequence[Host], *arguments: str) -> list[dict[str, Any]]:
+    """Let the doctor look from several hosts at once."""
+    running = [Doctor(folder, host, *arguments) for host in hosts]
+    return [doctor.report() for doctor in running]
