@@ -220,7 +220,7 @@ def test_the_groups_thread_ends_when_there_is_nothing_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And starts again when there is."""
-    monkeypatch.setattr("potluck.runtime.group.IDLE", 0.05)
+    monkeypatch.setattr("potluck.runtime.queueing.IDLE", 0.05)
 
     def action(group: Group) -> int:
         seen = []

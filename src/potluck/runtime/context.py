@@ -38,10 +38,17 @@ class DistributedContext(Lifted):
     (2.5, True)
     """
 
+    def __new__(cls, backend: Backend, config: CollectiveConfig | None = None) -> Self:
+        """Of the kind that fits the backend: on one whose ranks change, a :class:`Cluster`."""
+        del config
+        fitting: type[Self] = getattr(backend, "context_type", cls)
+        return super().__new__(fitting if issubclass(fitting, cls) else cls)
+
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         super().__init__(backend, config)
         self._metrics: DistributedMetrics | None = None
-        self._subgroups: list[DistributedContext] = []
+        self._subgroups: dict[DistributedContext, None] = {}
+        self._whole: DistributedContext | None = None
 
     @classmethod
     def with_metrics(
@@ -82,14 +89,17 @@ class DistributedContext(Lifted):
         # Of the backend below: subgroups of the same parent are counted to tell them apart.
         context = DistributedContext(SubBackend(self.innermost, members, name=name))
         context._metrics = self._metrics
-        self._subgroups.append(context)
+        context._whole = self
+        self._subgroups[context] = None
         return context
 
     def close(self) -> None:
         """Leave the group, and its subgroups: peers waiting for this rank are told at once."""
-        for subgroup in self._subgroups:
+        for subgroup in list(self._subgroups):
             subgroup.close()
         super().close()
+        if self._whole is not None:
+            self._whole._subgroups.pop(self, None)  # noqa: SLF001 - another of our kind
 
     def _launch(
         self, request: Request[Result], timeout: float | None, *, async_op: bool

@@ -7,6 +7,9 @@ when there is nothing to do.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
 import threading
 import time
 from collections import deque
@@ -17,14 +20,14 @@ import numpy as np
 
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
-from potluck.errors import Aborted, ChannelClosed
+from potluck.errors import BackendUnavailable, ChannelClosed, DistributedError
+from potluck.net import descriptors
 from potluck.runtime.call import Call
-from potluck.runtime.memory import Pool
-from potluck.runtime.plans import Plans
-from potluck.runtime.session import Session
-from potluck.runtime.surveyor import LARGE, Surveyor
-from potluck.runtime.switching import BRISK
-from potluck.runtime.vigil import Vigil
+from potluck.runtime.executor import Executor, left
+from potluck.runtime.job import Job
+from potluck.runtime.limits import read_timeout
+from potluck.runtime.notices import FOR_EVER
+from potluck.runtime.queueing import ENDING, Queue
 from potluck.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -38,31 +41,22 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 Result = TypeVar("Result")
-Job = tuple["Call", float | None, Callable[[], Any] | None, Work[Any]]
-
-IDLE = 5.0
-"""Seconds after which the group's thread ends when there is nothing to do."""
 
 _finding = threading.Lock()
 
 
-class Group:
+class Group(Queue):
     """Runs collectives among the ranks of a backend.  Any number of threads may use it."""
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         self.backend = backend
         self.config = config
-        self._plans = Plans(backend.rank, backend.world_size, config)
-        self._vigil = Vigil(backend)
-        self._pool = Pool()
-        self._session: Session | None = None
-        self._surveyor = Surveyor(self._plans, self.rank, self.world_size)
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._jobs: deque[Job] = deque()
-        self._is_busy = False
-        self._worker: threading.Thread | None = None
-        self._closed = False
+        super().__init__(Executor(backend, config))
+        self._plans = self._executor.plans
+        self._forked: DistributedError | None = None
+        self._is_finished = False
+        self._afterwards: list[Callable[[], None]] = []
+        descriptors.on_fork(self)
         backend.on_close(self.close)
 
     @classmethod
@@ -91,7 +85,7 @@ class Group:
 
     @property
     def epoch(self) -> int:
-        """Counts the failures after which this group began anew; the same on all ranks."""
+        """Grows with every failure after which this group began anew; the same on all ranks."""
         return self._vigil.epoch
 
     @property
@@ -103,19 +97,27 @@ class Group:
 
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Do a call and return when it is done here; after those that were started before."""
-        limit = self.backend.timeout if timeout is None else timeout
-        with self._lock:
-            self._check_open()
-            is_mine = not self._is_busy and not self._jobs
-            if is_mine:
-                self._is_busy = True
-        if is_mine:
-            try:
-                self._execute(call, limit)
-            finally:
+        limit = read_timeout(self.backend.timeout if timeout is None else timeout)
+        me, asked = threading.get_ident(), time.monotonic()
+        job, is_mine = None, False
+        try:
+            with self._lock:
+                self._check_open()
+                if self._runner == me:
+                    raise _nested()
+                number = self._calls = self._calls + 1
+                if self._runner or self._jobs:
+                    job = self._enqueue(Job(number, call, limit, None, _work_of(call), asked))
+                else:
+                    is_mine = True
+                    self._runner = me
+            if job is None:
+                self._execute(call, (number, asked, None if limit is None else asked + limit))
+        finally:
+            if is_mine and self._runner == me:
                 self._yield_turn()
-        else:
-            self.start(call, timeout=limit).wait()
+        if job is not None:
+            self._await(job)
 
     def start(
         self,
@@ -124,17 +126,12 @@ class Group:
         timeout: float | None = None,
     ) -> Work[Result]:
         """Begin a call; ``finish`` runs after its success and gives the result."""
-        work: Work[Result] = Work(lambda: f"{call.task.collective.value}")
-        limit = self.backend.timeout if timeout is None else timeout
+        work: Work[Result] = _work_of(call, self._help)
+        limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         with self._lock:
             self._check_open()
-            self._jobs.append((call, limit, finish, work))
-            if self._worker is None:
-                self._worker = threading.Thread(
-                    target=self._work, name="potluck-collectives", daemon=True
-                )
-                self._worker.start()
-            self._changed.notify_all()
+            self._calls += 1
+            self._enqueue(Job(self._calls, call, limit, finish, work))
         return work
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -144,115 +141,85 @@ class Group:
         self.run(Call(task, byte, byte, Reducer.of(ReduceOp.BIT_OR, np.uint8)), timeout)
 
     def _check_open(self) -> None:
+        if self._forked is not None:
+            raise copy.copy(self._forked)
         if self._closed:
             raise ChannelClosed(f"Rank {self.rank} has closed this group")
 
-    def _yield_turn(self) -> None:
-        with self._lock:
-            self._is_busy = False
-            if self._jobs or self._closed:
-                self._changed.notify_all()
-
-    def _work(self) -> None:
-        """Run what was started, in order."""
-        while True:
-            with self._lock:
-                while self._is_busy or not self._jobs:
-                    waited = not self._changed.wait(IDLE) or self._closed
-                    if waited and not self._jobs and not self._is_busy:
-                        self._worker = None
-                        return
-                self._is_busy = True
-                job = self._jobs.popleft()
-            self._serve(job)
-            del job  # while this thread waits, the arrays belong to their owners alone
-
-    def _serve(self, job: Job) -> None:
-        call, limit, finish, work = job
-        try:
-            with BRISK:
-                self._execute(call, limit)
-            result = finish() if finish is not None else None
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            outcome: Callable[[], None] = _ending(work, error)
-        else:
-            outcome = _succeeding(work, result)
-        self._yield_turn()
-        outcome()
-
-    def _execute(self, call: Call, limit: float | None) -> None:
-        compiled = self._plans.compiled(call)  # what cannot be done is refused before it begins
-        deadline = None if limit is None else time.monotonic() + limit
-        try:
-            if self._session is None:
-                self._session = Session(self.backend, self._vigil, self._pool)
-            if compiled.nbytes < LARGE or self.world_size == 1:
-                self._session.run(call, compiled, deadline)
-            else:
-                self._surveyor.run(call, self._session, deadline)
-        except BaseException as error:
-            self._end_session(error)
-            raise
-
     # -- endings -------------------------------------------------------------------------------
-
-    def _end_session(self, error: BaseException) -> None:
-        """Tell the others, close all streams, go on with the next epoch."""
-        session, self._session = self._session, None
-        if session is not None:
-            self._vigil.tell(error)
-            session.close()
-            self._begin_epoch()
-
-    def _leave_session(self, reason: str) -> None:
-        """The same between two operations: whoever is still in the last one is not disturbed."""
-        session, self._session = self._session, None
-        if session is not None:
-            self._vigil.leave(reason)
-            session.finish()
-            self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        self._vigil.renew()
-        self._plans.forget()
-        self._surveyor = Surveyor(self._plans, self.rank, self.world_size)
 
     def abort(self, reason: str = "aborted") -> None:
         """End the operation under way, and those that were started, on all ranks.
 
-        Each of them raises :class:`~potluck.errors.Aborted`; the group can be used again.
+        Each of them raises :class:`~potluck.errors.Aborted`; the group can be used again.  If there
+        is none, the next call of every other rank does.
         """
-        error = Aborted(f"Rank {self.rank} ended the operation: {reason}", rank=self.rank)
-        with self._lock:
-            waiting, self._jobs = list(self._jobs), deque()
-            is_idle = not self._is_busy
-            if is_idle:
-                self._is_busy = True
-            else:
-                self._vigil.abort(error)
-                session = self._session
-                if session is not None:
-                    session.wake()
-        if is_idle:
-            self._leave_session(reason)
-            self._yield_turn()
-        for _, _, _, work in waiting:
-            work.fail(error)
+        if not self._closed:
+            self._stop(reason)
 
-    def close(self) -> None:
-        """Leave; the backend stays open.  May be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self.abort("it left the group")
+    def _stop(self, reason: str, last_call: int | None = None) -> None:
+        error = left(self.rank, reason)
         with self._lock:
-            while self._is_busy:
-                self._changed.wait(IDLE)
+            waiting, self._jobs = self._jobs, deque()
+            is_idle = not self._runner
+            if is_idle and last_call is None and self._aborted_at == self._calls:
+                return  # they have been told
+            self._executor.abort(error, self._calls if last_call is None else last_call)
+            if is_idle:
+                self._runner = threading.get_ident()
+        if is_idle:
+            self._yield_turn()
+        for job in waiting:
+            job.work.fail(error)
+
+    def close(self, then: Callable[[], None] | None = None) -> None:
+        """Leave; the backend stays open.  May be called twice.
+
+        A signal's handler may close the group whose operation it interrupts: that ends when the
+        handler returns, and then ``then`` is called; otherwise at once.
+        """
+        if self._forked is not None:
+            return
+        if then is not None:
+            self._afterwards.append(then)
+        if not self._closed:
+            self._closed = True
+            self._stop("it left the group", FOR_EVER)
+        me = threading.get_ident()
+        if self._runner == me:
+            self._closer = me
+            return
+        with self._lock:
+            self._changed.wait_for(lambda: not self._runner, ENDING)
             worker = self._worker
             self._changed.notify_all()
         if worker is not None and worker is not threading.current_thread():
-            worker.join()
-        self._vigil.close()
+            worker.join(ENDING)
+        self._finish_closing()
+
+    def _finish_closing(self) -> None:
+        with self._lock:
+            is_first, self._is_finished = not self._is_finished, True
+        if is_first:
+            self.backend.forget(self.close)
+            self._executor.close()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._afterwards.pop()()
+
+    def become_forked(self) -> None:
+        """In a forked child: refuse all further use; locks that others held are nobody's."""
+        self._forked = _forked(self.rank)
+        self._closed = True
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._worker = None
+        if self._runner != threading.get_ident():
+            self._runner = 0
+        jobs = [*self._jobs, *([] if self._job is None else [self._job])]
+        self._jobs = deque()
+        for job in jobs:
+            job.work.become_forked(self._forked)
 
     def __enter__(self) -> Self:
         """Leave at the end of the block."""
@@ -268,9 +235,32 @@ class Group:
         self.close()
 
 
-def _ending(work: Work[Any], error: BaseException) -> Callable[[], None]:
-    return lambda: work.fail(error)
+def _work_of(call: Call, help_with: Callable[[Work[Any]], None] | None = None) -> Work[Any]:
+    name = call.task.collective.value  # not the call: works may be kept, their arrays need not
+    return Work(lambda: name, help_with)
 
 
-def _succeeding(work: Work[Any], result: object) -> Callable[[], None]:
-    return lambda: work.succeed(result)
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _finding  # noqa: PLW0603 - a lock cannot be freed by another than its owner
+    _finding = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _forked(rank: int) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"This group belongs to the parent process (pid {os.getppid()})",
+        rank=rank,
+        hint="Create a new group in the child process if it needs one.",
+    )
+
+
+def _nested() -> BackendUnavailable:
+    return BackendUnavailable(
+        "This thread is in the middle of an operation of this group",
+        cause="a signal handler or finalizer that interrupted it uses the group as well",
+        hint="Abort or close the group there, or use it afterwards.",
+    )

@@ -94,6 +94,10 @@ class Lifted(DistributedBackend):
         """Start receiving a message of exactly the size of ``into``."""
         return self._backend.post_recv_into(into, src, tag=tag, group=group)
 
+    def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
+        """Whether a message waits for a receive."""
+        return self._backend.has_message(src, tag=tag, group=group)
+
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None
     ) -> Operation:
@@ -109,6 +113,10 @@ class Lifted(DistributedBackend):
     ) -> PeerStream:
         """A connection to a rank for one purpose; both ranks must ask for it."""
         return self._backend.open_stream(rank, purpose, deadline, look)
+
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close connections that nobody here will ask for again."""
+        self._backend.abandon_streams(is_over)
 
     def make_poller(self) -> Poller:
         """A poller for such connections."""
@@ -126,13 +134,14 @@ class Lifted(DistributedBackend):
         """Have something done before the backend closes."""
         self._backend.on_close(action)
 
+    def forget(self, action: Callable[[], None]) -> None:
+        """What was to be done at the end has been done already."""
+        self._backend.forget(action)
+
     def abort(self, reason: str = "aborted by the caller") -> None:
         """End every collective under way with an error, from any thread."""
         self._group.abort(reason)
 
     def close(self) -> None:
         """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
-        try:
-            self._group.close()
-        finally:
-            self._backend.close()
+        self._group.close(self._backend.close)

@@ -82,10 +82,7 @@ class Objects(Exchanging):
     ) -> Any:
         """The object that the root has for this rank; only the root passes ``values``."""
         is_root = self._check_rank_of(root) == self.rank
-        if is_root and (values is None or len(values) != self.world_size):
-            msg = f"Rank {root} is the root: it must pass {self.world_size} objects"
-            raise ValueError(msg)
-        parcel = _Parcel.of(values if is_root and values is not None else [], limit)
+        parcel = self._parcel_for_all(values, root, limit) if is_root else _Parcel.of([], limit)
         told = np.array(parcel.lengths or [0] * self.world_size, np.int64)
         self.broadcast(told, root, timeout=timeout)
         lengths = parcel.check(told.tolist(), limit, [root] * self.world_size)
@@ -93,6 +90,15 @@ class Objects(Exchanging):
         octets = parcel.octets if is_root else None
         self.scatter(octets, root, counts=lengths, out=out, timeout=timeout)
         return decode(out.data)
+
+    def _parcel_for_all(self, values: Sequence[Any] | None, root: int, limit: int) -> _Parcel:
+        """One object for each rank; if there are not, all of them must hear of it."""
+        count = len(values) if isinstance(values, Sequence) else None
+        if count == self.world_size and values is not None:
+            return _Parcel.of(values, limit)
+        got = f"not {count}" if count is not None else f"not {values!r:.50}"
+        msg = f"Rank {root} is the root: it must pass {self.world_size} objects, {got}"
+        return _Parcel([], ValueError(msg), self.world_size)
 
     def _tell_lengths(
         self, value: Any, limit: int, timeout: float | None

@@ -102,6 +102,9 @@ def read_strategy(kind: type[Kind], strategy: StrategyName) -> Strategy | None:
     """A strategy by its name, or the one given."""
     if strategy is None or isinstance(strategy, Strategy):
         return strategy
+    if not isinstance(strategy, str):
+        msg = f"strategy= takes a name such as 'ring' or one of {kind.__name__}, not {strategy!r}"
+        raise TypeError(msg)
     return kind.named(strategy)
 
 
@@ -115,6 +118,8 @@ def reducer_for(op: Op, lease: Lease) -> Reducer:
     if lease.is_raw:
         msg = "Raw bytes do not say which numbers they are: pass dtype=, such as dtype='float32'"
         raise TypeError(msg)
+    if type(op).__hash__ is None:  # a list, for instance
+        read_op(op)
     return _reducer(op, lease.flat.dtype)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from potluck.backend.spin import Spin
 from potluck.collective.reduce import ReduceOp, Reducer, quiet
 from potluck.collective.task import Collective, Task
+from potluck.errors import NoConnection
 from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
 from potluck.runtime.call import Call
 from potluck.runtime.channel import Broken, Channel, Disagreement, PlainChannel
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from potluck.runtime.plans import Compiled
     from potluck.runtime.vigil import Vigil
 
-__all__ = ["Session"]
+__all__ = ["Session", "abandon_streams"]
 
 OPERATION = struct.Struct("<Q")
 OPERATION_AT = NUMBERS_AT - OPERATION.size
@@ -49,11 +50,17 @@ OPERATION_AT = NUMBERS_AT - OPERATION.size
 
 NO_NUMBERS = bytes(NUMBERS.size)
 
+EPOCHS = (1 << 32) - 1
+"""What of an epoch's number fits into a header; the streams of different ones differ anyway."""
+
 SURVEY = 1
 """The purpose of an operation that measures links."""
 
 LINGER = 1.0
 """Seconds to wait for what was sent to reach its peers when this rank leaves."""
+
+AWAY = 0.005
+"""Seconds between two operations after which others may have given up meanwhile."""
 
 FOREVER = 365 * 86400.0
 """Seconds, for those who set no deadline."""
@@ -94,8 +101,9 @@ class Session:
         self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
         self._number = 0
         self._pace = 0
+        self._ended = 0.0
         self._failures = _Failures(vigil)
-        self._head = encode(Kind.COLLECTIVE, epoch=vigil.epoch)[:OPERATION_AT]
+        self._head = encode(Kind.COLLECTIVE, epoch=vigil.epoch & EPOCHS)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
         self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
         byte = np.zeros(1, np.uint8)
@@ -125,6 +133,7 @@ class Session:
                 Pump(compiled.units, memory, self._pool, channels, self._watch).run()
             if confirms:
                 self._confirm(channels)
+        self._ended = time.monotonic()
 
     def pace(self, rate: int) -> None:
         """Send no faster than this on each stream, those included that are yet to be opened."""
@@ -154,6 +163,8 @@ class Session:
         """The streams of one more operation."""
         self._number += 1
         self._vigil.begin(self._number, fingerprint, deadline)
+        if self._vigil.asked - self._ended > AWAY:
+            self._vigil.catch_up()
         channels = self._lines.get(peers)
         if channels is None:
             # All ranks open them in the same order, so that nobody waits in a circle.
@@ -173,16 +184,22 @@ class Session:
     def _channel(self, peer: int, deadline: float | None) -> Channel:
         channel = self._channels.get(peer)
         if channel is None:
-            purpose = f"collectives/{self._vigil.epoch}"
-            end = time.monotonic() + FOREVER if deadline is None else deadline
-            opened = self._backend.open_stream(
-                peer, purpose, end, lambda: self._vigil.look((peer,))
-            )
+            opened = self._open(peer, deadline)
             channel = self._channels[peer] = _make_channel(peer, opened)
             self._watch.add(channel)
             if self._pace:
                 channel.stream.pace(self._pace)
         return channel
+
+    def _open(self, peer: int, deadline: float | None) -> PeerStream:
+        purpose, vigil = f"{_purpose(self._vigil)}{self._vigil.epoch}", self._vigil
+        end = time.monotonic() + FOREVER if deadline is None else deadline
+        try:
+            return self._backend.open_stream(peer, purpose, end, lambda: vigil.look((peer,)))
+        except NoConnection as error:
+            if time.monotonic() < end:
+                raise
+            raise vigil.late((peer,), f"{error.message}: {error.cause}") from None
 
     def finish(self) -> None:
         """Close every stream after what was sent has arrived: others may still need it."""
@@ -200,6 +217,22 @@ class Session:
             with contextlib.suppress(OSError):
                 channel.stream.close()
         self._poller.close()
+
+
+def _purpose(vigil: Vigil) -> str:
+    """What the streams of a group are for; the number of the epoch follows."""
+    return f"collectives.{vigil.instance}/" if vigil.instance else "collectives/"
+
+
+def abandon_streams(backend: Backend, vigil: Vigil) -> None:
+    """Close what others have opened for epochs before this one, and we never asked for."""
+    mine = _purpose(vigil)
+
+    def is_over(purpose: str) -> bool:
+        number = purpose.removeprefix(mine)
+        return number != purpose and number.isdecimal() and int(number) < vigil.epoch
+
+    backend.abandon_streams(is_over)
 
 
 def _make_channel(peer: int, opened: PeerStream) -> Channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import TracebackType
@@ -44,6 +45,15 @@ class Brisk:
             if not self._inside:
                 sys.setswitchinterval(self._usual)
 
+    def become_forked(self) -> None:
+        """In a forked child: the threads that were inside are not here."""
+        if self._inside:
+            sys.setswitchinterval(self._usual)
+        self._lock, self._inside = threading.Lock(), 0
+
 
 BRISK = Brisk()
 """The one of this process: the interval is the same for all threads."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=BRISK.become_forked)

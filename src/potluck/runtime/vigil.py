@@ -2,6 +2,11 @@
 
 Whoever finds a reason tells all other ranks and leaves; they find the notice, or the end of a
 stream, and raise the same error.
+
+Calls are counted from a group's beginning, on all ranks alike.  A failure ends all calls up to a
+number, which every notice tells; the largest that a rank has heard of names its *epoch*.  So ranks
+that fail at the same time for different reasons end up in the same one.  Whoever had done all
+those calls before it heard of the failure fails the next one: nobody misses a failure of another.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from potluck.errors import (
     Timeout,
 )
 from potluck.runtime.fingerprint import Fingerprint, describe_mismatch
-from potluck.runtime.notices import Notice, Notices, Word
+from potluck.runtime.notices import FOR_EVER, Notice, Notices, Word, count_instances
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -42,37 +47,59 @@ class Vigil:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._notices = Notices(backend)
-        self._aborted: DistributedError | None = None
+        self.instance = count_instances(backend)
+        """How many groups were made before in the place of this one."""
+        self._notices = Notices(backend, self.instance)
+        self._others = [rank for rank in range(backend.world_size) if rank != backend.rank]
+        self.epoch = 0
+        """Up to which call, counted from the group's beginning, all have ended."""
+        self._verdict: DistributedError = Aborted("Nothing has happened yet")
+        self.aborted: tuple[DistributedError, int] | None = None
+        """Why calls up to a number shall end, while an abort waits for somebody to look."""
         self._told: set[int] = set()
         self._waiting: dict[int, Notice] = {}
         self._ending: tuple[int, Notice] | None = None
-        self.epoch = 0
+        self._furthest: tuple[int, Notice] | None = None
+        self.call = 0
+        """The one that had its turn last."""
+        self.asked = 0.0
+        """When it was made."""
         self._operation = 0
-        self._fingerprint = Fingerprint(*(0,) * 9)
+        self._fingerprint = Fingerprint(*(0,) * len(Fingerprint._fields))
         self._deadline: float | None = None
-        self._begun = 0.0
-        self._others = [rank for rank in range(backend.world_size) if rank != backend.rank]
+
+    def admit(self, call: int, asked: float) -> None:
+        """A call gets its turn; raise if somebody has ended it before."""
+        if call <= self.epoch:
+            raise copy.copy(self._verdict)
+        self.call, self.asked = call, asked
 
     def begin(self, operation: int, fingerprint: Fingerprint, deadline: float | None) -> None:
         """Watch over another operation."""
         self._operation, self._fingerprint = operation, fingerprint
         self._deadline = deadline
-        self._begun = 0.0
         if self._told:
             self._told.clear()
-        if self._aborted is not None:
-            raise self._aborted
+        if self.aborted is not None:
+            raise copy.copy(self.aborted[0])
         if self._ending is not None:
             self._check_ending()
+
+    def catch_up(self) -> None:
+        """Raise if a rank has left while this one did something else.
+
+        What it sent before may be all that the operation needs, which would then end well here
+        and badly there.
+        """
+        self._read_notices()
+        self._check_ending()
 
     # -- while waiting ---------------------------------------------------------------------------
 
     def look(self, awaited: Sequence[int]) -> None:
         """Raise if something ends the operation."""
-        if self._aborted is not None:
-            raise self._aborted
-        self._begun = self._begun or time.monotonic()
+        if self.aborted is not None:
+            raise copy.copy(self.aborted[0])
         self._read_notices()
         self._check_ending()
         self._compare()
@@ -85,31 +112,52 @@ class Vigil:
             if loss is not None:
                 raise copy.copy(loss)
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise self._late(awaited)
+            raise self.late(awaited)
 
-    def _notice(self, word: Word, culprit: int = -1, text: str = "") -> Notice:
+    def check(self) -> None:
+        """The same while bytes move, so often that it must cost nothing."""
+        if self.aborted is not None:
+            raise copy.copy(self.aborted[0])
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise self.late((), "its bytes were still on their way")
+
+    def _notice(self, word: Word, culprit: int = -1, text: str = "", last: int = 0) -> Notice:
         packed = self._fingerprint.pack()
-        return Notice(word, self.epoch, self._operation, culprit, packed, text)
+        return Notice(word, self.epoch, self._operation, culprit, packed, text, last)
 
-    def _late(self, awaited: Sequence[int]) -> Timeout:
+    def late(self, awaited: Sequence[int], cause: str | None = None) -> Timeout:
+        """The error at the deadline."""
         names = ", ".join(f"rank {rank} ({self._backend.peer_name(rank)})" for rank in awaited)
+        nothing = f"nothing came from {names}" if names else "the other ranks do not read"
         return Timeout(
             f"{self._fingerprint} was not done in time",
-            seconds=time.monotonic() - self._begun,
+            seconds=time.monotonic() - self.asked,
             missing=awaited,
             rank=awaited[0] if awaited else None,
-            cause=f"nothing came from {names}" if names else "the other ranks do not read",
+            cause=cause or nothing,
             hint="Look at what those ranks do instead.",
         )
 
     def _read_notices(self) -> None:
         for rank, notice in self._notices.collect():
-            if notice.epoch != self.epoch:
-                continue  # of an epoch that is over, or that we have yet to learn about
             if notice.word is Word.WAITING:
-                self._waiting[rank] = notice
-            elif self._ending is None or notice.operation < self._ending[1].operation:
-                self._ending = (rank, notice)
+                if notice.epoch == self.epoch:
+                    self._waiting[rank] = notice
+            elif notice.last_call > self.epoch:
+                self._hear(rank, notice)
+
+    def _hear(self, rank: int, notice: Notice) -> None:
+        """A rank has ended calls that we have not."""
+        if notice.last_call == FOR_EVER:  # which is true of that rank alone
+            notice = notice._replace(last_call=FOR_EVER - 1)
+        if self._furthest is None or notice.last_call > self._furthest[1].last_call:
+            self._furthest = (rank, notice)
+        if notice.epoch < self.epoch:
+            notice = notice._replace(operation=0)  # it never came to ours
+        elif notice.epoch > self.epoch and self._ending is not None:
+            return  # it came there after what we know already
+        if self._ending is None or notice.operation < self._ending[1].operation:
+            self._ending = (rank, notice)
 
     def _check_ending(self) -> None:
         """Raise if a rank has left in this operation, or before it.
@@ -190,18 +238,41 @@ class Vigil:
 
     # -- endings -----------------------------------------------------------------------------------
 
-    def abort(self, error: DistributedError) -> None:
-        """End the operation under way, from any thread; its own wakes up and looks."""
-        self._aborted = error
+    def abort(self, error: DistributedError, last_call: int) -> None:
+        """End calls up to a number, from any thread; whoever runs one wakes up and looks."""
+        if self.aborted is None or last_call >= self.aborted[1]:
+            self.aborted = (error, last_call)
 
-    def leave(self, reason: str) -> None:
-        """Let all others know that this rank takes part in no further operation."""
+    def leave(self, last_call: int) -> None:
+        """End calls up to a number because of an abort that found no operation under way.
+
+        The last operation is over here, and may well end on other ranks.
+        """
+        assert self.aborted is not None
         self._operation += 1
-        me = self._backend.rank
-        self.tell(Aborted(f"Rank {me} ended the operation: {reason}", rank=me))
+        self.conclude(self.aborted[0], last_call)
 
-    def tell(self, error: BaseException) -> None:
-        """Let all others know why this rank leaves the operation."""
+    def conclude(self, error: BaseException, last_call: int) -> None:
+        """Calls up to a number have ended with an error: tell the others, begin the next epoch."""
+        verdict = error if isinstance(error, DistributedError) else _failed(self._backend, error)
+        if self.aborted is not None and self.aborted[1] > last_call:
+            verdict, last_call = self.aborted
+        if self._furthest is not None and self._furthest[1].last_call > last_call:
+            verdict, last_call = self._told_by(*self._furthest), self._furthest[1].last_call
+        try:
+            self._tell(error, last_call)
+        finally:  # also after Ctrl-C
+            self._advance(last_call, verdict)
+
+    def _advance(self, last_call: int, verdict: DistributedError) -> None:
+        self.epoch, self._verdict = last_call, verdict
+        if self.aborted is not None and self.aborted[1] <= last_call:
+            self.aborted = None
+        self._operation = 0
+        self._waiting.clear()
+        self._ending = self._furthest = None
+
+    def _tell(self, error: BaseException, last_call: int) -> None:
         words: list[tuple[type[BaseException], Word]] = [
             (CollectiveMismatch, Word.MISMATCH),
             (Disconnected, Word.LOST),
@@ -211,18 +282,15 @@ class Vigil:
         word = next((word for kind, word in words if isinstance(error, kind)), Word.FAILED)
         culprit = getattr(error, "rank", None)
         text = str(error) or type(error).__name__
-        self._notices.tell(
-            self._others, self._notice(word, -1 if culprit is None else culprit, text)
-        )
-
-    def renew(self) -> None:
-        """Start the next epoch."""
-        self.epoch += 1
-        self._operation = 0
-        self._waiting.clear()
-        self._ending = None
-        self._aborted = None
+        notice = self._notice(word, -1 if culprit is None else culprit, text, last_call)
+        self._notices.tell(self._others, notice)
 
     def close(self) -> None:
         """Stop listening to notices."""
         self._notices.close()
+
+
+def _failed(backend: Backend, error: BaseException) -> Aborted:
+    """What another error than ours means for calls that it ends as well."""
+    reason = str(error) or type(error).__name__
+    return Aborted(f"Rank {backend.rank} failed: {reason}", rank=backend.rank)

@@ -27,6 +27,9 @@ class Patrol(Protocol):
     def look(self, awaited: Sequence[int]) -> None:
         """Raise if an abort, a loss, a disagreement or the deadline ends the operation."""
 
+    def check(self) -> None:
+        """Raise if an abort or the deadline does, although bytes move."""
+
 
 class Watch:
     """Sleeps until a stream of a group can move bytes."""
@@ -50,9 +53,12 @@ class Watch:
                 self._hear(peer, wanted=True)
         if at_once:
             found = self._poller.wait(0)
+            self._patrol.check()
         else:
             found = self._poller.wait(SLICE)
-            if not found:
+            if found:
+                self._patrol.check()
+            else:
                 self._patrol.look(awaited)
         return [event for event in found if self._is_wanted(event, awaited)]
 

@@ -7,10 +7,12 @@ import copy
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from potluck.errors import DistributedError, Timeout
+from potluck.runtime.limits import read_timeout
 
 __all__ = ["Work"]
 
@@ -25,13 +27,22 @@ class Work(Generic[Result]):
     Wait for it, ask whether it is done, or await it from a coroutine; any number of threads may.
     """
 
-    def __init__(self, describe: Callable[[], str] = lambda: "The operation") -> None:
+    def __init__(
+        self,
+        describe: Callable[[], str] = lambda: "The operation",
+        help_with: Callable[[Work[Any]], None] | None = None,
+    ) -> None:
         self._ended = threading.Event()
         self._describe = describe
+        self._help = help_with
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        """What it is, as the subject of a sentence."""
+        return self._describe()
 
     @property
     def done(self) -> bool:
@@ -44,11 +55,18 @@ class Work(Generic[Result]):
         After a :class:`~potluck.errors.Timeout` the work goes on and still owns its arrays: wait
         again.
         """
-        if not self._ended.wait(timeout):
+        limit = read_timeout(timeout)
+        if self._help is not None:
+            self._help(self)  # this may be the very thread that has to do it
+        if not self._ended.wait(limit):
             raise Timeout(
-                f"{self._describe()} was not done within {timeout:g} s", seconds=timeout or 0.0
+                f"{self._describe()} was not done within {limit:g} s", seconds=limit or 0.0
             )
         return self.result()
+
+    def ends_within(self, deadline: float | None) -> bool:
+        """Wait until it ends (True), well or not, or a moment has come (False)."""
+        return self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def result(self) -> Result:
         """The result, or what went wrong; raises :class:`Timeout` when it is not done yet."""
@@ -73,17 +91,25 @@ class Work(Generic[Result]):
         callback()
 
     def succeed(self, result: Result) -> None:
-        """End well."""
-        self._result = result
-        self._end()
+        """End well, unless it has ended."""
+        self._end(result, None)
 
     def fail(self, error: BaseException) -> None:
-        """End with what went wrong."""
-        self._error = error
-        self._end()
+        """End with what went wrong, unless it has ended."""
+        self._end(None, error)
 
-    def _end(self) -> None:
+    def become_forked(self, error: BaseException) -> None:
+        """In a forked child: nobody does it here; locks that others held are nobody's."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._error, self._callbacks = error, []
+        self._ended.set()
+
+    def _end(self, result: Result | None, error: BaseException | None) -> None:
         with self._lock:
+            if self._ended.is_set():
+                return
+            self._result, self._error = result, error
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
