@@ -2,8 +2,17 @@
 
 import pytest
 
-from potluck import NoConnection
-from potluck.core.calls import Pace, Stall, Window, find_rank, milliseconds, reply_by
+from potluck import RpcNoConnection
+from potluck.core.calls import (
+    Pace,
+    Stall,
+    Whereabouts,
+    Window,
+    find_rank,
+    milliseconds,
+    name_in_bytes,
+    reply_by,
+)
 
 
 def test_a_window_bounds_calls_and_bytes() -> None:
@@ -60,12 +69,47 @@ def test_a_reason_arrives_before_the_caller_gives_up() -> None:
 
 def test_a_node_is_found_by_its_name() -> None:
     """In short or in full; several ranks on one machine need a number."""
-    names = {0: "kitchen at 10.0.0.2:1", 1: "attic at 10.0.0.3:1", 2: "attic at 10.0.0.3:2"}
-    assert find_rank("kitchen", names) == 0
-    assert find_rank("attic at 10.0.0.3:2", names) == 2
-    with pytest.raises(NoConnection, match="attic runs several ranks: 1, 2"):
-        find_rank("attic", names)
-    with pytest.raises(NoConnection, match=r"No rank runs on kitchn\. Did you mean kitchen\?"):
-        find_rank("kitchn", names)
-    with pytest.raises(NoConnection, match=r"No rank runs on zzz$"):
-        find_rank("zzz", names)
+    names = ["kitchen at 10.0.0.2:1", "attic at 10.0.0.3:1", "attic at 10.0.0.3:2"]
+    ranks = {rank: Whereabouts(name) for rank, name in enumerate(names)}
+    assert find_rank("kitchen", ranks) == 0
+    assert find_rank("attic at 10.0.0.3:2", ranks) == 2
+    with pytest.raises(RpcNoConnection, match=r"several ranks: 1, 2 \(attic at 10.0.0.3:1, attic"):
+        find_rank("attic", ranks)
+    with pytest.raises(RpcNoConnection, match=r"'kitchn': no rank .*\. Did you mean kitchen\?"):
+        find_rank("kitchn", ranks)
+    with pytest.raises(RpcNoConnection, match=r"The machines here: attic, kitchen\.$"):
+        find_rank("zzz", ranks)
+
+
+def test_a_node_is_found_by_its_id_or_the_beginning_of_it() -> None:
+    """A process by the id of its node and its start; too few characters stand for nobody."""
+    ranks = {
+        0: Whereabouts("kitchen", "a" * 32, 7),
+        1: Whereabouts("attic", "a" * 31 + "b", 7),
+        2: Whereabouts("attic", "b" * 32, 7),
+        3: Whereabouts("attic", "b" * 32, 71),
+        4: Whereabouts("shed"),
+    }
+    assert find_rank("a" * 32, ranks) == 0
+    assert find_rank("a" * 31 + "b", ranks) == 1
+    assert find_rank("bbbb/71", ranks) == 3
+    assert find_rank("b" * 32 + "/7", ranks) == 2
+    with pytest.raises(RpcNoConnection, match=r"several ranks: 0, 1 \(kitchen, attic\)"):
+        find_rank("aaaaaaaa/7", ranks)
+    for stranger in ("aaa", "bbbb/8", "bbbb/", ""):
+        with pytest.raises(RpcNoConnection, match="no rank runs there"):
+            find_rank(stranger, ranks)
+
+
+def test_a_name_that_cannot_travel_is_refused() -> None:
+    """Before anything is sent, and in words."""
+    assert name_in_bytes("süß") == b"s\xc3\xbc\xc3\x9f"
+    for name, words in (
+        ("", "1 to 1024 bytes, not 0"),
+        ("x" * 1025, "1 to 1024 bytes, not 1025"),
+        ("\ud800", "cannot travel"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            name_in_bytes(name)
+    with pytest.raises(TypeError, match="a str, not by 5"):
+        name_in_bytes(5)  # type: ignore[arg-type]

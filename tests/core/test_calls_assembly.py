@@ -54,3 +54,12 @@ def test_everything_can_be_forgotten() -> None:
     assembly = begun()
     assembly.clear()
     assert (len(assembly), assembly.octets) == (0, 0)
+
+
+def test_a_short_message_is_not_cut() -> None:
+    """Else a peer could begin any number of messages of two bytes, each with memory of its own."""
+    assembly = Assembly(100, least=11)
+    with pytest.raises(RpcInvalidMessage, match="a message of 10 bytes, which nobody cuts"):
+        assembly.accept(piece(1, 5, 10, Mark.MORE))
+    assert len(assembly) == 0
+    assert assembly.accept(piece(1, 5, 11, Mark.MORE)).filled == 0

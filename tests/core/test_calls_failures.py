@@ -1,5 +1,7 @@
 """Why a call has no value arrives as the error that says so."""
 
+import traceback
+
 import pytest
 
 from potluck import (
@@ -76,3 +78,33 @@ def test_the_errors_say_what_to_do() -> None:
     assert late.recoverable
     assert RpcNoConnection(1).recoverable
     assert near_names("ech", ["echo", "add"]) == ["echo"]
+
+
+@pytest.mark.parametrize("limit", [512, 3000, 40_000, 1 << 20])
+def test_a_reply_is_no_larger_than_its_caller_takes(limit: int) -> None:
+    """It loses words rather than the connection, and is still the same error."""
+    long = "x" * 100_000
+    raised = Failure("raised", name="KeyError", words=long, traceback=long + "line 3")
+    reply = reply_with(1, raised, 0, limit)
+    assert limit / 100 < len(reply) <= limit
+    error = error_of(RpcResponse.deserialize(reply), 0)
+    assert isinstance(error, RpcRemoteError)
+    missing = reply_with(1, Failure("missing", name=long, near=[long]), 0, limit)
+    assert len(missing) <= limit
+    assert type(error_of(RpcResponse.deserialize(missing), 0)) is RpcFunctionNotFound
+
+
+def test_a_name_that_nobody_can_mean_costs_nothing() -> None:
+    """Comparing it with others would take memory for every character."""
+    assert near_names("e" * 10_000_000, ["echo"]) == []
+    assert near_names("echo", ["e" * 10_000_000, "ech"]) == ["ech"]
+    error = RpcFunctionNotFound("e\n" * 1000, rank=1)
+    assert error.name == "e\n" * 1000
+    assert len(str(error)) < 1500
+    assert "\n" not in str(error)
+
+
+def test_the_traceback_of_the_other_side_is_shown() -> None:
+    """Below our own, when nobody catches the error."""
+    error = RpcRemoteError("KeyError", "'x'", "Traceback:\n  line 3\n", rank=2)
+    assert "On rank 2:\nTraceback:\n  line 3" in "".join(traceback.format_exception(error))

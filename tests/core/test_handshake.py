@@ -14,6 +14,7 @@ from potluck.core.handshake import (
     judge_clone,
     judge_lane,
     judge_node,
+    judge_start,
     judge_table,
     list_ranks,
 )
@@ -254,3 +255,10 @@ def test_only_the_node_that_joined_as_a_rank_dials_as_that_rank() -> None:
     """Whoever else is a member and knows the session."""
     assert judge_node(2, "anna", "anna") is None
     assert "rank 2 joined as another node" in sentence(judge_node(2, "anna", "ben"))
+
+
+def test_only_the_start_that_was_taken_in_as_a_rank_dials_as_that_rank() -> None:
+    """Processes of one machine share a node; the sentence says which of the two is older."""
+    assert judge_start(2, 7, 7) is None
+    assert "rank 2 is a later start" in sentence(judge_start(2, 7, 6))
+    assert "rank 2 is an earlier start" in sentence(judge_start(2, 7, 8))

@@ -205,3 +205,12 @@ class TwoQueues(RuleBasedStateMachine):
 
 TestTwoQueues = TwoQueues.TestCase
 TestTwoQueues.settings = settings(stateful_step_count=25)
+
+
+def test_a_message_that_waits_can_be_seen() -> None:
+    """Until a receive takes it, and only under its own key."""
+    box = Box()
+    box.arrive("a", "message")
+    assert (box.has_message("a"), box.has_message("b")) == (True, False)
+    box.post("a", "receive")
+    assert not box.has_message("a")

@@ -7,12 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from potluck.core.calls_errors import near_names
+from potluck.core.calls_errors import RpcNoConnection, near_names
 from potluck.core.calls_frames import MAX_PATIENCE
-from potluck.errors import NoConnection
 
-__all__ = ["Pace", "Stall", "Window", "find_rank", "milliseconds", "reply_by"]
+__all__ = [
+    "Pace",
+    "Stall",
+    "Whereabouts",
+    "Window",
+    "find_rank",
+    "milliseconds",
+    "name_in_bytes",
+    "reply_by",
+]
+
+MAX_NAME = 1024
+"""Bytes of a function's name."""
+
+LEAST = 4
+"""Characters of an id that may stand for all of it."""
+
+MANY = 8
+"""Machines that are named to somebody who looks for another."""
 
 
 class Window:
@@ -128,21 +146,68 @@ def reply_by(arrived: float, patience: int) -> float:
     return arrived + seconds - min(seconds / 10, 0.1)
 
 
-def find_rank(node: str, names: Mapping[int, str]) -> int:
-    """The rank on a machine; ``names`` say where each rank is.
+def name_in_bytes(name: str) -> bytes:
+    """A function's name as it travels.
 
-    >>> find_rank("attic", {0: "kitchen at 10.0.0.2:4040", 1: "attic at 10.0.0.3:4040"})
-    1
+    >>> name_in_bytes("add")
+    b'add'
     """
-    short = {rank: name.partition(" at ")[0] for rank, name in names.items()}
-    found = [rank for rank, name in names.items() if node in (name, short[rank])]
+    if not isinstance(name, str):
+        msg = f"A function is called by its name, a str, not by {name!r}"
+        raise TypeError(msg)
+    try:
+        octets = name.encode()
+    except UnicodeEncodeError:
+        msg = f"The name {name[:MAX_NAME]!r} has characters that cannot travel"
+        raise ValueError(msg) from None
+    if not 0 < len(octets) <= MAX_NAME:
+        msg = f"A function's name has 1 to {MAX_NAME} bytes, not {len(octets)}"
+        raise ValueError(msg)
+    return octets
+
+
+class Whereabouts(NamedTuple):
+    """Where a rank is."""
+
+    name: str
+    """Its machine, and perhaps an address: ``attic at 10.0.0.3:4040``."""
+    node: str = ""
+    """The id of that machine; empty if it is not known."""
+    start: int | None = None
+    """Which start of the process; None if that is not known."""
+
+
+def find_rank(wanted: str, ranks: Mapping[int, Whereabouts]) -> int:
+    """The rank that somebody means with the name of a machine, or with (the beginning of) an id.
+
+    >>> ranks = {0: Whereabouts("kitchen", "c0ffee00"), 1: Whereabouts("attic", "badcab1e", 7)}
+    >>> find_rank("attic", ranks), find_rank("c0ff", ranks), find_rank("badcab/7", ranks)
+    (1, 0, 1)
+    """
+    short = {rank: each.name.partition(" at ")[0] for rank, each in ranks.items()}
+    found = [rank for rank, each in ranks.items() if wanted in (each.name, short[rank])]
+    found = found or [rank for rank, each in ranks.items() if _is_meant(wanted, each)]
     if len(found) == 1:
         return found[0]
     if found:
-        ranks = ", ".join(map(str, found))
-        raise NoConnection(f"{node} runs several ranks: {ranks}", hint="Address one by its number.")
-    near = near_names(node, sorted(set(short.values())))
-    raise NoConnection(
-        f"No rank runs on {node}",
-        hint=f"Did you mean {' or '.join(near)}?" if near else None,
+        numbers = ", ".join(map(str, found))
+        names = ", ".join(dict.fromkeys(ranks[rank].name for rank in found))
+        raise RpcNoConnection(
+            wanted,
+            cause=f"that is several ranks: {numbers} ({names})",
+            hint="Address one by its number, or by the id of its process.",
+        )
+    near = near_names(wanted, sorted(set(short.values())))
+    here = ", ".join(sorted(set(short.values()))[:MANY])
+    raise RpcNoConnection(
+        wanted,
+        cause="no rank runs there",
+        hint=f"Did you mean {' or '.join(near)}?" if near else f"The machines here: {here}.",
     )
+
+
+def _is_meant(wanted: str, there: Whereabouts) -> bool:
+    node, slash, start = wanted.partition("/")
+    if len(node) < LEAST or not there.node.startswith(node):
+        return False
+    return not slash or start == str(there.start)

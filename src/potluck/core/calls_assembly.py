@@ -28,8 +28,12 @@ class Assembly:
         self,
         allowed: int,
         allocate: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size)),
+        *,
+        least: int = 0,
     ) -> None:
+        """``least`` bytes have messages that are cut: else a peer could begin millions of them."""
         self._allowed = allowed
+        self._least = least
         self._allocate = allocate
         self._parts: dict[tuple[int, int], Whole] = {}
         self.octets = 0
@@ -53,6 +57,8 @@ class Assembly:
             if whole is None or whole.first.total != frame.total:
                 raise RpcInvalidMessage(f"a piece of message {frame.number}, which did not begin")
         else:
+            if frame.total < self._least:
+                raise RpcInvalidMessage(f"a message of {frame.total} bytes, which nobody cuts")
             if whole is not None:
                 raise RpcInvalidMessage(f"message {frame.number} begins twice")
             if self._parts and self.octets + frame.total > self._allowed:

@@ -34,7 +34,11 @@ __all__ = [
     "RpcTimeout",
     "RpcTooLarge",
     "near_names",
+    "shortened",
 ]
+
+LONG_NAME = 256
+"""Characters of a name that anybody can have meant."""
 
 
 class RpcError(DistributedError):
@@ -51,6 +55,7 @@ class RpcFunctionNotFound(RpcError, LookupError):
     def __init__(self, name: str, *, rank: int, near: Iterable[str] = ()) -> None:
         self.name = name
         self.near = tuple(near)
+        name = shortened(name)
         hint = " or ".join(f"'{each}'" for each in self.near)
         super().__init__(
             f"RPC function not found: {name}",
@@ -92,10 +97,19 @@ class RpcNoConnection(RpcError, NoConnection):
 
     >>> str(RpcNoConnection(2, cause="its process has ended"))
     'no connection to rank 2: its process has ended'
+    >>> str(RpcNoConnection(2, host="attic", cause="its process has ended"))
+    'no connection to rank 2 (attic): its process has ended'
     """
 
-    def __init__(self, rank: int, *, cause: str | None = None, **fields: Any) -> None:
-        super().__init__(f"no connection to rank {rank}", rank=rank, cause=cause, **fields)
+    def __init__(self, rank: int | str, *, cause: str | None = None, **fields: Any) -> None:
+        """``rank`` is its number, or the name of a node that nobody here has."""
+        if isinstance(rank, int):
+            who, fields["rank"] = f"rank {rank}", rank
+            if fields.get("host"):
+                who = f"{who} ({fields['host']})"
+        else:
+            who = f"'{shortened(rank)}'"
+        super().__init__(f"no connection to {who}", cause=cause, **fields)
 
 
 class RpcTimeout(RpcError, Timeout):
@@ -137,6 +151,8 @@ class RpcRemoteError(RpcError):
         self.remote_type = remote_type
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
+        if remote_traceback:  # shown below our own when nobody catches this
+            self.add_note(f"On rank {rank}:\n{remote_traceback.rstrip()}")
 
 
 class RpcInternal(RpcError):
@@ -152,4 +168,17 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     >>> near_names("ech", ["add", "echo"])
     ['echo']
     """
-    return difflib.get_close_matches(name, list(known), n=3)
+    if len(name) > LONG_NAME:  # comparing takes memory and time for every character
+        return []
+    return difflib.get_close_matches(name, [each for each in known if len(each) <= LONG_NAME], n=3)
+
+
+def shortened(name: str) -> str:
+    """A name for people to read: of a long one the beginning, and no control characters.
+
+    >>> shortened("echo"), len(shortened("e" * 1000))
+    ('echo', 259)
+    """
+    if len(name) > LONG_NAME:
+        name = f"{name[:LONG_NAME]}..."
+    return name if name.isprintable() else ascii(name)[1:-1]

@@ -24,7 +24,10 @@ __all__ = ["Failure", "Reason", "error_of", "reply_with"]
 Reason = Literal["missing", "raised", "large", "busy", "late", "cancelled", "invalid", "internal"]
 
 TEXT = 64 << 10
-"""Characters of a text at most; of a longer one the end is kept, where a traceback says most."""
+"""Characters of a text at most; of a longer traceback the end is kept, where it says most."""
+
+ROOM = (TEXT, 8 << 10, 1 << 10, 128, 0)
+"""How much of a text is left, from step to step, if a reply is larger than its caller takes."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,11 +43,32 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0.0
 
 
-def reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
-    """The reply of ``rank``, with words for those who know only the words."""
-    failure = msgspec.structs.replace(
-        failure, words=failure.words[-TEXT:], traceback=failure.traceback[-TEXT:]
+def reply_with(request_id: int, failure: Failure, rank: int, limit: int | None = None) -> bytes:
+    """The reply of ``rank``, with words for those who know only the words.
+
+    It has at most ``limit`` bytes, if its caller takes enough for the shortest reply.
+    """
+    reply = b""
+    for text in ROOM:
+        reply = _reply_with(request_id, _cut(failure, text), rank)
+        if limit is None or len(reply) <= limit:
+            break
+    return reply
+
+
+def _cut(failure: Failure, text: int) -> Failure:
+    """The same with texts of so many characters at most."""
+    trace = failure.traceback
+    return msgspec.structs.replace(
+        failure,
+        words=failure.words[:text],
+        name=failure.name[:text],
+        near=[each for each in failure.near if len(each) <= text],
+        traceback=trace[max(0, len(trace) - text) :],
     )
+
+
+def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
     words = failure.words
     if failure.reason == "missing":
         words = f"function '{failure.name}' not registered on rank {rank}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 __all__ = ["FairQueue"]
 
@@ -21,15 +21,15 @@ class FairQueue(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._turns: deque[int] = deque()
-        self._waiting: dict[int, deque[Item]] = {}
+        self._turns: deque[Hashable] = deque()
+        self._waiting: dict[Hashable, deque[Item]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         """How many wait."""
         return self._count
 
-    def add(self, peer: int, item: Item) -> None:
+    def add(self, peer: Hashable, item: Item) -> None:
         """Queue behind the others of that peer."""
         line = self._waiting.get(peer)
         if line is None:
@@ -38,7 +38,7 @@ class FairQueue(Generic[Item]):
         line.append(item)
         self._count += 1
 
-    def take(self, may: Callable[[int], bool] = lambda _: True) -> Item | None:
+    def take(self, may: Callable[[Any], bool] = lambda _: True) -> Item | None:
         """The next item, of a peer who may; None if there is none."""
         for _ in range(len(self._turns)):
             peer = self._turns.popleft()

@@ -74,6 +74,10 @@ class Mailbox(Generic[Key, Receive, Message]):
         self._messages.setdefault(key, deque()).appendleft(message)
         return None
 
+    def has_message(self, key: Key) -> bool:
+        """Whether a message of ``key`` waits for a receive."""
+        return key in self._messages
+
     def waiting_messages(self) -> list[Message]:
         """Every message nobody has asked for yet, oldest first within a key."""
         return [message for queue in self._messages.values() for message in queue]

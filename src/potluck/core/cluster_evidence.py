@@ -1,0 +1,213 @@
+"""Who is there and who is dead: connections, probes, restarts, clones.
+
+That a process has *ended* is known from a refusal of its port or from a later start in its place.
+That is a *proof of death*, on which its fellow members may act, only if it comes so soon after our
+last contact that the dead one cannot have agreed on anything without us: it waits twice its pause
+for those it does not hear.
+"""
+
+from __future__ import annotations
+
+from potluck.core.cluster_cards import ProcessCard
+from potluck.core.cluster_contacts import Contact
+from potluck.core.cluster_effects import Disconnect, Probe
+from potluck.core.cluster_events import ClusterState, MembershipChange
+from potluck.core.cluster_messages import Acquaintances
+from potluck.core.cluster_situation import Situation
+from potluck.vocabulary import ProcessId
+
+__all__ = ["Evidence"]
+
+_MARGIN = 0.9  # of the time for which a proof holds; clocks may differ in speed by so much
+_CARDS_AT_ONCE = 8  # the longest card has some 5 KiB
+_ENDED_KEPT = 1024
+
+
+class Evidence:
+    """Keeps the table of contacts, and the proofs of death."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self._probe_at = float("-inf")
+        self._successors: dict[ProcessId, str] = {}
+
+    # --- coming ---
+
+    def connected(self, card: ProcessCard) -> None:
+        """A lane is open."""
+        s = self._situation
+        process = card.process
+        refusal = self._why_refused(card)
+        if refusal:
+            s.out.append(Disconnect(process, refusal))
+            s.note(MembershipChange.REFUSED, f"{card} is refused: {refusal}", process)
+            return
+        for contact in list(s.contacts):
+            if card.succeeds(contact.card):
+                self._superseded(contact, card)
+        if s.ended.pop(process, None) is not None and s.proofs.pop(process, None) is not None:
+            sentence = f"{card} was taken for dead, but it is there"
+            s.note(MembershipChange.RETRACTED, sentence, process)
+        known = s.contacts.get(process)
+        if known is None or not known.is_connected:
+            s.note(MembershipChange.MET, f"{card} is connected", process)
+        s.contacts.connect(card, s.now)
+        s.greet(process)
+        self._introduce(process)
+        commit = s.newest_commit()
+        if commit is not None:
+            s.send(process, commit)
+        s.is_dirty = True
+
+    def _why_refused(self, card: ProcessCard) -> str:
+        s = self._situation
+        if card.process == s.id or (card.node == s.me.node and card.machine != s.me.machine):
+            return "it has the identity of this machine; was its key copied?"
+        for contact in s.contacts:
+            other = contact.card
+            if other.node != card.node or other.process == card.process or not other.machine:
+                continue
+            if other.machine != card.machine:
+                return f"the identity of {other} shows up on another machine; was its key copied?"
+            if other.succeeds(card):
+                return f"{other} started later in its place"
+        if s.contacts.is_full and s.contacts.get(card.process) is None:
+            return "too many processes are connected"
+        return ""
+
+    def _superseded(self, contact: Contact, card: ProcessCard) -> None:
+        """A later start in the same place shows that a process has ended."""
+        s = self._situation
+        process, how = contact.process, f"{card} has started in its place"
+        if contact.is_connected and contact.card.boot != card.boot and s.contacts.is_heard(process):
+            # Two machines with one disk?  If it was a reboot, the old one will not be heard again.
+            self._successors[process] = how
+            return
+        if contact.is_connected:
+            s.out.append(Disconnect(process, how))
+            self.disconnected(process, how)
+        self._has_ended(process, how)
+
+    def _introduce(self, newcomer: ProcessId) -> None:
+        """Tell a newcomer of all that are here, so that everybody meets everybody."""
+        s = self._situation
+        cards = [
+            contact.card
+            for contact in s.contacts
+            if contact.process != newcomer
+            and contact.is_member
+            and s.contacts.is_heard(contact.process)
+        ]
+        for start in range(0, len(cards), _CARDS_AT_ONCE):
+            s.send(newcomer, Acquaintances(tuple(cards[start : start + _CARDS_AT_ONCE])))
+
+    # --- going ---
+
+    def disconnected(self, process: ProcessId, cause: str) -> None:
+        """The last lane to a process ended."""
+        s = self._situation
+        contact = s.contacts.get(process)
+        if contact is None or not contact.is_connected:
+            return
+        s.contacts.disconnect(contact, cause, s.now)
+        s.is_dirty = True
+        s.beat_soon()
+        if not s.is_member(process):
+            s.contacts.forget(process)
+            return
+        if process not in s.gone:
+            self._lose(process, f"the connection to {contact.card} ended: {cause}")
+            s.out.append(Probe(process))
+        self._review_successors()
+
+    def _lose(self, process: ProcessId, sentence: str) -> None:
+        s = self._situation
+        s.note(MembershipChange.LOST, sentence, process)
+        s.abort(process, sentence)
+        s.report_loss(process, sentence)
+
+    def refused(self, process: ProcessId) -> None:
+        """Its port refuses connections: nobody is there any more."""
+        contact = self._situation.contacts.get(process)
+        if contact is not None and not contact.is_connected:
+            self._has_ended(process, "its port refuses connections")
+
+    def unreachable(self, process: ProcessId, why: str) -> None:
+        """A probe proved nothing."""
+        s = self._situation
+        if s.is_member(process) and process not in s.gone:
+            sentence = f"what became of {s.name(process)} is not known: {why}"
+            s.note_once(f"probe {process}", sentence, process)
+
+    def _has_ended(self, process: ProcessId, how: str) -> None:
+        s = self._situation
+        s.ended.setdefault(process, (how, s.time))
+        if len(s.ended) > _ENDED_KEPT:
+            del s.ended[next(iter(s.ended))]
+        s.is_dirty = True
+        if not s.is_member(process):
+            s.contacts.forget(process)
+        elif process not in s.proofs and self._is_proof(process):
+            sentence = f"{s.name(process)} is dead: {how}"
+            s.proofs[process] = f"it is dead ({how})"
+            s.note(MembershipChange.PROVED_DEAD, sentence, process)
+            s.abort(process, sentence)
+            s.report_loss(process, sentence, is_proved=True)
+
+    def _is_proof(self, process: ProcessId) -> bool:
+        """Whether the dead one cannot have agreed on anything without us."""
+        s = self._situation
+        contact = s.contacts.of(process)
+        _, learnt = s.ended[process]
+        shared = min(s.pause_after, contact.card.pause_after)
+        return learnt - contact.leased_at < 2 * _MARGIN * shared
+
+    # --- what is due ---
+
+    def begin(self) -> None:
+        """A view was installed: look who of it has been lost meanwhile."""
+        s = self._situation
+        for process in s.others():
+            contact = s.contacts.of(process)
+            if contact.is_connected:
+                continue
+            how = self._how_ended(contact)
+            if how:
+                self._has_ended(process, how)
+            if process not in s.proofs:
+                self._lose(process, f"there is no connection to {contact.card}")
+                s.out.append(Probe(process))
+
+    def _how_ended(self, contact: Contact) -> str:
+        """How we know that a process has ended; empty if we do not."""
+        s = self._situation
+        if contact.process in s.ended:
+            return s.ended[contact.process][0]
+        heirs = (other.card for other in s.contacts if other.card.succeeds(contact.card))
+        return next((f"{heir} has started in its place" for heir in heirs), "")
+
+    def review(self) -> None:
+        """Notice who has fallen silent; probe those whose connection ended."""
+        s = self._situation
+        self._review_successors()
+        if s.view is None:
+            return
+        is_due = s.time >= self._probe_at
+        for process in s.others():
+            contact = s.contacts.of(process)
+            if process in s.gone:
+                continue
+            if is_due and not contact.is_connected and process not in s.ended:
+                s.out.append(Probe(process))
+            if not s.is_aborted and s.is_lost(process):
+                self._lose(process, f"{contact.card} is lost: {s.why_doubtful(process)}")
+        if is_due:
+            slow = s.state is ClusterState.PAUSED
+            self._probe_at = s.time + (s.pause_after if slow else s.interval)
+
+    def _review_successors(self) -> None:
+        """Processes whose place was taken while we still heard them."""
+        for process, how in list(self._successors.items()):
+            if not self._situation.contacts.is_heard(process):
+                del self._successors[process]
+                self._has_ended(process, how)

@@ -1,0 +1,295 @@
+"""Who leads: terms, explicit votes and pre-votes within one epoch, each with its reason.
+
+The members of a view elect whoever proposes the next one.  Term 0 belongs to the view's first
+member without a vote.  When it is lost, a member first *canvasses*: only if a quorum would vote for
+it, which nobody does who still hears the leader, the term rises and votes are asked for.  Each
+member votes once per term and reports what it accepted before.
+
+The manager decides and counts; who is heard, and who is proved dead, its owner tells it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from potluck.core.cluster_messages import (
+    Canvass,
+    Departed,
+    Leaning,
+    Proposal,
+    Vote,
+    VoteRequest,
+)
+from potluck.core.election_ballot import Ballot
+from potluck.core.election_events import (
+    ElectionConfig,
+    ElectionEvent,
+    ElectionKind,
+    ElectionRole,
+    ElectionState,
+)
+from potluck.core.quorum import has_quorum
+from potluck.vocabulary import ProcessId, View
+
+__all__ = [
+    "ElectionConfig",
+    "ElectionEvent",
+    "ElectionKind",
+    "ElectionManager",
+    "ElectionRole",
+    "ElectionState",
+]
+
+_NO_VIEW = View("", 0, ())
+
+
+@dataclass(slots=True)
+class _Count:
+    """Who said yes, with the proofs each holds, and what had been accepted before."""
+
+    voters: dict[ProcessId, frozenset[ProcessId]] = field(default_factory=dict)
+    accepted_term: int = -1
+    accepted: Proposal | None = None
+
+    def report(self, term: int, proposal: Proposal | None) -> None:
+        if proposal is not None and term > self.accepted_term:
+            self.accepted_term, self.accepted = term, proposal
+
+
+class ElectionManager:
+    """Who leads in which term of the current epoch, as far as this member knows."""
+
+    def __init__(self, me: ProcessId, config: ElectionConfig) -> None:
+        self.me = me
+        self.config = config
+        self.view = _NO_VIEW
+        self.role = ElectionRole.IDLE
+        self.term = 0
+        self.leader: ProcessId | None = None
+        self.reason = "we are in no view"
+        self.ballot = Ballot()
+        self.departed: dict[ProcessId, Departed] = {}
+        """Members that left the lineage, with their last words in this epoch."""
+        self.events: list[ElectionEvent] = []
+        """What happened since the owner last took them."""
+        self.asked = 0  # the term we canvass for or campaign in
+        self.until: float | None = None  # when the present attempt is given up
+        self.not_before: float | None = None  # when the next attempt may begin
+        self._rest_until = float("-inf")  # after a failed attempt
+        self._attempts = 0
+        self._seen = 0  # the highest term anybody mentioned
+        self._count = _Count()
+
+    @property
+    def state(self) -> ElectionState:
+        """Who leads in which term, and why."""
+        view = self.view
+        return ElectionState(
+            self.role, view.lineage, view.epoch, self.term, self.leader, self.reason
+        )
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether we may propose in the current term."""
+        return self.role is ElectionRole.LEADING
+
+    @property
+    def gone(self) -> frozenset[ProcessId]:
+        """Who departed with a last word that binds nobody beyond the current term."""
+        return frozenset(who for who, word in self.departed.items() if word.promised <= self.term)
+
+    @property
+    def inherited(self) -> Proposal | None:
+        """What must be proposed again: the accepted proposal of the highest term reported."""
+        return self._count.accepted
+
+    # --- epochs ---
+
+    def begin(self, view: View, reason: str) -> None:
+        """A view was installed: its first member leads in term 0."""
+        self.view, self.term, self.leader = view, 0, view.leader
+        self.ballot = Ballot(voted_for=view.leader)
+        self.departed = {}
+        self._seen = self._attempts = 0
+        self._rest_until = float("-inf")
+        self._count = _Count()
+        self.until = self.not_before = None
+        self.reason = reason
+        mine = view.leader == self.me
+        self.role = ElectionRole.LEADING if mine else ElectionRole.FOLLOWING
+        who = "this process leads" if mine else f"{view.leader} leads"
+        kind = ElectionKind.ELECTED if mine else ElectionKind.NEW_LEADER
+        self._event(kind, f"{who} epoch {view.epoch} as its first member")
+
+    def end(self, reason: str) -> None:
+        """We are in no view any more."""
+        self.view, self.role, self.leader, self.term = _NO_VIEW, ElectionRole.IDLE, None, 0
+        self.ballot, self.departed, self.reason = Ballot(), {}, reason
+        self.until = self.not_before = None
+
+    def depart(self, who: ProcessId, word: Departed) -> None:
+        """A member left the lineage for good."""
+        self.departed[who] = word
+        self._seen = max(self._seen, word.promised)
+        if self.role is ElectionRole.LEADING and word.promised > self.term:
+            self._follow(None, "a member that left had voted in a later term")
+
+    # --- asking ---
+
+    def wait_turn(self, senior: int, now: float) -> None:
+        """The leader is lost: plan a campaign after those of the ``senior`` more senior members."""
+        share = senior + (0.5 * self._jitter() if senior else 0.0)
+        due = max(self._rest_until, now + share * self.config.election_timeout)
+        self.not_before = due if self.not_before is None else min(due, self.not_before)
+
+    def canvass(self, now: float, reason: str) -> Canvass:
+        """Ask whether a campaign would succeed.  No term rises by this."""
+        self.role, self.reason, self.not_before = ElectionRole.CANVASSING, reason, None
+        self._attempts += 1
+        self.asked = max(self._seen, self.term, self.ballot.promised) + 1
+        self._count = _Count({self.me: frozenset()})
+        self.until = now + self.config.election_timeout * (1 + 0.5 * self._jitter())
+        if self._attempts == 1:
+            self._event(ElectionKind.STARTED, f"an election begins: {reason}")
+        return self.canvass_again()
+
+    def canvass_again(self) -> Canvass:
+        """The question once more, for somebody who may have changed their mind."""
+        return Canvass(self.view.lineage, self.view.epoch, self.asked)
+
+    def campaign(self, now: float) -> VoteRequest:
+        """Raise the term, vote for ourselves and ask for votes."""
+        self.role, self.term, self.leader = ElectionRole.CAMPAIGNING, self.asked, None
+        self.ballot.vote(self.me, self.asked)
+        self._count = _Count({self.me: frozenset()})
+        self._count.report(self.ballot.accepted_term, self.ballot.accepted)
+        self.until = now + self.config.election_timeout * (1 + 0.5 * self._jitter())
+        return VoteRequest(self.view.lineage, self.view.epoch, self.asked)
+
+    def lead(self) -> None:
+        """We have a quorum of votes: the term is ours."""
+        for word in self.departed.values():
+            if word.promised <= self.asked:
+                self._count.report(word.accepted_term, word.accepted)
+        self.role, self.leader, self.until = ElectionRole.LEADING, self.me, None
+        self.reason = f"{len(self._count.voters)} of {len(self.view.members)} members voted for us"
+        self._event(ElectionKind.ELECTED, f"this process leads: {self.reason}")
+
+    def give_up(self, now: float) -> None:
+        """The attempt had no quorum in time; try again later."""
+        leader = self.leader if self.role is ElectionRole.CANVASSING else None
+        self.role, self.leader, self.until = ElectionRole.FOLLOWING, leader, None
+        self.reason = "our campaign had no quorum in time"
+        self._rest_until = now + self.config.election_timeout * (0.5 + self._jitter())
+        self.not_before = None
+        if self._attempts == 1:
+            self._event(ElectionKind.TIMEOUT, f"nobody was elected: {self.reason}")
+
+    def resume_following(self) -> None:
+        """The leader is there after all: our canvass has changed nothing."""
+        self._follow(self.leader, "the leader is heard again")
+
+    def has_won(self, proofs: AbstractSet[ProcessId]) -> bool:
+        """Whether the attempt has a quorum; ``proofs`` are those we hold ourselves."""
+        voters = self._count.voters
+        gone = set(proofs).union(*voters.values())
+        gone |= {who for who, word in self.departed.items() if word.promised < self.asked}
+        return has_quorum(self.view.members, voters.keys(), gone)
+
+    # --- answering ---
+
+    def answer_canvass(
+        self, sender: ProcessId, message: Canvass, *, refusal: str, proofs: AbstractSet[ProcessId]
+    ) -> Leaning:
+        """Say whether we would vote; ``refusal`` is why not, e.g. that we hear the leader."""
+        promised = self.ballot.promised
+        if message.term <= promised and not (
+            message.term == promised and self.ballot.voted_for == sender
+        ):
+            refusal = refusal or f"a vote was already given in term {promised}"
+        return Leaning(
+            message.lineage,
+            message.epoch,
+            message.term,
+            not refusal,
+            promised,
+            tuple(sorted(proofs)),
+            refusal,
+        )
+
+    def answer_vote_request(
+        self, sender: ProcessId, message: VoteRequest, proofs: AbstractSet[ProcessId]
+    ) -> Vote:
+        """Vote, at most once per term, and report what was accepted."""
+        granted = self.ballot.vote(sender, message.term)
+        if granted and (self.term, self.leader) != (message.term, sender):
+            self.term = message.term
+            self._follow(sender, f"we voted for {sender}")
+        return Vote(
+            message.lineage,
+            message.epoch,
+            message.term,
+            granted,
+            self.ballot.promised,
+            self.ballot.accepted_term,
+            self.ballot.accepted,
+            tuple(sorted(proofs)),
+        )
+
+    def follow_proposer(self, sender: ProcessId, term: int) -> None:
+        """A proposal came from the leader of a term."""
+        if self.leader != sender or self.term != term:
+            self.term = term
+            self._follow(sender, f"{sender} was elected")
+            self._event(ElectionKind.NEW_LEADER, f"{sender} leads: it was elected")
+
+    def take_leaning(self, sender: ProcessId, message: Leaning) -> None:
+        """Count an answer to our canvass."""
+        self._seen = max(self._seen, message.promised)
+        if self.role is ElectionRole.CANVASSING and message.term == self.asked:
+            if message.is_granted:
+                self._count.voters[sender] = frozenset(message.proofs)
+            else:
+                self._count.voters.pop(sender, None)
+
+    def take_vote(self, sender: ProcessId, message: Vote) -> None:
+        """Count a vote."""
+        self._seen = max(self._seen, message.promised)
+        current = self.role is ElectionRole.CAMPAIGNING and message.term == self.asked
+        if current and message.is_granted:
+            self._count.voters[sender] = frozenset(message.proofs)
+            self._count.report(message.accepted_term, message.accepted)
+
+    def has_answered(self, member: ProcessId) -> bool:
+        """Whether a member said yes in the present attempt."""
+        return member in self._count.voters
+
+    def preempted(self, promised: int, reason: str) -> None:
+        """Somebody refused because of a later term: our own is over."""
+        self._seen = max(self._seen, promised)
+        if promised > self.term:
+            self._follow(None, reason)
+
+    def split_brain(self, sentence: str) -> None:
+        """Report what must not happen."""
+        self._event(ElectionKind.SPLIT_BRAIN, sentence)
+
+    def stepped_down(self, sentence: str) -> None:
+        """Report that we hand over."""
+        self._event(ElectionKind.STEPPED_DOWN, sentence)
+
+    def _follow(self, leader: ProcessId | None, reason: str) -> None:
+        self.role, self.leader, self.reason = ElectionRole.FOLLOWING, leader, reason
+        self.until = self.not_before = None
+        if leader is not None:
+            self._attempts = 0
+
+    def _event(self, kind: ElectionKind, sentence: str) -> None:
+        self.events.append(ElectionEvent(kind, self.view.epoch, self.term, self.leader, sentence))
+
+    def _jitter(self) -> float:
+        """From 0 to 1, different for every process and attempt, the same in every replay."""
+        text = f"{self.me.node}/{self.me.incarnation} {self.view.epoch} {self._attempts}"
+        return hashlib.sha256(text.encode()).digest()[0] / 256

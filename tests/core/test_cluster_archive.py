@@ -1,0 +1,43 @@
+"""What was said on leaving a lineage stays said, as long as anybody may ask."""
+
+from __future__ import annotations
+
+from potluck.core.cluster_archive import Archive
+from potluck.core.cluster_messages import Commit, Departed, Proposal
+from potluck.vocabulary import NodeId, ProcessId
+
+A = ProcessId(NodeId("a" * 32), 1)
+
+
+def commit(lineage: str, epoch: int) -> Commit:
+    """A view that was agreed."""
+    return Commit(lineage, epoch, Proposal((A,)))
+
+
+def test_the_newest_view_is_kept() -> None:
+    """An older one does not replace it."""
+    archive = Archive()
+    archive.record(commit("x", 3))
+    archive.record(commit("x", 2))
+    assert archive.newest("x") == commit("x", 3)
+    assert archive.newest("y") is None
+
+
+def test_views_up_to_the_last_word_are_closed() -> None:
+    """A later view may be entered again, as a newcomer."""
+    archive = Archive()
+    word = Departed("x", 3, 0, -1, None, "we left")
+    archive.depart(word)
+    assert archive.last_word("x") == word
+    assert archive.is_closed("x", 3)
+    assert not archive.is_closed("x", 4)
+    assert not archive.is_closed("y", 1)
+
+
+def test_only_so_many_are_kept() -> None:
+    """The oldest are forgotten."""
+    archive = Archive()
+    for number in range(100):
+        archive.record(commit(str(number), 1))
+    assert archive.newest("0") is None
+    assert archive.newest("99") is not None

@@ -1,0 +1,37 @@
+"""A configuration that could not work is refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from potluck.core.cluster_config import ClusterConfig
+from potluck.core.election_events import ElectionConfig, ElectionRole, ElectionState
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"min_nodes": 0}, "at least one node"),
+        ({"quorum": "most"}, '"majority" or "any"'),
+        ({"solo_delay": -1.0}, "number of seconds"),
+    ],
+)
+def test_a_cluster_that_could_not_work_is_refused(wrong: dict[str, Any], words: str) -> None:
+    """The message says what is wanted and what was given."""
+    with pytest.raises(ValueError, match=words):
+        ClusterConfig(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"election_timeout": 0.0}, {"connection_delay": -0.1}])
+def test_an_election_that_could_not_work_is_refused(wrong: dict[str, Any]) -> None:
+    """Times must be positive."""
+    with pytest.raises(ValueError, match="An election needs"):
+        ElectionConfig(**wrong)
+
+
+def test_the_state_of_an_election_is_a_sentence() -> None:
+    """Role, epoch and term, and the reason."""
+    state = ElectionState(ElectionRole.LEADING, "f" * 32, 3, 1, None, "2 of 3 voted for us")
+    assert str(state) == "leading in term 3.1: 2 of 3 voted for us"

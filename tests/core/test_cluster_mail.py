@@ -1,0 +1,391 @@
+"""What strangers, latecomers and the confused get for an answer; and how views end and change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from potluck.core import cluster
+from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
+from potluck.core.cluster_cards import Role, mark
+from potluck.core.cluster_effects import Effect, Installed, Note, Paused, Removed, Send
+from potluck.core.cluster_messages import (
+    Accepted,
+    Canvass,
+    ClusterMessage,
+    Commit,
+    Departed,
+    Found,
+    Heartbeat,
+    Leaning,
+    Phase,
+    Proposal,
+    Propose,
+    Relayed,
+    Vote,
+    VoteRequest,
+    encode,
+)
+from potluck.core.cluster_situation import view_mark
+from potluck.core.election_events import ElectionEvent, ElectionKind, ElectionRole
+from potluck.vocabulary import NodeId, ProcessId, View
+from support.cluster_net import ClusterNet, card
+
+Z = card("z").process
+
+
+def sent(effects: list[Effect], kind: type) -> list[ClusterMessage]:
+    """Messages of one kind that are to be sent."""
+    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message for message in messages if isinstance(message, kind)]
+
+
+def kinds(effects: list[Effect]) -> list[ElectionKind]:
+    """What happened in elections."""
+    events = [effect.event for effect in effects if isinstance(effect, Note)]
+    return [event.kind for event in events if isinstance(event, ElectionEvent)]
+
+
+def beat_in(view: View, number: int = 1000, **facts: Any) -> Heartbeat:
+    """A heartbeat of somebody in a view."""
+    said = {
+        "phase": Phase.ACTIVE,
+        "hears": tuple(mark(member) for member in view.members),
+        "lineage": view.lineage,
+        "epoch": view.epoch,
+        "view": view_mark(view),
+        "size": len(view.members),
+        "leader": view.leader,
+        **facts,
+    }
+    return Heartbeat(number, 1, 0.0, **said)
+
+
+def test_nothing_is_taken_from_somebody_who_is_not_connected() -> None:
+    """Nor from a process that we hold for dead."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    view = net.view_of(a)
+    canvass = Canvass(view.lineage, view.epoch, 1)
+    assert net.cores[a].receive(Z, canvass, net.now) == []
+    net.sever(b, c)
+    net.cores[b]._situation.proofs[c] = "it is dead"
+    net.cores[b]._situation.contacts.of(c).is_connected = True
+    assert sent(net.cores[b].receive(c, canvass, net.now), Leaning) == []
+
+
+def test_strangers_and_other_views_get_no_vote() -> None:
+    """Whoever is behind is told the newest view instead, once in a while."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    core.connected(card("z"), net.now)
+    for sender, epoch in ((Z, view.epoch), (b, view.epoch + 5), (b, view.epoch - 1)):
+        effects = core.receive(sender, VoteRequest(view.lineage, epoch, 9), net.now)
+        assert sent(effects, Vote) == []
+    net.run(0.3)
+    old = VoteRequest(view.lineage, view.epoch - 1, 9)
+    assert len(sent(core.receive(b, old, net.now), Commit)) == 1
+    assert sent(core.receive(b, old, net.now), Commit) == []
+    assert core.view == view
+
+
+def test_an_old_heartbeat_changes_nothing() -> None:
+    """Only the newest counts, in whatever order they come."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    late = beat_in(net.view_of(a), number=1, aborted=True)
+    assert net.cores[a].receive(b, late, net.now) == []
+
+
+def test_a_member_elsewhere_is_reminded() -> None:
+    """A member of our view whose heartbeats name no view, or another, is told of ours."""
+    net = ClusterNet()
+    _, b, c = net.form("abc")
+    core = net.cores[b]
+    joining = Heartbeat(1000, 1, 0.0, Phase.JOINING, (mark(b),))
+    assert len(sent(core.receive(c, joining, net.now), Commit)) == 1
+    core.receive(c, core_departure(net.view_of(b)), net.now)
+    later = msgspec.structs.replace(joining, sequence=1001)
+    assert sent(core.receive(c, later, net.now + 0.2), Commit) == []  # it has said where it is
+
+
+def core_departure(view: View, *, epoch: int | None = None, leaving: bool = False) -> Departed:
+    """Somebody's last word."""
+    at = view.epoch if epoch is None else epoch
+    return Departed(view.lineage, at, 0, -1, None, "elsewhere", is_leaving=leaving)
+
+
+def test_departures_from_other_epochs_are_no_departures_from_ours() -> None:
+    """An older one is answered with our view, a later one says that we are behind."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.do(a, net.cores[a].step_down(net.now))
+    net.run(0.5)
+    core, view = net.cores[b], net.view_of(b)
+    effects = core.receive(a, core_departure(view, epoch=view.epoch - 1), net.now)
+    assert len(sent(effects, Commit)) == 1
+    effects = core.receive(a, core_departure(view, epoch=view.epoch + 1), net.now)
+    assert any(isinstance(effect, Paused) for effect in effects) or core.leader == b
+    assert core.view == view
+    core.receive(a, core_departure(view, epoch=view.epoch - 1, leaving=True), net.now)
+    assert core.view is not None
+    assert core.view.members == (b,)
+
+
+def test_a_relayed_message_is_taken_as_its_origin_s() -> None:
+    """Among members only, one hop, and only what members may relay."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    request = encode(VoteRequest(view.lineage, view.epoch, 1))
+    net.cut_off([a], [c])
+    net.sever(a, c)
+    votes = core.receive(b, Relayed(a, c, request), net.now)
+    (answer,) = sent(votes, Relayed)
+    assert isinstance(answer, Relayed)
+    assert (answer.origin, answer.to) == (c, a)
+    for odd in (
+        Relayed(Z, c, request),
+        Relayed(c, c, request),
+        Relayed(a, c, b"garbage"),
+        Relayed(a, c, encode(Found(view.lineage, Proposal(view.members)))),
+    ):
+        assert sent(core.receive(b, odd, net.now), Relayed) == []
+
+
+def test_a_relay_passes_on_for_the_sender_only() -> None:
+    """And only to somebody it hears."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core = net.cores[b]
+    for_c = Relayed(a, c, b"whatever")
+    assert sent(core.receive(a, for_c, net.now), Relayed) == [for_c]
+    assert sent(core.receive(c, Relayed(a, Z, b"x"), net.now), Relayed) == []
+    assert sent(core.receive(a, Relayed(a, Z, b"x"), net.now), Relayed) == []
+
+
+def test_two_views_of_one_number_are_reported_and_the_lesser_gives_way() -> None:
+    """It must not happen; if it does, people know, and one remains."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    other = View(view.lineage, view.epoch, (b, a))
+    effects = core.receive(b, beat_in(other, steps=0, size=1), net.now)
+    assert ElectionKind.SPLIT_BRAIN in kinds(effects)
+    assert core.view == view
+    effects = core.receive(b, beat_in(other, number=1001, steps=5), net.now)
+    assert any(isinstance(effect, Removed) for effect in effects)
+    assert core.view is None
+
+
+def test_another_commit_of_our_number_is_a_split_brain() -> None:
+    """Reported; by itself it does not move us."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    effects = core.receive(b, Commit(view.lineage, view.epoch, Proposal((b, a))), net.now)
+    assert ElectionKind.SPLIT_BRAIN in kinds(effects)
+    assert core.view == view
+    assert core.receive(b, Commit(view.lineage, view.epoch, Proposal(view.members)), net.now) == []
+    core.connected(card("z"), net.now)  # of whom no heartbeat has come yet
+    effects = core.receive(Z, Commit(view.lineage, view.epoch, Proposal((b, a))), net.now)
+    assert ElectionKind.SPLIT_BRAIN in kinds(effects)
+    assert core.view == view
+
+
+def test_a_view_that_we_cannot_enter_is_declined_for_ever() -> None:
+    """Others who count on us are told so, each time with the same word."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    core = net.cores[a]
+    core.connected(card("z"), net.now)
+    strange = Commit("0" * 32, 4, Proposal((Z, a)))
+    words = [sent(core.receive(Z, strange, net.now), Departed) for _ in range(2)]
+    assert words[0] == words[1]
+    (word,) = words[0]
+    assert isinstance(word, Departed)
+    assert (word.lineage, word.epoch, word.promised) == ("0" * 32, 4, -1)
+    assert sent(core.receive(Z, Commit("0" * 32, 4, Proposal((Z,))), net.now), Departed) == []
+
+
+def test_a_stale_view_is_installed_paused() -> None:
+    """Whoever hears that others are ahead has no quorum in it."""
+    core = ClusterCore(card("a"), ClusterConfig(), 0.0)
+    b = card("b").process
+    a = core.me.process
+    core.connected(card("b"), 0.0)
+    ahead = View("f" * 32, 9, (b,))
+    core.receive(b, beat_in(ahead, number=1, hears=(mark(a),)), 0.01)
+    effects = core.receive(b, Commit("f" * 32, 4, Proposal((b, a))), 0.02)
+    assert any(isinstance(effect, Installed) for effect in effects)
+    assert core.state is ClusterState.PAUSED
+
+
+def test_unsound_proposals_are_ignored() -> None:
+    """Nobody, somebody twice, or term 0 from somebody else."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    for sender, members in ((a, ()), (a, (a, a)), (b, (b, c))):
+        message = Propose(view.lineage, view.epoch, 0, Proposal(members))
+        assert sent(core.receive(sender, message, net.now), Accepted) == []
+
+
+def test_proposals_of_the_past_are_refused_and_contradictions_reported() -> None:
+    """After a vote in term 2 nothing of term 1 is accepted; one term, one proposal."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core.receive(b, VoteRequest(view.lineage, view.epoch, 2), net.now)
+    first = Propose(view.lineage, view.epoch, 1, Proposal((a, b, c)))
+    (refusal,) = sent(core.receive(a, first, net.now), Accepted)
+    assert isinstance(refusal, Accepted)
+    assert (refusal.is_accepted, refusal.promised) == (False, 2)
+    core.receive(b, msgspec.structs.replace(first, term=2), net.now)
+    other = Propose(view.lineage, view.epoch, 2, Proposal((b, c)))
+    assert ElectionKind.SPLIT_BRAIN in kinds(core.receive(a, other, net.now))
+
+
+def test_a_leader_whose_proposal_is_refused_steps_back() -> None:
+    """Somebody has promised a later term; late answers do not matter."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[a], net.view_of(a)
+    net.dropped = lambda *_: True
+    net.do(a, core.step_down(net.now))
+    refusal = Accepted(view.lineage, view.epoch, 0, False, 0, (), ())
+    core.receive(b, refusal, net.now)
+    assert core.election.is_leading
+    core.receive(b, msgspec.structs.replace(refusal, promised=3), net.now)
+    assert not core.election.is_leading
+    assert core.receive(c, refusal, net.now) is not None
+    assert core.election.state.role is ElectionRole.CANVASSING
+    assert core.election.asked == 4
+
+
+def test_a_candidate_learns_of_a_later_term() -> None:
+    """A refused vote ends its campaign."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[b], net.view_of(b)
+    net.dropped = lambda *_: True
+    net.kill(a)
+    net.run(0.01)
+    proofs = tuple(core._situation.proofs)
+    core.receive(c, Leaning(view.lineage, view.epoch, 1, True, 0, proofs), net.now)
+    assert core.election.state.role is ElectionRole.CAMPAIGNING
+    core.receive(c, Vote(view.lineage, view.epoch, 1, False, 5, -1, None, ()), net.now)
+    assert core.election.state.role is not ElectionRole.CAMPAIGNING
+
+
+@pytest.mark.parametrize(
+    ("facts", "granted"),
+    [({}, False), ({"term": 1}, True), ({"lineage": "0" * 32}, True)],
+)
+def test_a_canvass_is_granted_only_without_a_leader(
+    facts: dict[str, Any], granted: bool
+) -> None:
+    """One that votes for others, or has gone to another lineage, is no leader any more."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core.receive(a, beat_in(view, **facts), net.now)
+    (answer,) = sent(core.receive(b, Canvass(view.lineage, view.epoch, 1), net.now), Leaning)
+    assert isinstance(answer, Leaning)
+    assert answer.is_granted is granted
+
+
+def test_observers_keep_what_they_are_told_within_bounds() -> None:
+    """Terminal views end a lineage; old lineages are forgotten."""
+    core = ClusterCore(card("o", role=Role.OBSERVER), ClusterConfig(), 0.0)
+    core.connected(card("z"), 0.0)
+    assert core.receive(Z, Canvass("f" * 32, 1, 1), 0.0) == []
+    for number in range(70):
+        core.receive(Z, Commit(str(number), 2, Proposal((Z,))), 0.0)
+    assert len(core.observed) == 64
+    core.receive(Z, Commit("69", 1, Proposal((Z,))), 0.0)
+    assert core.observed["69"].epoch == 2
+    core.receive(Z, Commit("69", 3, Proposal((Z,), into="68")), 0.0)
+    assert "69" not in core.observed
+
+
+def test_after_leaving_nothing_matters() -> None:
+    """Every input is answered with nothing."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[a]
+    core.leave(net.now)
+    now = net.now
+    assert core.connected(card("z"), now) == []
+    assert core.disconnected(b, "reset", now) == []
+    assert core.refused(b, now) == []
+    assert core.unreachable(b, "no answer", now) == []
+    assert core.receive(b, Canvass("f" * 32, 1, 1), now) == []
+    assert core.tick(now) == core.leave(now) == core.step_down(now) == []
+    assert core.call_election(now) == []
+    assert core.leader is None
+
+
+def test_decisions_that_follow_from_each_other_may_take_another_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of rounds in one call is bounded; the next call goes on."""
+    monkeypatch.setattr(cluster, "_ROUNDS", 1)
+    core = ClusterCore(card("a"), ClusterConfig(solo_delay=0.5, min_nodes=1), 0.0)
+    core.step_down(0.1)
+    core.tick(0.5)
+    core.tick(0.6)
+    assert core.state is ClusterState.ACTIVE
+    assert core.steps == 0
+
+
+def test_who_agreed_to_be_left_out_pauses_and_in_the_end_goes() -> None:
+    """If nobody tells it that the view was agreed, it looks for a cluster by itself."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    proposal = Proposal((a, b), "without c")
+    core.receive(a, Propose(view.lineage, view.epoch, 0, proposal), net.now)
+    assert core.reason == "we have agreed to be left out of the next view"
+    for _ in range(30):
+        net.now += 0.1
+        for sender in (a, b):
+            number = core._situation.contacts.of(sender).newest + 1
+            echo = core._situation.contacts.sequence
+            beat = msgspec.structs.replace(beat_in(view, number=number), echo=echo)
+            core.receive(sender, beat, net.now)
+        core.tick(net.now)
+    assert core.view is None
+    assert core.state is ClusterState.JOINING
+
+
+def test_another_member_s_proof_is_good_enough_for_the_leader() -> None:
+    """Whoever holds the proof accepts, and with it the proof counts."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut.add((a, c))  # so that the leader's probes prove nothing
+    net.kill(c)
+    net.run(0.1)
+    assert net.view_of(b).members == (a, b)
+    assert "another member has proved" in net.cores[a].reason
+
+
+def test_a_member_known_to_have_died_is_dead_in_the_next_view_too() -> None:
+    """A proof does not get lost when a view with the dead member is agreed meanwhile."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    net.dropped = lambda _sender, _to, message: isinstance(message, Accepted)
+    net.kill(d)
+    net.run(0.01)
+    net.kill(c)
+    net.run(0.1)
+    assert net.view_of(a).epoch == 1
+    net.dropped = lambda *_: False
+    net.run(0.6)
+    assert net.agreed() == "ab"
+    assert net.view_of(a).epoch == 3
+    assert ProcessId(NodeId("c" * 32), 1) in net.views()[net.view_of(a).lineage, 2].pop().members
+    del b

@@ -1,0 +1,119 @@
+"""Cluster messages and cards: what is encoded comes back, what is odd is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.core.cluster_bounds import MAX_MESSAGE, SENTENCE_LIMIT
+from potluck.core.cluster_cards import ProcessCard, Role, mark
+from potluck.core.cluster_messages import (
+    MAX_CONTACTS,
+    MAX_MEMBERS,
+    Acquaintances,
+    Canvass,
+    ClusterMessage,
+    Commit,
+    Departed,
+    Found,
+    Heartbeat,
+    Lost,
+    Phase,
+    Proposal,
+    Relayed,
+    Vote,
+    clip,
+    decode,
+    encode,
+)
+from potluck.errors import MalformedFrame
+from potluck.vocabulary import NodeId, ProcessId, View
+from support.cluster_net import card
+
+A = ProcessId(NodeId("a" * 32), 1)
+MANY = tuple(ProcessId(NodeId("a" * 32), 1 << 61) for _ in range(MAX_MEMBERS))
+
+MESSAGES: list[ClusterMessage] = [
+    Heartbeat(1, 0, 0.5, Phase.ACTIVE, (1, 2), lineage="f" * 32, epoch=3, leader=A),
+    Heartbeat(2, 1, 0.0, Phase.JOINING, tuple(range(MAX_CONTACTS))),
+    Acquaintances((card("b", hosts=("10.0.0.1",), port=7, role=Role.OBSERVER),)),
+    Lost("f" * 32, 3, A, "its cable was pulled", is_proved=True),
+    Departed("f" * 32, 3, 0, -1, None, "it said goodbye", is_leaving=True),
+    Vote("f" * 32, 3, 1, True, 1, 0, Proposal(MANY, "x" * SENTENCE_LIMIT), MANY),
+    Found("f" * 32, Proposal((A,))),
+    Relayed(A, A, encode(Canvass("f" * 32, 3, 1))),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_is_encoded_comes_back(message: ClusterMessage) -> None:
+    """Also with as many members and characters as there may be."""
+    assert decode(encode(message)) == message
+
+
+def test_a_commit_knows_its_view() -> None:
+    """Lineage, epoch and members in rank order."""
+    assert Commit("f" * 32, 3, Proposal((A,))).view == View("f" * 32, 3, (A,))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    """Whatever arrives is a message or a clean refusal."""
+    with contextlib.suppress(MalformedFrame):
+        assert isinstance(decode(data), ClusterMessage)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ["heartbeat", -1, 0, 0.0, 1, []],
+        ["heartbeat", 1, 0, 0.0, 9, []],
+        ["heartbeat", 1, 0, 0.0, 1, list(range(MAX_CONTACTS + 1))],
+        ["canvass", "f" * 33, 1, 1],
+        ["canvass", "f" * 32, 1],
+        ["canvass", "f" * 32, 1, 1, 1],
+        ["lost", "f" * 32, 1, ["a", 1], "x" * (SENTENCE_LIMIT + 1)],
+        ["commit", "f" * 32, 1, [[["a", 1]] * (MAX_MEMBERS + 1)]],
+        ["unknown", 1],
+    ],
+)
+def test_values_out_of_bounds_are_refused(odd: list[object]) -> None:
+    """Counts, lists and sentences have limits; unknown kinds and fields do not pass."""
+    with pytest.raises(MalformedFrame, match="not a cluster message"):
+        decode(msgspec.msgpack.encode(odd))
+
+
+def test_the_size_is_checked_first() -> None:
+    """Nothing longer than the limit is decoded, and nothing longer is sent."""
+    with pytest.raises(MalformedFrame, match="is the limit"):
+        decode(bytes(MAX_MESSAGE + 1))
+    cards = tuple(card("a", hosts=("h" * 255,) * 16) for _ in range(100))
+    with pytest.raises(MalformedFrame, match="too long to send"):
+        encode(Acquaintances(cards))
+
+
+def test_long_sentences_are_clipped() -> None:
+    """A reason that is too long travels without its end."""
+    assert clip("short") == "short"
+    assert len(clip("x" * 5000)) == SENTENCE_LIMIT
+
+
+def test_a_card_succeeds_an_earlier_one_in_its_place() -> None:
+    """Same machine, same slot, later start; anything else is somebody else."""
+    old = card("a", 1, slot=2)
+    assert card("a", 2, slot=2).succeeds(old)
+    assert not card("a", 1, slot=2).succeeds(old)
+    assert not card("a", 2, slot=3).succeeds(old)
+    assert not card("a", 2, slot=2, machine="elsewhere").succeeds(old)
+    assert not card("b", 2, slot=2).succeeds(old)
+
+
+def test_cards_and_marks_are_for_people_and_for_lists() -> None:
+    """A nameless process shows its id; marks differ."""
+    assert str(ProcessCard(node=NodeId("a" * 32), incarnation=7)) == "aaaaaaaa/7"
+    assert mark(A) != mark(ProcessId(A.node, 2))
+    assert 0 <= mark(A) < 1 << 63

@@ -1,0 +1,222 @@
+"""Terms and votes: who may lead, and how a member answers those who want to."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.core.cluster_messages import (
+    Canvass,
+    Departed,
+    Leaning,
+    Proposal,
+    Vote,
+    VoteRequest,
+)
+from potluck.core.election import ElectionManager
+from potluck.core.election_events import ElectionConfig, ElectionKind, ElectionRole
+from potluck.vocabulary import NodeId, ProcessId, View
+
+A, B, C = (ProcessId(NodeId(letter * 32), 1) for letter in "abc")
+VIEW = View("f" * 32, 3, (A, B, C))
+NEXT = Proposal((B, C), "without a")
+
+
+def manager(me: ProcessId = B) -> ElectionManager:
+    """A member of a view that has just been installed."""
+    election = ElectionManager(me, ElectionConfig())
+    election.begin(VIEW, "a view was agreed")
+    return election
+
+
+def leaning(term: int, *, granted: bool = True, promised: int = 0) -> Leaning:
+    """An answer to a canvass."""
+    return Leaning(VIEW.lineage, VIEW.epoch, term, granted, promised, ())
+
+
+def vote(term: int, accepted: Proposal | None = None, *, at: int = -1, promised: int = 1) -> Vote:
+    """An answer to a vote request."""
+    granted = promised == term
+    return Vote(VIEW.lineage, VIEW.epoch, term, granted, promised, at, accepted, ())
+
+
+def departed(promised: int, accepted: Proposal | None = None) -> Departed:
+    """Somebody's last word in the view."""
+    return Departed(VIEW.lineage, VIEW.epoch, promised, 0 if accepted else -1, accepted, "bye")
+
+
+def test_the_first_member_leads_in_term_zero() -> None:
+    """Without a vote; everybody knows."""
+    first = manager(A)
+    assert first.is_leading
+    assert first.state.leader == A
+    assert manager().state.role is ElectionRole.FOLLOWING
+    assert [event.kind for event in first.events] == [ElectionKind.ELECTED]
+    first.end("we left")
+    assert first.state.role is ElectionRole.IDLE
+
+
+def test_a_canvass_raises_no_term() -> None:
+    """The term rises only with a quorum behind it, and is led only with votes."""
+    election = manager()
+    asked = election.canvass(10.0, "a is lost")
+    assert (asked.term, election.term, election.ballot.promised) == (1, 0, 0)
+    assert not election.has_won(set())
+    election.take_leaning(C, leaning(1))
+    assert election.has_won(set())
+    assert election.has_answered(C)
+    request = election.campaign(10.1)
+    assert (request.term, election.term, election.ballot.promised) == (1, 1, 1)
+    assert not election.has_won(set())
+    election.take_vote(C, vote(1))
+    assert election.has_won(set())
+    election.lead()
+    assert election.state.leader == B
+    assert election.inherited is None
+
+
+def test_answers_of_another_attempt_do_not_count() -> None:
+    """Late, refused or unasked answers leave the count alone; a yes can be taken back."""
+    election = manager()
+    election.take_leaning(C, leaning(1))
+    election.canvass(10.0, "a is lost")
+    election.take_leaning(C, leaning(7))
+    assert not election.has_answered(C)
+    election.take_leaning(C, leaning(1))
+    election.take_leaning(C, leaning(1, granted=False))
+    assert not election.has_answered(C)
+    election.campaign(10.1)
+    election.take_vote(C, vote(1, promised=4))
+    assert not election.has_answered(C)
+    assert election.canvass(11.0, "again").term == 5
+
+
+def test_what_was_accepted_in_the_highest_term_must_be_proposed_again() -> None:
+    """Votes, our own ballot and the words of the departed are all asked."""
+    other = Proposal((C,), "without a and b")
+    election = manager()
+    election.ballot.accept(A, 0, other)
+    election.canvass(10.0, "a is lost")
+    election.campaign(10.1)
+    assert election.inherited == other
+    election.take_vote(C, vote(1, NEXT, at=1))
+    election.take_vote(A, vote(1, other, at=0))
+    election.lead()
+    assert election.inherited == NEXT
+
+
+def test_the_departed_count_as_gone_with_their_last_word() -> None:
+    """One that had voted in a later term does not, for an earlier one."""
+    election = manager()
+    election.depart(A, departed(0, NEXT))
+    election.canvass(10.0, "a left")
+    election.depart(C, departed(9))
+    assert not election.has_won(set())
+    assert election.has_won({C})
+    election.campaign(10.1)
+    assert election.has_won({C})
+    election.lead()
+    assert election.inherited == NEXT
+    assert election.gone == {A}
+    assert election.canvass(11.0, "again").term == 10
+
+
+def test_a_leader_learns_from_the_departed_that_its_term_is_over() -> None:
+    """It must ask for a later one."""
+    election = manager(A)
+    election.depart(C, departed(0))
+    assert election.is_leading
+    election.depart(B, departed(2))
+    assert not election.is_leading
+    assert election.leader is None
+
+
+def test_one_vote_per_term() -> None:
+    """The second candidate of a term is refused; the first may ask again."""
+    election = manager()
+    first = election.answer_vote_request(C, VoteRequest(VIEW.lineage, VIEW.epoch, 1), set())
+    again = election.answer_vote_request(C, VoteRequest(VIEW.lineage, VIEW.epoch, 1), set())
+    second = election.answer_vote_request(A, VoteRequest(VIEW.lineage, VIEW.epoch, 1), {C})
+    assert (first.is_granted, again.is_granted, second.is_granted) == (True, True, False)
+    assert second.proofs == (C,)
+    assert election.leader == C
+
+
+def test_a_canvass_is_answered_without_a_promise() -> None:
+    """No to an old term, and to any while the leader is heard; yes otherwise."""
+    election = manager()
+
+    def answer(sender: ProcessId, term: int, refusal: str = "") -> Leaning:
+        canvass = Canvass(VIEW.lineage, VIEW.epoch, term)
+        return election.answer_canvass(sender, canvass, refusal=refusal, proofs=set())
+
+    assert answer(C, 1).is_granted
+    assert election.ballot.promised == 0
+    assert answer(C, 1, "the leader is heard").reason == "the leader is heard"
+    election.ballot.vote(C, 2)
+    assert "already given in term 2" in answer(A, 2).reason
+    assert answer(C, 2).is_granted
+
+
+def test_a_failed_campaign_rests_before_the_next() -> None:
+    """A failed canvass changes nothing about the leader; a failed campaign leaves none."""
+    election = manager()
+    election.wait_turn(0, 10.0)
+    assert election.not_before == 10.0
+    election.canvass(10.0, "a is lost")
+    election.give_up(10.4)
+    assert election.leader == A
+    assert [event.kind for event in election.events][-1] is ElectionKind.TIMEOUT
+    election.wait_turn(0, 10.4)
+    assert election.not_before is not None
+    assert election.not_before > 10.4
+    election.canvass(11.0, "a is lost")
+    election.campaign(11.1)
+    election.give_up(11.5)
+    assert election.leader is None
+
+
+def test_a_resumed_leader_ends_a_canvass() -> None:
+    """As if nothing had been."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.resume_following()
+    assert (election.role, election.leader) == (ElectionRole.FOLLOWING, A)
+
+
+def test_seniors_go_first() -> None:
+    """Each more senior member that is heard costs one timeout; the wait shrinks with them."""
+    election = manager(C)
+    election.wait_turn(1, 10.0)
+    assert election.not_before is not None
+    assert election.not_before >= 10.3
+    election.wait_turn(0, 10.1)
+    assert election.not_before == 10.1
+
+
+def test_the_proposer_of_a_later_term_is_followed() -> None:
+    """Whoever proposes was elected; hearing it again is no news."""
+    election = manager()
+    election.events.clear()
+    election.follow_proposer(C, 2)
+    election.follow_proposer(C, 2)
+    assert (election.term, election.leader) == (2, C)
+    assert [event.kind for event in election.events] == [ElectionKind.NEW_LEADER]
+
+
+def test_a_later_promise_ends_our_term() -> None:
+    """An equal one does not."""
+    election = manager(A)
+    election.preempted(0, "no later term")
+    assert election.is_leading
+    election.preempted(3, "somebody campaigns")
+    assert not election.is_leading
+
+
+@pytest.mark.parametrize("kind", [ElectionKind.SPLIT_BRAIN, ElectionKind.STEPPED_DOWN])
+def test_events_are_sentences(kind: ElectionKind) -> None:
+    """The same words for log, command and dashboard."""
+    election = manager()
+    tell = election.split_brain if kind is ElectionKind.SPLIT_BRAIN else election.stepped_down
+    tell("something happened")
+    assert str(election.events[-1]) == "something happened"
+    assert election.events[-1].kind is kind

@@ -1,0 +1,278 @@
+"""The commit rule: by all or by none, wherever a death is placed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from potluck.core.steps import FRESH, Action, Position, Report, decide
+from potluck.vocabulary import NodeId, ProcessId, View
+
+LINE = "f" * 32
+KEEP, APPLY, RECEIVE = Action
+
+
+def view(epoch: int, lineage: str = LINE, members: int = 3) -> View:
+    """A view; who is in it does not matter to the decision."""
+    return View(lineage, epoch, tuple(ProcessId(NodeId("a" * 32), n) for n in range(members)))
+
+
+def at(step: int, epoch: int = 1, lineage: str = LINE) -> Position:
+    """A step of a view."""
+    return Position(lineage, epoch, step)
+
+
+def standing(step: int, epoch: int = 1, lineage: str = LINE) -> Report:
+    """A member that has applied a step and begun nothing since."""
+    return Report(at(step, epoch, lineage), (lineage, epoch))
+
+
+# --- deaths, placed ---
+
+
+def test_a_death_in_the_middle_of_the_averaging() -> None:
+    """Nobody holds the result: nothing has been applied, and the survivors average again."""
+    begun = replace(standing(7), attempt=at(8))
+    decision = decide(view(2), [begun, begun])
+    assert decision.target == at(7)
+    assert decision.actions == (KEEP, KEEP)
+    assert decision.reason.startswith("2 of 2 survivors lack step 8 (view 1 of ffffffff)")
+
+
+def test_a_death_after_some_have_finished_the_averaging() -> None:
+    """One survivor lacks the result, so no barrier was passed: those who hold it drop it."""
+    holds = replace(standing(7), attempt=at(8), holds=True)
+    decision = decide(view(2), [holds, replace(standing(7), attempt=at(8)), holds])
+    assert decision.target == at(7)
+    assert decision.actions == (KEEP, KEEP, KEEP)
+    # A survivor that was still computing lacks it as well.
+    assert decide(view(2), [holds, standing(7)]).target == at(7)
+
+
+def test_a_death_between_result_and_commit() -> None:
+    """All survivors hold it; the dead one may have applied it: so it counts."""
+    holds = replace(standing(7), attempt=at(8), holds=True)
+    decision = decide(view(2), [holds, holds])
+    assert decision.target == at(8)
+    assert decision.actions == (APPLY, APPLY)
+    assert decision.reason == "all 2 survivors hold step 8 (view 1 of ffffffff): it counts"
+
+
+def test_a_death_between_commit_and_apply() -> None:
+    """Some have applied it, the others hold it and do the same now."""
+    holds = replace(standing(7), attempt=at(8), holds=True)
+    applied = replace(standing(8), attempt=at(8))
+    decision = decide(view(2), [holds, applied, holds])
+    assert decision.target == at(8)
+    assert decision.actions == (APPLY, KEEP, APPLY)
+
+
+# --- who comes, and who comes back ---
+
+
+def test_a_newcomer_gets_the_state_and_has_no_say() -> None:
+    """It holds nothing, which is no reason to average again."""
+    holds = replace(standing(7), attempt=at(8), holds=True)
+    decision = decide(view(2), [holds, Report(), holds])
+    assert decision.target == at(8)
+    assert decision.actions == (APPLY, RECEIVE, APPLY)
+    assert (decision.sources, decision.receivers) == ((0, 2), (1,))
+
+
+def test_one_who_was_away_has_no_say() -> None:
+    """It stands where the others stood but was not in the view of the step."""
+    holds = replace(standing(7), attended=(LINE, 2), attempt=at(8, 2), holds=True)
+    away = standing(7)
+    decision = decide(view(3), [holds, away])
+    assert decision.target == at(8, 2)
+    assert decision.actions == (APPLY, RECEIVE)
+
+
+def test_one_who_was_cut_off_after_applying_and_comes_back_has_what_all_have() -> None:
+    """Nothing has to be sent to it if nothing has happened since."""
+    applied = replace(standing(8), attempt=at(8))
+    assert decide(view(3), [replace(applied, attended=(LINE, 2)), applied]).actions == (KEEP, KEEP)
+
+
+def test_a_result_of_another_attempt_is_not_applied() -> None:
+    """One comes back with the result of a try that was repeated without it."""
+    stale = replace(standing(7), attempt=at(8), holds=True)
+    decision = decide(view(3), [standing(8, 2), stale])
+    assert decision.target == at(8, 2)
+    assert decision.actions == (KEEP, RECEIVE)
+
+
+def test_the_last_try_counts() -> None:
+    """Who holds an earlier one has missed that it is repeated."""
+    again = Report(at(7), (LINE, 2), at(8, 2))
+    earlier = Report(at(7), (LINE, 2), at(8, 1), holds=True)
+    assert decide(view(3), [again, earlier]).target == at(7)
+
+
+def test_the_first_ones_weights_count_at_the_beginning() -> None:
+    """Before the first step each may have begun from numbers of its own."""
+    decision = decide(view(1), [Report(founder=True), Report(), Report()])
+    assert decision.target == FRESH
+    assert decision.actions == (KEEP, RECEIVE, RECEIVE)
+    assert str(decision.target) == "step 0 (not begun)"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_raw_number_of_steps_says_nothing(order: tuple[int, int]) -> None:
+    """The lineage of the view wins over one with more steps; within it, the later epoch."""
+    for stale in (standing(500, 9, "a" * 32), standing(500, 1), Report()):
+        reports = [standing(120, 2), stale]
+        decision = decide(view(3), [reports[place] for place in order])
+        assert decision.target == at(120, 2)
+        assert [decision.actions[order.index(place)] for place in (0, 1)] == [KEEP, RECEIVE]
+
+
+def test_a_new_lineage_goes_on_from_most_work() -> None:
+    """Nobody is of its lineage yet: more steps win over more members, anything over nothing."""
+    young = view(1, "c" * 32)
+    few, many = standing(10, 4, "a" * 32), standing(90, 2, "b" * 32)
+    assert decide(young, [few, many, few]).target == at(90, 2, "b" * 32)
+    assert decide(young, [Report(), few]).target == at(10, 4, "a" * 32)
+    # Those who went on by themselves finish the step that all of them hold.
+    holds = replace(many, attempt=at(91, 2, "b" * 32), holds=True)
+    assert decide(young, [holds, holds]).target == at(91, 2, "b" * 32)
+
+
+def test_those_who_never_got_the_state_do_not_begin_anew() -> None:
+    """Everybody who had it is gone: what they have done must not be overwritten by a beginning."""
+    decision = decide(view(2), [Report(), Report()])
+    assert decision.is_lost
+    assert decision.sources == ()
+    assert "are gone" in decision.reason
+    assert not decide(view(2), [Report(), Report(attended=(LINE, 1))]).is_lost
+    assert not decide(view(2), [Report(), standing(3, 1, "a" * 32)]).is_lost
+
+
+def test_a_step_beyond_the_next_is_never_applied() -> None:
+    """What cannot be, such as a result two steps ahead, is not acted upon."""
+    odd = replace(standing(7), attempt=at(9), holds=True)
+    assert odd.pending is None
+    assert decide(view(2), [odd, odd]).target == at(7)
+    # Nor when nobody who stands at the base was in the view of the try.
+    assert decide(view(2), [replace(odd, attempt=at(8, 5), holds=True)]).target == at(7)
+
+
+# --- every order of events ---
+
+History = tuple[Position, ...]
+
+
+class World(NamedTuple):
+    """Members and one newcomer: where each stands, and the view that holds."""
+
+    reports: tuple[Report, ...]
+    histories: tuple[History, ...]
+    """The steps that each one's state consists of."""
+    members: tuple[int, ...]
+    epoch: int
+    told: tuple[tuple[Report, History] | None, ...]
+    """What each has reported in this view."""
+
+    def changed(self, member: int, report: Report, history: History | None = None) -> World:
+        """The same with one member elsewhere."""
+        made = list(self.histories)
+        if history is not None:
+            made[member] = history
+        reports = (*self.reports[:member], report, *self.reports[member + 1 :])
+        return self._replace(reports=reports, histories=tuple(made))
+
+
+def take_part(world: World, member: int) -> World | None:
+    """A member reports, or does what follows once all have."""
+    mine = world.reports[member]
+    if world.told[member] is None:
+        word = mine, world.histories[member]
+        return world._replace(told=(*world.told[:member], word, *world.told[member + 1 :]))
+    words = [told for each in world.members if (told := world.told[each]) is not None]
+    if len(words) < len(world.members):
+        return None
+    reports = [report for report, _ in words]
+    decision = decide(view(world.epoch), reports)
+    if decision.is_lost:
+        return None
+    before = world.histories[member]
+    ahead = next(history for report, history in words if leads_to(report, decision.target))
+    goal = ahead if decision.target in (*ahead, FRESH) else (*ahead, decision.target)
+    if mine.attended == max(report.attended for report in reports):
+        assert goal[: len(before)] == before, "somebody who was there loses what it has applied"
+    there = replace(mine, attended=(LINE, world.epoch), position=decision.target)
+    action = decision.actions[world.members.index(member)]
+    if action is not KEEP:
+        there = replace(there, holds=False)
+    assert action is not KEEP or goal == before
+    assert action is not APPLY or goal == (*before, decision.target)
+    return world.changed(member, there, goal)
+
+
+def leads_to(report: Report, target: Position) -> bool:
+    """Whether a member can be the source of what all will have."""
+    return target in (report.position, report.pending)
+
+
+def moves(world: World, steps: int) -> Iterator[World]:
+    """Everything that members can do next."""
+    for member in world.members:
+        mine = world.reports[member]
+        if mine.attended != (LINE, world.epoch):
+            following = take_part(world, member)
+            if following is not None:
+                yield following
+            continue
+        now = Position(LINE, world.epoch, mine.position.step + 1)
+        others = [world.reports[each] for each in world.members]
+        if mine.attempt != now:
+            if mine.position.step < steps:
+                yield world.changed(member, replace(mine, attempt=now, holds=False))
+        elif not mine.holds and all(now in (each.attempt, each.position) for each in others):
+            yield world.changed(member, replace(mine, holds=True))
+        elif mine.holds and all(now in (each.pending, each.position) for each in others):
+            after = replace(mine, position=now, holds=False)
+            yield world.changed(member, after, (*world.histories[member], now))
+
+
+def changes(world: World) -> Iterator[World]:
+    """Every next view: any of the members, with or without one who was not in."""
+    everybody = range(len(world.reports))
+    for size in range(1, len(world.members) + 1):
+        for rest in itertools.combinations(world.members, size):
+            absent = [each for each in everybody if each not in world.members]
+            for extra in ((), *((each,) for each in absent)):
+                yield world._replace(
+                    members=tuple(sorted({*rest, *extra})),
+                    epoch=world.epoch + 1,
+                    told=(None,) * len(world.reports),
+                )
+
+
+@pytest.mark.parametrize(("founders", "views", "steps"), [(2, 3, 1), (3, 2, 1), (2, 2, 2)], ids=str)
+def test_every_order_of_events_is_by_all_or_by_none(founders: int, views: int, steps: int) -> None:
+    """Deaths and cuts at every point; those who were cut off stay as they are and may come back.
+
+    Who is at the same step has the same history, and nobody who was in the latest decision ever
+    loses what it has applied.
+    """
+    everybody = (*[Report(founder=True)] * founders, Report())
+    nothing = ((),) * len(everybody)
+    start = World(everybody, nothing, tuple(range(founders)), 1, (None,) * len(everybody))
+    seen, waiting = {start}, deque([start])
+    while waiting:
+        world = waiting.popleft()
+        known: dict[Position, History] = {}
+        for report, history in zip(world.reports, world.histories, strict=True):
+            assert history[-1:] == (() if report.position == FRESH else (report.position,))
+            assert known.setdefault(report.position, history) == history
+        following = [*moves(world, steps), *(changes(world) if world.epoch < views else ())]
+        fresh = [each for each in following if each not in seen]
+        seen.update(fresh)
+        waiting.extend(fresh)
+    assert len(seen) > 1000
