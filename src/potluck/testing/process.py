@@ -1,0 +1,299 @@
+"""A simulated process: a real cluster core with a clock of its own, and lanes to its peers.
+
+The process carries out what its core decides and tells it what happens, as the control thread of a
+real one does.  It can be stopped (it does nothing, and finds all that came meanwhile when it goes
+on), suspended (the same, and its clock stood still), killed (its machine says so) and lose its
+power (nobody says anything).  A restart is a new core in the same place, one incarnation later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from potluck.core import cluster_effects as effects
+from potluck.core.cluster import ClusterConfig, ClusterCore
+from potluck.core.cluster_cards import ProcessCard
+from potluck.core.cluster_events import ClusterState
+from potluck.core.cluster_messages import Heartbeat, decode, encode
+from potluck.core.health_records import HealthEvent, HealthStatus
+from potluck.testing.clock import Appointment, LocalClock
+from potluck.testing.lanes import LaneEnd
+from potluck.testing.surroundings import Surroundings
+from potluck.vocabulary import ProcessId, View
+
+__all__ = ["CoreFactory", "SimulatedProcess"]
+
+CoreFactory = Callable[[ProcessCard, ClusterConfig, float], ClusterCore]
+
+LATENESS = 0.0005  # seconds by which a loop wakes up late at most
+PERMITTED_RETURNS = 10  # of a core that wants to be woken at once; more would burn a processor
+ROUNDING = 1e-6  # seconds; a deadline turned into simulated time and back must have passed
+
+
+class SimulatedProcess:
+    """A place where processes run, one after the other; the core of the present one, if any."""
+
+    def __init__(
+        self, world: Surroundings[SimulatedProcess], card: ProcessCard, host: str, name: str
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.card = card
+        self.core: ClusterCore | None = None
+        """None while it is dead."""
+        self.is_powered = True
+        self.is_stopped = False
+        """Stopped by a signal, or suspended: it does nothing until it is woken."""
+        self.clock = LocalClock(world.clock, 1000.0 * world.draw())
+        self.died_at: float | None = None
+        self.woke_at = 0.0
+        self.lanes: dict[ProcessId, LaneEnd] = {}
+        self.past: set[ProcessId] = set()
+        """All processes that ran here."""
+        self.barred: set[ProcessId] = set()
+        """With whom the core wants no connection any more."""
+        self.writes_bytes = False
+        """Whether its messages are written as bytes and read again, which takes its time."""
+        self.told: list[effects.Effect] = []
+        """What its core decided since the start, beside messages and probes."""
+        self.seen: tuple[View | None, ClusterState] = (None, ClusterState.JOINING)
+        """View and state of the core when it was last looked at."""
+        self._world = world
+        self._backlog: list[tuple[Callable[..., list[effects.Effect]], tuple[Any, ...]]] = []
+        self._alarm: Appointment | None = None
+        self._due = 0.0  # when it goes off, but for the lateness of the loop
+        self._restless = 0  # times in a row that the core wanted to be woken at once
+
+    # --- questions ---
+
+    @property
+    def process(self) -> ProcessId:
+        """The id of the present process, or of the last one."""
+        return self.card.process
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process runs here; a stopped one does."""
+        return self.core is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs and is not stopped."""
+        return self.core is not None and not self.is_stopped
+
+    # --- life ---
+
+    def start(self, core: ClusterCore) -> None:
+        """A process begins here."""
+        self.core = core
+        self.card = core.me
+        self.is_powered = True
+        self.is_stopped = False
+        self.died_at = None
+        self.woke_at = self._world.clock.now
+        self.clock.thaw()
+        self.past.add(self.process)
+        self.barred.clear()
+        self.told.clear()
+        self.seen = core.view, core.state
+        self._arm()
+
+    def end(self, cause: str, *, silently: bool = False) -> None:
+        """The process dies; silently: with its machine, so that nobody says so."""
+        self.core = None
+        self.is_powered = not silently
+        self.died_at = self._world.clock.now
+        self._backlog.clear()
+        for lane in self.lanes.values():
+            if silently:
+                lane.drop()
+            else:
+                lane.close(cause)
+        self.lanes.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def stop(self, *, clock_too: bool = False) -> None:
+        """Do nothing until woken; ``clock_too``: as a suspended machine, whose clock stands."""
+        self.is_stopped = True
+        if clock_too:
+            self.clock.freeze()
+
+    def wake(self) -> None:
+        """Go on, late, with all that came meanwhile; the alarm may go off before or after it."""
+        if not self.is_stopped or self.core is None:
+            return
+        self.is_stopped = False
+        self.woke_at = self._world.clock.now
+        self.clock.thaw()
+        backlog, self._backlog = self._backlog, []
+        place = int(self._world.draw() * (len(backlog) + 1))
+        for stimulus, arguments in backlog[:place]:
+            self._take_in(stimulus, arguments)
+        self._ring()
+        for stimulus, arguments in backlog[place:]:
+            self._take_in(stimulus, arguments)
+        self._arm()
+
+    def jump(self, seconds: float) -> None:
+        """Its clock leaps ahead."""
+        self.clock.jump(seconds)
+        self._arm()
+
+    def drift(self, rate: float) -> None:
+        """Its clock runs faster or slower from now on, without a leap."""
+        self.clock.drift(rate)
+        self._arm()
+
+    # --- what happens to it ---
+
+    def lane_opened(self, end: LaneEnd) -> None:
+        """A lane is open at this end."""
+        self._stimulate(self._connected, end)
+
+    def lane_closed(self, end: LaneEnd, cause: str) -> None:
+        """The other side has closed a lane."""
+        self._stimulate(self._disconnected, end, cause)
+
+    def lane_delivers(self, end: LaneEnd, message: Any) -> None:
+        """A message has arrived."""
+        self._stimulate(self._received, end, message)
+
+    def drop_stale_lane(self, peer: ProcessId) -> bool:
+        """Give up what is left of a lane whose other end is gone; whether it was still in use."""
+        end = self.lanes.get(peer)
+        if end is None or not end.is_open:
+            return False
+        end.drop()
+        return True
+
+    def give_up(self, peer: ProcessId, reason: str) -> None:
+        """Close a lane that has been silent for too long, as if it had broken."""
+        end = self.lanes.get(peer)
+        if end is not None and end.is_open:
+            end.close(reason)
+            self.lane_closed(end, reason)
+
+    def probed(self, peer: ProcessId, why_unclear: str | None) -> None:
+        """A probe was refused, or it proved nothing, and why; who has a lane needs no probe."""
+        if peer in self.lanes and self.lanes[peer].is_open:
+            return
+        if why_unclear is None:
+            self._stimulate(lambda core: core.refused(peer, self.clock.now))
+        else:
+            self._stimulate(lambda core: core.unreachable(peer, why_unclear, self.clock.now))
+
+    def ask(self, request: Callable[[ClusterCore, float], list[effects.Effect]]) -> None:
+        """Have its user ask the core for something: to leave, to step down."""
+        self._stimulate(lambda core: request(core, self.clock.now))
+
+    def _stimulate(self, stimulus: Callable[..., list[effects.Effect]], *arguments: Any) -> None:
+        if self.core is None:
+            return
+        if self.is_stopped:
+            self._backlog.append((stimulus, arguments))
+        else:
+            self._take_in(stimulus, arguments)
+            self._arm()
+
+    def _take_in(
+        self, stimulus: Callable[..., list[effects.Effect]], arguments: tuple[Any, ...]
+    ) -> None:
+        if self.core is not None:
+            core = self.core
+            outcome = stimulus(core, *arguments)
+            if outcome:
+                self._carry_out(outcome)
+            view, state = self.seen
+            if core.view is not view or core.state is not state:
+                self.seen = core.view, core.state
+                self._world.changed(self)
+
+    def _connected(self, core: ClusterCore, end: LaneEnd) -> list[effects.Effect]:
+        if end.is_replacement or not end.is_open:
+            return []
+        return core.connected(end.card, self.clock.now)
+
+    def _disconnected(self, core: ClusterCore, end: LaneEnd, cause: str) -> list[effects.Effect]:
+        if self.lanes.get(end.peer) is not end:
+            return []  # a newer lane has taken its place
+        del self.lanes[end.peer]
+        self._world.lost_lane(self, end.peer)
+        return core.disconnected(end.peer, cause, self.clock.now)
+
+    def _received(self, core: ClusterCore, end: LaneEnd, message: Any) -> list[effects.Effect]:
+        if self.lanes.get(end.peer) is not end:
+            return []
+        return core.receive(end.peer, message, self.clock.now)
+
+    def _ticked(self, core: ClusterCore) -> list[effects.Effect]:
+        return core.tick(self.clock.now)
+
+    # --- what it does ---
+
+    def _carry_out(self, outcome: Iterable[effects.Effect]) -> None:
+        world, lanes, core = self._world, self.lanes, self.core
+        for effect in outcome:
+            if self.core is not core:
+                return  # it died of what the story does when this message leaves
+            if isinstance(effect, effects.Send):
+                message = effect.message
+                if type(message) is not Heartbeat:
+                    world.sends(self, effect.to, message)
+                lane = lanes.get(effect.to)
+                if lane is not None and lane.is_open:
+                    lane.send(decode(encode(message)) if self.writes_bytes else message)
+            elif isinstance(effect, effects.Probe | effects.Meet):
+                world.wants(self, effect)
+            else:
+                if isinstance(effect, effects.Disconnect):
+                    self._bar(effect.peer, effect.reason)
+                elif isinstance(effect, effects.Note) and isinstance(effect.event, HealthEvent):
+                    self._judged(effect.event)
+                self.told.append(effect)
+                world.tells(self, effect)
+
+    def _judged(self, event: HealthEvent) -> None:
+        """What waits in a lane that was silent for long comes late: begin with a new one."""
+        if event.status is HealthStatus.DEAD:
+            self._world.clock.after(0.0, self.give_up, event.peer, event.reason)
+
+    def _bar(self, peer: ProcessId, reason: str) -> None:
+        self.barred.add(peer)
+        if (end := self.lanes.pop(peer, None)) is not None:
+            end.close(reason)
+
+    def _arm(self, *, was_woken: bool = False) -> None:
+        """Wake up at the core's deadline; an alarm that goes off too early is set anew then."""
+        core = self.core
+        if core is None or self.is_stopped or (deadline := core.next_deadline) is None:
+            return
+        if was_woken:
+            self._restless = self._restless + 1 if deadline <= self.clock.now else 0
+            if self._restless > PERMITTED_RETURNS:
+                self._world.restless(self)
+        due = self.clock.world_time(deadline) + ROUNDING
+        alarm = self._alarm
+        if alarm is not None:
+            if self._due <= due:
+                return
+            alarm.cancel()
+        self._due = due
+        late = LATENESS * self._world.draw()
+        self._alarm = self._world.clock.at(due + late, self._go_off)
+
+    def _go_off(self) -> None:
+        self._alarm = None
+        if self.is_running:
+            self._arm(was_woken=self._ring())
+
+    def _ring(self) -> bool:
+        """Tick, if that is due; whether it was."""
+        core = self.core
+        deadline = None if core is None else core.next_deadline
+        if deadline is None or deadline > self.clock.now:
+            return False
+        self._take_in(self._ticked, ())
+        return True

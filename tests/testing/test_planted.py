@@ -1,0 +1,134 @@
+"""The seeds find what they are for: rules of the protocol are taken out, and each loss is noticed.
+
+But for the missing rule the core is the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from potluck.core import cluster_succession, cluster_tenure, election, quorum
+from potluck.core.cluster_situation import Situation
+from potluck.core.cluster_tenure import Tenure
+from potluck.core.election import ElectionManager
+from potluck.core.election_ballot import Ballot
+from potluck.core.health_config import HealthConfig
+from potluck.testing import Scenario, play
+from potluck.testing.seeds import check_seed, check_seeds
+from potluck.testing.violation import Violation
+from potluck.vocabulary import ProcessId
+
+_has_quorum = quorum.has_quorum
+
+
+def _the_dead_vote(
+    members: Sequence[ProcessId], present: Collection[ProcessId], gone: AbstractSet[ProcessId]
+) -> bool:
+    with_the_dead = set(present) | (set(members) & gone)
+    return _has_quorum(members, present, gone) or 2 * len(with_the_dead) > len(members)
+
+
+def let_the_dead_vote(patch: pytest.MonkeyPatch) -> None:
+    """Count those proved dead as if they had agreed."""
+    for module in (cluster_succession, election, cluster_tenure):
+        patch.setattr(module, "has_quorum", _the_dead_vote)
+
+
+def forget_what_was_accepted(patch: pytest.MonkeyPatch) -> None:
+    """A new leader proposes what it likes."""
+    patch.setattr(ElectionManager, "inherited", property(lambda _: None))
+
+
+def vote_for_everybody(patch: pytest.MonkeyPatch) -> None:
+    """Give the vote of a term to whoever asks."""
+
+    def vote(ballot: Ballot, candidate: ProcessId, term: int) -> bool:
+        if term >= ballot.promised:
+            ballot.promised, ballot.voted_for = term, candidate
+        return term == ballot.promised
+
+    patch.setattr(Ballot, "vote", vote)
+
+
+def exclude_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Do not wait until who is silent has paused itself."""
+    patch.setattr(HealthConfig, "dead_after", property(lambda config: 0.7 * config.pause_after))
+    patch.setattr(Situation, "is_silent", lambda s, who: not s.health.status(who).is_operational)
+
+
+def never_pause(patch: pytest.MonkeyPatch) -> None:
+    """Go on without a quorum."""
+    patch.setattr(Tenure, "_pause", lambda *_: None)
+
+
+def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Do without a quorum: whoever is silent is left out by whoever notices."""
+    for module in (cluster_succession, election, cluster_tenure):
+        patch.setattr(module, "has_quorum", lambda *_: True)
+
+
+PLANTS = [
+    let_the_dead_vote,
+    forget_what_was_accepted,
+    vote_for_everybody,
+    exclude_too_early,
+    never_pause,
+    let_some_decide_for_all,
+]
+SEEDS = 150  # each was found within a hundred, most within twenty
+
+
+@pytest.mark.parametrize("take_out", PLANTS, ids=lambda plant: str(plant.__name__))
+def test_a_missing_rule_is_noticed(
+    take_out: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some story breaks an invariant; with the rule in place it does not."""
+    with monkeypatch.context() as patch:
+        take_out(patch)
+        found = next((seed for seed in range(SEEDS) if _breaks(seed)), None)
+    assert found is not None
+    assert check_seeds([found]).failures == []
+
+
+def _breaks(seed: int) -> bool:
+    try:
+        check_seed(seed)
+    except Violation:
+        return True
+    return False
+
+
+def test_the_dead_must_not_vote_for_those_who_are_cut_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the vote of the third, whom both know to be dead, each of two would go on alone."""
+    story = Scenario.parse(
+        "nodes a b c\nwithin 3 expect a b c in one view\ncut a | b\nkill c\nwait 6"
+    )
+    play(story)
+    let_the_dead_vote(monkeypatch)
+    with pytest.raises(Violation):
+        play(story)
+
+
+def test_nobody_may_vote_for_two_who_run_for_one_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two who do not hear each other campaign when the leader dies; the others hear both."""
+    stories = [
+        Scenario.parse(
+            f"seed {seed}\nnodes a b c d e\nwithin 3 expect all in one view\n"
+            "delay 0.001 to 0.2\ncut b | c\nkill a\nwait 3\ncalm\nsettle"
+        )
+        for seed in range(12)
+    ]
+    _play_all(stories)
+    vote_for_everybody(monkeypatch)
+    with pytest.raises(Violation, match="votes twice in term"):
+        _play_all(stories)
+
+
+def _play_all(stories: list[Scenario]) -> None:
+    for story in stories:
+        play(story)

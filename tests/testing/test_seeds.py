@@ -1,0 +1,143 @@
+"""Two thousand stories drawn by lot keep every rule, and one that does not can be repeated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from potluck.core.cluster import ClusterCore
+from potluck.testing import seeds
+from potluck.testing.chance import random_story
+from potluck.testing.seeds import Failure, Report, check_seed, check_seeds, main, shorten
+from potluck.testing.stage import play
+from potluck.testing.violation import Violation
+
+SEEDS = 2000
+SHARE = 125  # of one test, so that several processes can share them
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+def test_the_rules_hold_in_every_story(first: int) -> None:
+    """A seed that fails is named with its reason and the command that repeats it."""
+    report = check_seeds(range(first, first + SHARE))
+    assert report.seeds == SHARE
+    assert not report.failures, "\n".join(f"{f.reason}\n  {f.command}" for f in report.failures)
+
+
+class Forgetful(ClusterCore):
+    """A core that never sends heartbeats, nor anything else, when time has passed."""
+
+    def tick(self, now: float) -> list[object]:  # type: ignore[override]
+        """Whatever is due is dropped."""
+        return [effect for effect in super().tick(now) if not hasattr(effect, "to")]
+
+
+def test_a_core_that_breaks_a_rule_is_reported() -> None:
+    """With the seed, and the command that tells it with every event."""
+    report = check_seeds(range(3), core=Forgetful)
+    assert report.failures
+    failure = report.failures[0]
+    assert failure.reason.startswith("Violation: ")
+    assert failure.command == f"python -m potluck.testing.seeds --seed {failure.seed} --trace"
+
+
+def test_a_core_that_raises_is_a_finding_too() -> None:
+    """Whatever it raises is reported with its seed."""
+
+    class Broken(ClusterCore):
+        def tick(self, now: float) -> list[object]:  # type: ignore[override]
+            raise ZeroDivisionError(now)
+
+    (failure,) = check_seeds([5], core=Broken).failures
+    assert failure.seed == 5
+    assert failure.reason.startswith("ZeroDivisionError")
+
+
+def test_a_failing_story_is_shortened() -> None:
+    """What is left still fails in the same way, and every line of it is needed or frames it."""
+    story = random_story(1)
+    short, reason = shorten(story, core=Forgetful)
+    assert len(short.steps) < len(story.steps)
+    with pytest.raises(Violation) as caught:
+        play(short, core=Forgetful)
+    assert reason == f"Violation: {caught.value}"
+
+
+def test_the_command_counts_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON for programs; the sentence for people goes to the other stream."""
+    assert main(["--seeds", "4", "--first", "7", "--workers", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    facts = json.loads(captured.out)
+    assert facts["seeds"] == 4
+    assert facts["failures"] == []
+    assert set(facts["settled_in_seconds"]) == {"median", "p99", "max"}
+    assert "4 seeds, 0 failed" in captured.err
+
+
+def test_the_command_shares_the_work() -> None:
+    """Several processes play them, each its part."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "potluck.testing.seeds", "--seeds", "10", "--workers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "10 seeds, 0 failed" in ended.stdout
+
+
+def test_the_command_tells_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The story first, then every event with its time."""
+    assert main(["--seed", "3", "--trace"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# The story of seed 3.")
+    assert "Installed" in told
+    assert "all rules kept" in told
+
+
+def test_the_command_fails_with_its_seeds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a continuous integration goes red and says how to repeat it."""
+    monkeypatch.setattr(seeds, "check_seeds", lambda batch: Report(len(batch), [_FAILURE]))
+    assert main(["--seeds", "1", "--workers", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 7: it broke" in told
+    assert "python -m potluck.testing.seeds --seed 7 --trace" in told
+
+
+_FAILURE = Failure(7, "it broke")
+
+
+def test_the_command_shortens_and_shows_a_violation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shorter story is printed with what it breaks."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise Violation("two of something")
+
+    monkeypatch.setattr(seeds, "play", fail)
+    assert main(["--seed", "3", "--shorten"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 3: two of something" in told
+    assert "settle" in told
+    assert "wait" not in told
+
+
+def test_a_report_without_seeds_is_empty() -> None:
+    """No division by nothing."""
+    facts = Report().as_dict()
+    assert facts["seeds_per_second"] is None
+    assert facts["settled_in_seconds"] is None
+
+
+def test_a_seed_says_how_long_it_took_to_settle() -> None:
+    """In simulated seconds, within the bound."""
+    settled = check_seed(3)
+    assert settled is not None
+    assert 0 <= settled < 20
