@@ -1,6 +1,5 @@
 """Contexts in real processes: arrays of every kind, objects, and groups written down by hand."""
 
-import random
 from typing import Any
 
 import numpy as np
@@ -8,29 +7,11 @@ import pytest
 import torch
 
 from potluck import DistributedConfig, DistributedContext, RingBackend
-from potluck.collective.reduce import DTYPES
+from support.engine_suite import random_program
 from support.place import Place
 from support.ports import free_port
-from support.programs import KINDS, Step, compare, run
+from support.programs import compare, run
 from support.ranks import Ranks
-
-
-def random_program(size: int, seed: int) -> list[Step]:
-    """The same calls in every process."""
-    dice = random.Random(seed)
-    return [
-        Step(
-            kind=dice.choice(KINDS),
-            dtype=dice.choice(DTYPES),
-            counts=tuple(dice.choice([0, 1, 3, 50, 9000]) for _ in range(size)),
-            width=dice.randrange(1, 4),
-            root=dice.randrange(size),
-            strided=dice.random() < 0.3,
-            started=dice.random() < 0.3,
-            seed=dice.randrange(1 << 32),
-        )
-        for _ in range(60)
-    ]
 
 
 def run_random_calls(place: Place, seed: int) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from potluck import Backend, TcpBackend
+from potluck import Backend, DistributedContext, TcpBackend
+from potluck.runtime.work import Work
 from support.place import Failure, Place, as_failure
 from support.ports import free_port
 from support.ranks import Ranks
@@ -169,6 +170,55 @@ def list_inherited() -> list[str]:
 def test_forking_in_the_middle_of_traffic_is_safe(ranks: Ranks) -> None:
     """Whatever another thread holds at that moment, no child hangs or has a socket of ours."""
     assert ranks.run(fork_in_the_middle, 2) == [[], []]
+
+
+def misuse_collectives(context: DistributedContext, work: Work[Any], depth: int) -> list[Failure]:
+    """What a child gets that uses its parent's collectives, those under way included."""
+    calls: list[Callable[[], Any]] = [
+        lambda: context.all_reduce(1, timeout=PATIENCE),
+        lambda: context.all_reduce(1, async_op=True),
+        lambda: work.wait(PATIENCE),
+        lambda: context.barrier(PATIENCE),
+    ]
+    failures = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - which one it is, is for the test to judge
+            failures.append(as_failure(error))
+    context.abort("a child")
+    if depth:
+        failures += fork(lambda: misuse_collectives(context, work, depth - 1))
+    context.close()
+    return failures
+
+
+def fork_in_an_operation(place: Place) -> list[Any]:
+    """A child is made while a collective waits for its last rank, and several more in line."""
+    with DistributedContext(place.join()) as context:
+        context.barrier()
+        failures: list[Failure] = []
+        works: list[Work[int]] = []
+        if place.rank == 0:
+            works = [context.all_reduce(1, async_op=True) for _ in range(3)]
+            failures += fork(lambda: misuse_collectives(context, works[0], 1))
+            failures += fork(lambda: misuse_collectives(context, works[2], 1))
+            pid = os.fork()
+            if not pid:
+                sys.exit(0)  # with all that runs at exit
+            os.waitpid(pid, 0)
+        context.post_barrier().wait(PATIENCE)
+        if not works:
+            works = [context.all_reduce(1, async_op=True) for _ in range(3)]
+        sums = [work.wait(PATIENCE) for work in works]
+        return [[failure["kind"] for failure in failures], sums, context.all_reduce(1)]
+
+
+def test_forking_in_the_middle_of_a_collective_is_safe(ranks: Ranks) -> None:
+    """The child is refused at once, whatever it tries, and ends; the parent goes on."""
+    results = ranks.run(fork_in_an_operation, 3)
+    assert results[0] == [["BackendUnavailable"] * 16, [3, 3, 3], 3]
+    assert results[1] == results[2] == [[], [3, 3, 3], 3]
 
 
 def make_groups_in_children(place: Place, master: str) -> list[int]:

@@ -1,7 +1,9 @@
 """auto: proposed by each rank, agreed among all, kept for a while."""
 
 import numpy as np
+import pytest
 
+from potluck import MalformedFrame
 from potluck.collective.compression.choice import CANDIDATES, Choice
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.runtime.call import Call
@@ -10,7 +12,7 @@ from potluck.runtime.compressed import Exchange
 from potluck.runtime.encoder_speed import encoder_speeds
 
 NONE, INT8, TOPK = CANDIDATES[0], CANDIDATES[2], CANDIDATES[3]
-KEY = (1 << 20, True)
+KEY = (1 << 20, 4, True)
 
 
 class Others:
@@ -36,6 +38,23 @@ def test_the_gentlest_proposal_is_taken() -> None:
     assert settle(Choices(), Others(0), Choice(INT8, "")) == NONE
     assert settle(Choices(), Others(3), Choice(INT8, "")) == INT8
     assert settle(Choices(), Others(3), Choice(TOPK, "")) == TOPK
+
+
+def test_an_agreement_says_why() -> None:
+    """In words, on every rank; and where another rank decided, that too."""
+    choices = Choices()
+    settle(choices, Others(3), Choice(INT8, "int8, because it pays"))
+    assert [str(choice.reason) for choice in choices.made] == ["int8, because it pays"]
+    choices.agreed(Exchange(2, Others(0).run), (9, 4, True), lambda: Choice(INT8, "int8 pays"))
+    assert choices.made[-1].strategy == NONE
+    assert choices.made[-1].reason == "none, because another rank prefers it; here: int8 pays"
+
+
+@pytest.mark.parametrize("number", [-2, 4, 1 << 40])
+def test_a_proposal_that_does_not_exist_is_refused(number: int) -> None:
+    """With the rank that made it."""
+    with pytest.raises(MalformedFrame, match="Rank 1 proposes a compression that does not exist"):
+        settle(Choices(), Others(number), Choice(INT8, ""))
 
 
 def test_an_agreement_lasts_for_a_while() -> None:

@@ -1,14 +1,15 @@
 """Sums that take several collectives."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from potluck import DistributedContext, GradientCompressor, MalformedFrame
+from potluck import CollectiveMismatch, DistributedContext, GradientCompressor, MalformedFrame
 from potluck.runtime.call import Call
-from potluck.runtime.compressed import Exchange, sparse_sum
-from support.contexts import in_group
+from potluck.runtime.compressed import Exchange, low_rank_sum, sparse_sum
+from support.contexts import in_group, outcomes_in_group
 from support.gradients import normal
 
 
@@ -65,10 +66,64 @@ def test_a_size_that_nobody_needs_is_refused(size: int) -> None:
 
     def run(call: Call) -> None:
         asked.append(call.task.collective)
-        call.target[:] = [call.source[0], size]
+        call.target[:] = [*call.source, size, values.size]
 
     values = normal(3000)
     compressor = GradientCompressor("topk:0.1", error_feedback=False)
     with pytest.raises(MalformedFrame, match=r"Rank 1 announces \S+ bytes for some of 3000"):
         sparse_sum(Exchange(2, run), values, compressor, "", values.copy())
     assert len(asked) == 1
+
+
+def test_as_many_collectives_as_promised() -> None:
+    """Two for sparse values; PowerSGD two small sums and a word about who is in which step."""
+    ran: list[tuple[str, int]] = []
+
+    def run(call: Call) -> None:
+        ran.append((call.task.collective.value, call.target.size))
+        call.target.reshape(-1, call.source.size)[:] = call.source  # alone, or with its likes
+
+    values = normal(60 * 50)
+    out = np.empty_like(values)
+    low_rank_sum(
+        Exchange(1, run), values, GradientCompressor("powersgd:2"), "", out, shape=(60, 50)
+    )
+    assert ran[1:] == [("all_reduce", 2 * 60), ("all_reduce", 2 * 50)]
+    assert ran[0] == ("all_gather", 4)
+    ran.clear()
+    sparse_sum(Exchange(2, run), values, GradientCompressor("topk:0.1", False), "", out)
+    assert [collective for collective, _ in ran] == ["all_gather", "all_gather"]
+
+
+def test_tensors_that_differ_are_told_apart() -> None:
+    """Values at other places would be added up, and nobody would notice."""
+    for method, counts, names in (
+        ("topk:0.01", (3000, 3005), "ww"),
+        ("random:0.01", (3000, 3005), "ww"),
+        ("random:0.01", (3000, 3000), "wb"),
+        ("powersgd:2", (3000, 3000), "wb"),
+    ):
+        compressors = [GradientCompressor(method).tensor(name) for name in names]
+        arrays = [normal(count) for count in counts]
+
+        def action(context: DistributedContext, by: Any = compressors, of: Any = arrays) -> None:
+            context.all_reduce(of[context.rank], compression=by[context.rank])
+
+        found = outcomes_in_group(2, action)
+        assert all(isinstance(outcome, CollectiveMismatch) for outcome in found), (method, found)
+        assert "Ranks compress different tensors" in str(found[0])
+
+
+def test_large_tensors_need_no_further_copies() -> None:
+    """PowerSGD multiplies in blocks; besides the compressor's memory there is next to nothing."""
+    values = normal(1 << 20)
+    out = np.empty_like(values)
+    exchange = Exchange(1, lambda call: np.copyto(call.target, call.source))
+    compressor = GradientCompressor("powersgd:2", error_feedback=False)
+    tracemalloc.start()
+    try:
+        low_rank_sum(exchange, values, compressor, "", out, shape=(1 << 10, 1 << 10))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < values.nbytes / 4

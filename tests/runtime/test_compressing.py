@@ -217,8 +217,8 @@ def test_methods_without_use_for_it_want_a_memory(method: str) -> None:
     [
         ({"op": "max"}, "sums and means, not max"),
         ({"strategy": "ring"}, "not exchanged by ring"),
-        ({"array": np.zeros(3)}, "for float32, not float64"),
-        ({"compression": GradientCompressor("topk"), "async_op": True}, "several collectives"),
+        ({"array": np.zeros(3)}, "not float64. Convert the array to float32"),
+        ({"array": np.zeros(3, np.int64), "compression": "auto"}, "not int64"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> None:
@@ -268,6 +268,9 @@ def test_large_arrays_are_compressed_only_where_that_pays() -> None:
         for _ in range(3):
             context.all_reduce(array.copy(), compression=compressor)
         found = context.all_reduce(array.copy(), compression="auto")
+        assert context.compression_choices, "the links are known by now"
+        for choice in context.compression_choices:
+            assert choice.reason.startswith(f"{choice.strategy}, because ")
         return relative_error(found, normal(1 << 17, 0) + normal(1 << 17, 1)) < 0.02
 
     assert all(in_group(2, action))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from typing import Any
@@ -26,6 +27,8 @@ from potluck import (
     Timeout,
     UnsupportedOperation,
 )
+from potluck.runtime.group import Group
+from potluck.runtime.notices import sweep
 from support.contexts import in_group
 from support.ports import free_port
 from support.threads import Background, eventually, together
@@ -326,3 +329,30 @@ def test_contexts_may_count_in_one_place() -> None:
     snapshot = metrics.snapshot()
     assert snapshot.barrier.completed == 60
     assert 0 < snapshot.barrier.p50_ms <= snapshot.barrier.p99_ms <= spent_ms
+
+
+def test_subgroups_that_are_closed_leave_nothing_behind() -> None:
+    """However many: neither here, nor as messages to those who have closed them as well."""
+    many = 200
+
+    def act(context: DistributedContext) -> None:
+        for number in range(many):
+            with context.subgroup([0, 1]) as part:
+                if number % 10 == 0:
+                    assert part.all_reduce(1) == 2
+        context.barrier()
+
+        def is_clean() -> bool:
+            sweep(context.innermost)
+            return not vars(context.innermost)["_past_notices"]
+
+        eventually(is_clean)
+        context.barrier()
+        assert not context._subgroups
+        assert list(vars(context.innermost)["_closing_actions"]) == [context.group.close]
+        assert not context.innermost._inbox._mailbox.waiting_messages()  # type: ignore[attr-defined]
+        context.barrier()
+
+    in_group(2, act)
+    gc.collect()
+    assert sum(type(each) is Group for each in gc.get_objects()) < many // 10

@@ -64,11 +64,13 @@ def test_every_type_is_named(dtype: Dtype) -> None:
 
 
 def test_other_types_can_be_moved_too() -> None:
-    """Times, for example: they are told apart from each other by a hash."""
+    """Times, for example; the words say what they are, or at least that they differ."""
     task = Task.whole(Collective.BROADCAST, 2, 3)
-    first, second = fingerprint(task, "M8[s]"), fingerprint(task, "M8[ms]")
-    assert first != second
-    assert "another type" in str(first)
+    first, second, third = (fingerprint(task, each) for each in ("M8[s]", "M8[ms]", "U3"))
+    assert len({first, second, third}) == 3
+    assert "datetime64 of 8 bytes" in str(first)
+    assert "text of 12 bytes" in describe_mismatch((0, first), (1, third), str)
+    assert "differ in their parts or units" in describe_mismatch((0, first), (1, second), str)
 
 
 @given(st.binary(min_size=SIZE, max_size=SIZE))
@@ -83,7 +85,7 @@ def test_any_bytes_can_be_put_into_words(data: bytes) -> None:
         *[st.integers(0, 255)] * 4,
         st.integers(0, 2**32 - 1),
         st.integers(0, 2**64 - 1),
-        *[st.integers(0, 2**32 - 1)] * 3,
+        *[st.integers(0, 2**32 - 1)] * 4,
     )
 )
 def test_they_survive_the_journey(one: Fingerprint) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from potluck.runtime.limits import read_timeout
+from potluck.runtime.limits import Countdown, read_timeout
 from support.contexts import in_group
 
 
@@ -15,6 +15,18 @@ def test_seconds_are_a_number_or_none() -> None:
     assert read_timeout(float("inf")) is None
     assert read_timeout(0) == 0
     assert read_timeout(np.float32(2.5)) == 2.5  # type: ignore[arg-type]
+
+
+def test_a_countdown_is_shared() -> None:
+    """What one thing has used, the next does not have; no limit stays none."""
+    countdown = Countdown(50)
+    first, second = countdown.left, countdown.left
+    assert first is not None
+    assert second is not None
+    assert 0 < second <= first <= 50
+    assert Countdown(0).left == 0
+    assert Countdown(None).left is None
+    assert Countdown(float("inf")).left == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from support.threads import eventually
     st.builds(
         Notice,
         st.sampled_from(Word),
-        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**64 - 1),
         st.integers(0, 2**64 - 1),
         st.integers(-1, 2**31 - 1),
         st.binary(min_size=32, max_size=32),
         st.text(max_size=60),
+        st.integers(0, 2**64 - 1),
     )
 )
 def test_a_notice_survives_the_journey(notice: Notice) -> None:

@@ -1,5 +1,6 @@
 """Small objects: broadcast, all-gather, gather and scatter."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck import DistributedContext, DistributedError
+from potluck import CollectiveMismatch, DistributedContext, DistributedError
+from potluck.collective.task import Collective, Task
+from potluck.runtime.call import Purpose
+from potluck.runtime.requests import part_of
 from support.contexts import in_group, outcomes_in_group
 
 WORLDS = range(1, 6)
@@ -129,7 +133,10 @@ def test_a_hostile_length_is_refused() -> None:
 
     def act(context: DistributedContext) -> Any:
         if context.rank == 0:
-            context.broadcast(np.array([1 << 62]))
+            length = np.array([1 << 62])
+            task = Task.whole(Collective.BROADCAST, 2, 1)
+            made = part_of(Purpose.BROADCAST_OBJECT, task, length, length)
+            context._launch(made, 10, async_op=False)
             return None
         with pytest.raises(DistributedError, match="announced an object of"):
             context.broadcast_object()
@@ -138,14 +145,72 @@ def test_a_hostile_length_is_refused() -> None:
     in_group(2, act)
 
 
-@pytest.mark.parametrize("values", [None, [1]])
-def test_the_root_of_a_scatter_has_one_for_each(values: Any) -> None:
-    """Too few or none is refused."""
+@pytest.mark.parametrize(
+    ("of_objects", "alike"),
+    [
+        (lambda it: it.broadcast_object("a"), lambda it: it.broadcast(np.array([5]))),
+        (lambda it: it.all_gather_object("a"), lambda it: it.all_gather(np.array([5]))),
+        (lambda it: it.gather_object("a"), lambda it: it.all_gather_object("a")),
+        (lambda it: it.scatter_object("ab"), lambda it: it.broadcast(np.array([5, 6]))),
+        (lambda it: it.all_gather_object("a"), lambda it: it.all_gather(np.ones(1), counts="ask")),
+        (lambda it: it.gather(np.ones(1), counts="ask"), lambda it: it.all_gather(np.array([5]))),
+        (
+            lambda it: it.all_to_all(np.ones(2), send_counts=[1, 1]),
+            lambda it: it.all_gather(np.array([5, 6])),
+        ),
+    ],
+)
+def test_no_other_collective_is_taken_for_a_part_of_one(
+    of_objects: Callable[[DistributedContext], Any], alike: Callable[[DistributedContext], Any]
+) -> None:
+    """Lengths look like anybody's integers: who mixes the two up is told, on both ranks."""
+
+    def act(context: DistributedContext) -> str:
+        with pytest.raises(CollectiveMismatch) as caught:
+            (of_objects if context.rank == 0 else alike)(context)
+        context.barrier(timeout=10)
+        return str(caught.value)
+
+    first, second = in_group(2, act)
+    assert "called" in first
+    assert "called" in second
+
+
+def test_ranks_that_disagree_about_objects_read_what_they_wrote() -> None:
+    """Not the collectives that their calls are made of."""
+
+    def act(context: DistributedContext) -> str:
+        with pytest.raises(CollectiveMismatch) as caught:
+            context.barrier() if context.rank else context.gather_object("a", root=1)
+        return str(caught.value)
+
+    for text in in_group(2, act):
+        assert "called gather_object" in text
+        assert "called barrier()" in text
+
+
+def test_roots_of_objects_are_compared() -> None:
+    """And both are named."""
+
+    def act(context: DistributedContext) -> str:
+        with pytest.raises(CollectiveMismatch) as caught:
+            context.gather_object("a", root=context.rank)
+        return str(caught.value)
+
+    assert all("with roots" in text for text in in_group(2, act))
+
+
+@pytest.mark.parametrize(("values", "got"), [(None, "None"), ([1], "1"), ([1] * 3, "3"), (5, "5")])
+def test_the_root_of_a_scatter_has_one_for_each(values: Any, got: str) -> None:
+    """Too few, too many or none: it is told how many, and the others do not wait for them."""
 
     def act(context: DistributedContext) -> None:
         if context.rank == 0:
-            with pytest.raises(ValueError, match="must pass 2 objects"):
-                context.scatter_object(values)
-        context.barrier()
+            with pytest.raises(ValueError, match=f"must pass 2 objects, not {got}"):
+                context.scatter_object(values, timeout=10)
+        else:
+            with pytest.raises(DistributedError, match="Rank 0 has an object that cannot travel"):
+                context.scatter_object(timeout=10)
+        context.barrier(timeout=10)
 
     in_group(2, act)

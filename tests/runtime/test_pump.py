@@ -23,7 +23,7 @@ def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Streams that hold a few bytes, all operations done in one way, and no surveys."""
     monkeypatch.setattr(simulated, "STREAM_CAPACITY", 96)
     monkeypatch.setattr(session, "SHORT", request.param)
-    monkeypatch.setattr("potluck.runtime.group.LARGE", ALWAYS)
+    monkeypatch.setattr("potluck.runtime.executor.LARGE", ALWAYS)
 
 
 def run(work: Task, algorithm: str) -> None:

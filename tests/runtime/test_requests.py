@@ -16,6 +16,7 @@ from potluck.runtime.requests import (
     Place,
     read_op,
     read_strategy,
+    reducer_for,
     request,
     rows_for,
     rows_of,
@@ -34,6 +35,17 @@ def test_a_name_that_is_none_is_refused_with_the_list() -> None:
     """So that a typing error is mended at once."""
     with pytest.raises(ValueError, match="'summ' is no reduction; there are sum, mean"):
         read_op("summ")
+
+
+def test_what_is_no_name_is_refused_as_clearly() -> None:
+    """Whatever it is, also what cannot be looked up."""
+    array = lend(np.ones(2), Access.READ)
+    wrong: list[Any] = [5, None, ["sum"], {}]
+    for each in wrong:
+        with pytest.raises(ValueError, match="is no reduction; there are sum"):
+            reducer_for(each, array)
+    with pytest.raises(TypeError, match="such as 'ring' or one of AllReduceStrategy, not 5"):
+        read_strategy(AllReduceStrategy, 5)  # type: ignore[arg-type]
 
 
 def test_a_strategy_is_named_given_or_left_open() -> None:

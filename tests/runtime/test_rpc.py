@@ -9,9 +9,9 @@ import pytest
 
 from potluck import (
     DistributedContext,
-    NoConnection,
     RpcAgent,
     RpcInvalidMessage,
+    RpcNoConnection,
     SimulatedBackend,
     SubBackend,
     Timeout,
@@ -71,8 +71,10 @@ def test_only_functions_can_be_registered() -> None:
     with agents(1) as (agent,):
         with pytest.raises(TypeError):
             agent.register("x", 5)  # type: ignore[call-overload]
-        with pytest.raises(TypeError):
+        with pytest.raises(ValueError, match="1 to 1024 bytes"):
             agent.register("", echo)
+        with pytest.raises(TypeError, match="a str"):
+            agent.register(7, echo)  # type: ignore[call-overload]
 
 
 # --- calling ---
@@ -157,8 +159,11 @@ def test_a_node_can_be_named() -> None:
     with agents(3) as group:
         group[2].register("echo", echo)
         assert group[0].rpc_sync("simulated rank 2", "echo", b"soup") == b"soup"
-        with pytest.raises(NoConnection, match="No rank runs on attic"):
+        with pytest.raises(RpcNoConnection, match="no connection to 'attic': no rank runs there"):
             group[0].rpc_sync("attic", "echo")
+        for nonsense in (2.0, True, None, [2]):
+            with pytest.raises(TypeError, match="A rank is a whole number"):
+                group[0].rpc_sync(nonsense, "echo")  # type: ignore[arg-type]
 
 
 def test_subgroups_have_agents_of_their_own() -> None:

@@ -17,12 +17,17 @@ class Patrol:
 
     def __init__(self) -> None:
         self.looks: list[tuple[int, ...]] = []
+        self.checks = 0
 
     def look(self, awaited: Sequence[int]) -> None:
         """Remember who was awaited."""
         self.looks.append(tuple(awaited))
         if len(self.looks) > 100:
             raise TimeoutError
+
+    def check(self) -> None:
+        """Count."""
+        self.checks += 1
 
 
 class Scene:
@@ -53,6 +58,7 @@ def test_what_comes_from_those_awaited_is_told(scene: Scene) -> None:
     scene.far[1].sendmsg([b"x"])
     assert scene.watch.events((1, 2)) == [(1, True, False)]
     assert scene.patrol.looks == []
+    assert scene.patrol.checks == 1
 
 
 def test_what_comes_from_others_stays_unread_and_wakes_nobody(scene: Scene) -> None:

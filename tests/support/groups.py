@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from potluck import SimulatedBackend
+from potluck import NetworkNamespace, SecurityWarning, SimulatedBackend, TcpBackend
 from potluck.backend.base import Backend
 from potluck.backend.simulated import SimulatedFaults
 from potluck.collective.reduce import ReduceOp, Reducer
@@ -17,6 +18,7 @@ from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
 from potluck.runtime.call import Call
 from potluck.runtime.group import Group
+from support.ports import free_port
 from support.threads import PATIENCE, Background
 
 Array = npt.NDArray[Any]
@@ -51,6 +53,24 @@ def in_world(
         backends = SimulatedBackend.create_group(size, faults=faults)
         for backend in backends:
             stack.enter_context(backend)
+        return on_backends(backends, action)
+
+
+def over_tcp(
+    size: int, action: Callable[[Group], Result], *, sealed: bool = False
+) -> list[Result | BaseException]:
+    """The same over sockets of this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SecurityWarning)
+        namespace = None if sealed else NetworkNamespace.insecure()
+    master = f"127.0.0.1:{free_port()}"
+
+    def join(rank: int) -> Backend:
+        return TcpBackend(rank, size, master, namespace=namespace)
+
+    with ExitStack() as stack:
+        joining = [Background(lambda rank=rank: join(rank)) for rank in range(size)]  # type: ignore[misc]
+        backends = [stack.enter_context(one.result(PATIENCE)) for one in joining]
         return on_backends(backends, action)
 
 

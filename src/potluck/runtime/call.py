@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from potluck.collective.compression.strategy import QuantizationType
@@ -11,7 +13,26 @@ if TYPE_CHECKING:
     from potluck.collective.strategies import Strategy
     from potluck.collective.task import Task
 
-__all__ = ["Call"]
+__all__ = ["Call", "Purpose", "Routine"]
+
+Routine: TypeAlias = "Callable[[Callable[[Call], None]], None]"
+"""Does several calls one after the other, by the function that it is given."""
+
+
+class Purpose(IntEnum):
+    """What a collective is part of: nobody may take one for another that looks the same."""
+
+    OWN = 0
+    """Of nothing else: somebody called it by its name."""
+    MEASURE_LINKS = 1
+    AGREE_ON_LINKS = 2
+    BROADCAST_OBJECT = 3
+    ALL_GATHER_OBJECT = 4
+    GATHER_OBJECT = 5
+    SCATTER_OBJECT = 6
+    ALL_GATHER_COUNTS = 7
+    GATHER_COUNTS = 8
+    ALL_TO_ALL_COUNTS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +55,6 @@ class Call:
     """The number format in which values travel; only for a sum or mean of float32 by all."""
     residual: Array | None = None
     """Where what that format leaves behind is written, if somebody wants it."""
+    routine: Routine | None = None
+    """What is done instead, in one turn; this call then only says what comes of it."""
+    purpose: Purpose = Purpose.OWN

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from potluck.collective.compression.choice import CANDIDATES, SMALL, Choice, choose
 from potluck.collective.compression.strategy import CompressionStrategy
+from potluck.errors import MalformedFrame
 from potluck.runtime.compressed import Exchange
 from potluck.runtime.encoder_speed import encoder_speeds
 from potluck.runtime.group import Group
-from potluck.vocabulary import LinkMatrix
 
 __all__ = ["Choices"]
 
@@ -28,12 +29,15 @@ LASTING = 50
 UNKNOWN = -1
 """The proposal of a rank that knows nothing of the links yet."""
 
+Key: TypeAlias = tuple[int, int, bool]
+"""How many values, how many bytes each, and whether with error feedback."""
+
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Agreement:
-    strategy: CompressionStrategy
+    choice: Choice
     left: int
 
 
@@ -42,7 +46,7 @@ class Choices:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._agreements: dict[tuple[int, bool], _Agreement] = {}
+        self._agreements: dict[Key, _Agreement] = {}
 
     @classmethod
     def of(cls, group: Group) -> Choices:
@@ -51,42 +55,56 @@ class Choices:
         assert isinstance(found, cls)
         return found
 
-    def settle(
-        self, group: Group, exchange: Exchange, count: int, *, has_feedback: bool
-    ) -> CompressionStrategy:
+    @property
+    def made(self) -> list[Choice]:
+        """What was agreed on, with reasons; the latest last."""
+        return [agreement.choice for agreement in list(self._agreements.values())]
+
+    def settle(self, group: Group, exchange: Exchange, key: Key) -> CompressionStrategy:
         """How to compress so many values; every rank calls this at the same time."""
-        if 4 * count < SMALL:
+        count, itemsize, has_feedback = key
+        if itemsize * count < SMALL:
             return CompressionStrategy.NONE
         if self._epoch != group.epoch:  # others may have lost what was agreed
             self._epoch = group.epoch
             self._agreements.clear()
-        return self.agreed(
-            exchange,
-            (count, has_feedback),
-            lambda: propose(group.links, count, has_feedback=has_feedback),
-        )
+
+        def proposal() -> Choice:
+            speeds = encoder_speeds()
+            return choose(group.links, count, speeds, has_feedback=has_feedback, itemsize=itemsize)
+
+        return self.agreed(exchange, key, proposal)
 
     def agreed(
-        self, exchange: Exchange, key: tuple[int, bool], proposal: Callable[[], Choice]
+        self, exchange: Exchange, key: Key, proposal: Callable[[], Choice]
     ) -> CompressionStrategy:
         """What was agreed on not long ago, or is now."""
         known = self._agreements.get(key)
         if known is not None and known.left:
             known.left -= 1
-            return known.strategy
+            return known.choice.strategy
         mine = proposal()
         number = CANDIDATES.index(mine.strategy) if mine.is_known else UNKNOWN
-        gentlest = int(exchange.gather(np.array([number], np.int64)).min())
+        gentlest = min(_checked(exchange.gather(np.array([number], np.int64)).tolist()))
         if gentlest == UNKNOWN:
             return CompressionStrategy.NONE  # this call finds out about the links
-        chosen = CANDIDATES[gentlest]
-        if known is None or known.strategy != chosen:
-            others = "" if chosen == mine.strategy else f"; others prefer {chosen}"
-            _logger.info("Compression: %s%s", mine.reason, others)
+        chosen = mine
+        if mine.strategy != CANDIDATES[gentlest]:
+            preferred = CANDIDATES[gentlest]
+            reason = f"{preferred}, because another rank prefers it; here: {mine.reason}"
+            chosen = replace(mine, strategy=preferred, reason=reason)
+        if known is None or known.choice.strategy != chosen.strategy:
+            _logger.info("Compression: %s", chosen.reason)
+        self._agreements.pop(key, None)  # the latest last
         self._agreements[key] = _Agreement(chosen, LASTING)
-        return chosen
+        return chosen.strategy
 
 
-def propose(links: LinkMatrix, count: int, *, has_feedback: bool) -> Choice:
-    """What pays for this rank."""
-    return choose(links, count, encoder_speeds(), has_feedback=has_feedback)
+def _checked(proposals: list[int]) -> list[int]:
+    """Numbers that others sent."""
+    for rank, number in enumerate(proposals):
+        if not UNKNOWN <= number < len(CANDIDATES):
+            raise MalformedFrame(
+                f"Rank {rank} proposes a compression that does not exist: {number}", rank=rank
+            )
+    return proposals

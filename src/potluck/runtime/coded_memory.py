@@ -151,6 +151,7 @@ class CodedMemory(Memory):
         try:
             self._codec.decode(slot.array[: self._codec.size(out.size)], out)
         except MalformedFrame as error:
+            who = "This rank made" if source is None else f"Rank {source} sent"
             raise MalformedFrame(
-                f"Rank {source} sent a piece that cannot be decoded", rank=source, cause=error
+                f"{who} a piece that cannot be decoded", rank=source, cause=error
             ) from None

@@ -1,8 +1,9 @@
 """Sums that are exchanged compressed, where that takes more than one collective.
 
 Each function takes a rank's values and fills ``out`` with the sum over all ranks, the same bits on
-all.  With error feedback the values lie where the compressor keeps what is left behind; a function
-takes away from them what it sends, and the rest counts when the compressor is committed.
+all; it returns how many bytes this rank's contribution took.  With error feedback the values lie
+where the compressor keeps what is left behind; a function takes away from them what it sends, and
+the rest counts when the compressor is committed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import numpy.typing as npt
 
 from potluck.collective.compression import indices, randomk
 from potluck.collective.compression.base import Floats
-from potluck.collective.compression.compressor import GradientCompressor
+from potluck.collective.compression.compressor import LARGEST, GradientCompressor
 from potluck.collective.compression.feedback import forget_the_unreal
 from potluck.collective.compression.indices import Coding
-from potluck.collective.compression.powersgd import PowerSGD, orthonormal, product
+from potluck.collective.compression.powersgd import PowerSGD, orthonormal, product, take_away
 from potluck.collective.compression.sparse import HEAD_SIZE, Sparse
 from potluck.collective.compression.topk import TopK
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
-from potluck.errors import MalformedFrame
+from potluck.errors import CollectiveMismatch, MalformedFrame
 from potluck.runtime.call import Call
 
 __all__ = ["Exchange", "low_rank_sum", "random_sum", "sparse_sum"]
@@ -52,7 +53,7 @@ class Exchange(NamedTuple):
 
 def sparse_sum(
     exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
-) -> None:
+) -> int:
     """By all ranks' largest values: gathered with their places, and added in the order of ranks.
 
     Where they are so many that the whole vector would be less, that is summed instead.
@@ -61,13 +62,13 @@ def sparse_sum(
     assert isinstance(method, TopK)
     mine = method.select(values, compressor.turn(values.shape, name))
     packed = mine.pack()
-    sizes = exchange.gather(np.array([packed.size], np.int64)).tolist()
+    told = exchange.gather(np.array([packed.size, values.size], np.int64)).reshape(-1, 2)
+    sizes, totals = told.T.tolist()
+    _check_alike(totals, lambda total: f"{total} values")
     if sum(sizes) >= _dense_bytes(values.size):
-        _plain_sum(exchange, values, compressor, out)
-        return
+        return _plain_sum(exchange, values, compressor, out)
     _check_sizes(sizes, values.size)
     gathered = exchange.gather(packed, sizes)
-    compressor.note(values.nbytes, packed.size)
     if compressor.error_feedback:
         values[mine.indices] = 0.0
         if not np.isfinite(mine.values).all():  # otherwise no others are left behind either
@@ -77,17 +78,18 @@ def sparse_sum(
     for rank, size in enumerate(sizes):
         _unpack(gathered[start : start + size], values.size, rank).add_to(out)
         start += size
+    return int(packed.size)
 
 
 def _plain_sum(
     exchange: Exchange, values: Floats, compressor: GradientCompressor, out: Floats
-) -> None:
+) -> int:
     """Everything, and nothing is left behind."""
-    compressor.note(values.nbytes, values.nbytes)
     np.copyto(out, values)
     exchange.add_up(out)
     if compressor.error_feedback:
         values[:] = 0.0
+    return values.nbytes
 
 
 def _dense_bytes(count: int) -> int:
@@ -119,21 +121,21 @@ def _unpack(data: npt.NDArray[np.uint8], total: int, rank: int) -> Sparse:
 
 def random_sum(
     exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
-) -> None:
+) -> int:
     """By values at the same random places on all ranks."""
     method = compressor.method
     assert isinstance(method, randomk.RandomK)
-    _agree(exchange, compressor, b"")
+    _agree(exchange, compressor, name, values.shape, b"")
     turn = compressor.turn(values.shape, name)
     places = method.places(values.size, turn)
     drawn = method.drawn(values, turn)
-    compressor.note(values.nbytes, drawn.nbytes)
     if compressor.error_feedback:
         values[places] = 0.0
         forget_the_unreal(values)
     exchange.add_up(drawn)
     out[:] = 0.0
     out[places] = drawn
+    return drawn.nbytes
 
 
 def low_rank_sum(
@@ -144,38 +146,66 @@ def low_rank_sum(
     out: Floats,
     *,
     shape: tuple[int, ...],
-) -> None:
+) -> int:
     """By two thin matrices; a tensor for which that would not be less is summed as it is."""
     method = compressor.method
     assert isinstance(method, PowerSGD)
+    kept = compressor.kept.get(name)
+    known = b"" if kept is None else kept.tobytes()
+    have_the_same = _agree(exchange, compressor, name, shape, known)
     turn = compressor.turn(shape, name)
-    kept = b"" if turn.kept is None else turn.kept.tobytes()
-    if not _agree(exchange, compressor, kept):
-        turn = compressor.turn(shape, name)
+    if not have_the_same:
         turn.kept = None  # somebody is new here: all begin again from the seed
     begun = method.start(turn)
     if begun is None:
-        _plain_sum(exchange, values, compressor, out)
-        return
+        return _plain_sum(exchange, values, compressor, out)
     sides, q = begun
     matrix = values.reshape(sides)
     p = orthonormal(exchange.add_up((matrix @ q).reshape(-1)).reshape(sides[0], -1))
     mine = np.ascontiguousarray(matrix.T @ p)
     turn.kept = exchange.add_up(mine.copy().reshape(-1)).reshape(mine.shape)
     compressor.keep(turn, name)
-    compressor.note(values.nbytes, p.nbytes + mine.nbytes)
-    np.copyto(out, product(p, turn.kept).reshape(-1))
+    product(p, turn.kept, out=out.reshape(sides))
     if compressor.error_feedback:
-        matrix -= product(p, mine)
+        take_away(matrix, p, mine)
         forget_the_unreal(values)
+    return p.nbytes + mine.nbytes
 
 
-def _agree(exchange: Exchange, compressor: GradientCompressor, kept: bytes) -> bool:
+def _agree(
+    exchange: Exchange,
+    compressor: GradientCompressor,
+    name: str,
+    shape: tuple[int, ...],
+    kept: bytes,
+) -> bool:
     """Be in the same step on all ranks; whether all have kept the same."""
-    mine = np.array([compressor.seed, compressor.step, zlib.crc32(kept)], np.int64)
-    seeds, steps, hashes = exchange.gather(mine).reshape(exchange.world_size, -1).T.tolist()
+    tensor = f"{compressor.strategy} {compressor.error_feedback} {shape} {name}".encode()
+    mine = np.array(
+        [compressor.seed, compressor.step, zlib.crc32(tensor), zlib.crc32(kept)], np.int64
+    )
+    told = exchange.gather(mine).reshape(exchange.world_size, -1)
+    seeds, steps, tensors, hashes = told.T.tolist()
     if len(set(seeds)) > 1:
         msg = f"A seed must be the same on all ranks, but theirs are {seeds}"
         raise ValueError(msg)
+    _check_alike(tensors, lambda crc: f"name, shape, method and feedback with check sum {crc:08x}")
+    for rank, step in enumerate(steps):
+        if not 0 <= step < LARGEST:
+            raise MalformedFrame(f"Rank {rank} says it is in step {step}", rank=rank)
     compressor.step = max(steps)
-    return len(set(hashes)) == len(set(steps)) == 1
+    return len(set(hashes)) == 1
+
+
+def _check_alike(told: Sequence[int], describe: Callable[[int], str]) -> None:
+    """All ranks mean the same."""
+    for rank, number in enumerate(told):
+        if number != told[0]:
+            raise CollectiveMismatch(
+                "Ranks compress different tensors",
+                rank=rank,
+                expected=told[0],
+                got=number,
+                cause=f"rank 0 has {describe(told[0])}, rank {rank} {describe(number)}",
+                hint="All ranks must make the same calls in the same order.",
+            )

@@ -13,6 +13,8 @@ from potluck.arrays.lending import lend
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
 from potluck.runtime import requests
+from potluck.runtime.call import Purpose
+from potluck.runtime.limits import Countdown
 from potluck.runtime.moving import Moving
 from potluck.runtime.requests import Request
 from potluck.runtime.work import Work
@@ -69,6 +71,7 @@ class Exchanging(Moving):
         """
         reads = lend(array, Access.READ)
         rows, row = requests.rows_of(reads)
+        countdown = Countdown(timeout)
         matrix = self._matrix(rows, send_counts, counts, timeout)
         task = Task.exchange([[operator.index(each) * row for each in line] for line in matrix])
         requests.check_size("array", reads, sum(task.sends(self.rank)))
@@ -77,7 +80,7 @@ class Exchanging(Moving):
         made: Request[A] = requests.request(
             self._place, task, (reads.flat, into.flat), into.give_back
         )
-        return self._launch(made, timeout, async_op=async_op)
+        return self._launch(made, countdown.left, async_op=async_op)
 
     def _matrix(
         self,
@@ -102,8 +105,9 @@ class Exchanging(Moving):
         if mine.shape != (size,) or (mine < 0).any():
             msg = f"send_counts needs {size} numbers of zero or more, not {send_counts!r}"
             raise ValueError(msg)
-        told: list[list[int]] = self.all_gather(mine, timeout=timeout).reshape(size, size).tolist()
-        return told
+        told = self._tell_all(mine, Purpose.ALL_TO_ALL_COUNTS, timeout)
+        lines: list[list[int]] = told.reshape(size, size).tolist()
+        return lines
 
     @overload
     def barrier(self, timeout: float | None = ..., *, async_op: Literal[False] = ...) -> None: ...

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
+
+from potluck.arrays.base import Array
 from potluck.backend.base import Backend, check_whole
+from potluck.collective.task import Collective
 from potluck.errors import InvalidRank
+from potluck.runtime import requests
+from potluck.runtime.call import Purpose
 from potluck.runtime.group import Group
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
@@ -47,3 +53,10 @@ class Launching(Backend):
             return group.start(request.call, request.finish, timeout)
         group.run(request.call, timeout)
         return request.finish()
+
+    def _tell_all(self, mine: Array, purpose: Purpose, timeout: float | None) -> Array:
+        """What every rank has to say, in rank order, before it can do what it was called for."""
+        task = self._place.blocks(Collective.ALL_GATHER, [mine.size] * self.world_size, 1)
+        told = np.empty(task.total, mine.dtype)
+        self._launch(requests.part_of(purpose, task, mine, told), timeout, async_op=False)
+        return told

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.vocabulary import NodeId
 else:
     Buffer: TypeAlias = object
 
@@ -129,6 +130,10 @@ class Lifted(DistributedBackend):
     def peer_name(self, rank: int) -> str:
         """Where a rank is, for people."""
         return self._backend.peer_name(rank)
+
+    def node_of(self, rank: int) -> NodeId | None:
+        """The machine a rank is on."""
+        return self._backend.node_of(rank)
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Have something done before the backend closes."""

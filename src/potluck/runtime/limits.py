@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import time
 
-__all__ = ["read_timeout"]
+__all__ = ["Countdown", "read_timeout"]
 
 PLAIN = frozenset({int, float})
 
@@ -27,3 +28,16 @@ def read_timeout(seconds: float | None) -> float | None:
         msg = f"A timeout must be zero or more seconds, not {seconds}"
         raise ValueError(msg)
     return seconds
+
+
+class Countdown:
+    """One limit for several things that are done one after the other."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout, seconds = timeout, read_timeout(timeout)
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until then; without a limit what was said instead."""
+        return self._timeout if self._end is None else max(0.0, self._end - time.monotonic())

@@ -12,7 +12,9 @@ from potluck.arrays.lending import lend
 from potluck.collective.strategies import BroadcastStrategy
 from potluck.collective.task import Collective, Task
 from potluck.runtime import requests
+from potluck.runtime.call import Purpose
 from potluck.runtime.launching import Launching
+from potluck.runtime.limits import Countdown
 from potluck.runtime.requests import Request, StrategyName
 from potluck.runtime.work import Work
 
@@ -99,7 +101,7 @@ class Moving(Launching):
         each other first.
         """
         reads = lend(array, Access.READ)
-        shares = self._shares(reads, counts, timeout)
+        shares, timeout = self._shares(reads, counts, Purpose.ALL_GATHER_COUNTS, timeout)
         task = self._blocks(Collective.ALL_GATHER, reads, shares)
         shape = requests.shape_with(sum(shares), reads)
         into = requests.output(out, array, shape, reads)
@@ -147,7 +149,7 @@ class Moving(Launching):
         """
         is_root = self._check_rank_of(root) == self.rank
         reads = lend(array, Access.READ)
-        shares = self._shares(reads, counts, timeout)
+        shares, timeout = self._shares(reads, counts, Purpose.GATHER_COUNTS, timeout)
         task = self._blocks(Collective.GATHER, reads, shares, root)
         into = None
         if is_root:
@@ -240,19 +242,21 @@ class Moving(Launching):
         self,
         reads: Lease,
         counts: Sequence[int] | Literal["ask"] | None,
+        purpose: Purpose,
         timeout: float | None,
-    ) -> Sequence[int]:
-        """How many rows each rank has."""
+    ) -> tuple[Sequence[int], float | None]:
+        """How many rows each rank has, and how much time is left."""
         mine, _ = requests.rows_of(reads)
         if counts is None:
-            return [mine] * self.world_size
+            return [mine] * self.world_size, timeout
         if not isinstance(counts, str):
-            return counts
+            return counts, timeout
         if counts != "ask":
             msg = f"counts is 'ask', or a number of rows for each rank, not {counts!r}"
             raise ValueError(msg)
-        told: list[int] = self.all_gather(np.array([mine], np.int64), timeout=timeout).tolist()
-        return told
+        countdown = Countdown(timeout)
+        told = self._tell_all(np.array([mine], np.int64), purpose, timeout)
+        return told.tolist(), countdown.left
 
     def _blocks(
         self, collective: Collective, reads: Lease, shares: Sequence[int], root: int = 0

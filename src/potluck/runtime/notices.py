@@ -50,6 +50,8 @@ class Word(IntEnum):
     """A rank waited for another until its time was up."""
     FAILED = 6
     """Something else went wrong on a rank."""
+    ASKING = 7
+    """I have waited for long in this operation: are you in it?"""
 
 
 class Notice(NamedTuple):

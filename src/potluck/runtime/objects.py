@@ -6,16 +6,20 @@ object cannot travel says so with its length, so that the others need not wait f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from potluck.arrays.base import Array
+from potluck.collective.task import Collective, Task
 from potluck.errors import DistributedError
+from potluck.runtime.call import Purpose
 from potluck.runtime.exchanging import Exchanging
+from potluck.runtime.limits import Countdown
 from potluck.runtime.object_codec import decode, encode
+from potluck.runtime.requests import Place, Request, part_of
 
 __all__ = ["MAX_OBJECT_BYTES", "Objects"]
 
@@ -43,20 +47,24 @@ class Objects(Exchanging):
     ) -> Any:
         """The root's object, on every rank; the others' ``value`` is ignored."""
         is_root = self._check_rank_of(root) == self.rank
+        errand = self._errand(Purpose.BROADCAST_OBJECT, timeout)
         parcel = _Parcel.of([value] if is_root else [], limit)
         length = np.array(parcel.lengths or [0], np.int64)
-        self.broadcast(length, root, timeout=timeout)
+        errand.broadcast(length, root)
         (count,) = parcel.check(length.tolist(), limit, [root])
         octets = parcel.octets if is_root else np.empty(count, np.uint8)
-        self.broadcast(octets, root, timeout=timeout)
+        errand.broadcast(octets, root)
         return decode(octets.data)
 
     def all_gather_object(
         self, value: Any, *, limit: int = MAX_OBJECT_BYTES, timeout: float | None = None
     ) -> list[Any]:
         """Every rank's object, in rank order, on every rank."""
-        parcel, lengths = self._tell_lengths(value, limit, timeout)
-        return _open(self.all_gather(parcel.octets, counts=lengths, timeout=timeout), lengths)
+        errand = self._errand(Purpose.ALL_GATHER_OBJECT, timeout)
+        parcel, lengths = self._tell_lengths(value, limit, errand)
+        octets = np.empty(sum(lengths), np.uint8)
+        errand.move(Collective.ALL_GATHER, lengths, 0, parcel.octets, octets)
+        return _open(octets, lengths)
 
     def gather_object(
         self,
@@ -67,9 +75,11 @@ class Objects(Exchanging):
         timeout: float | None = None,
     ) -> list[Any] | None:
         """Every rank's object, in rank order, at the root; None on the others."""
-        self._check_rank_of(root)
-        parcel, lengths = self._tell_lengths(value, limit, timeout)
-        octets = self.gather(parcel.octets, root, counts=lengths, timeout=timeout)
+        is_root = self._check_rank_of(root) == self.rank
+        errand = self._errand(Purpose.GATHER_OBJECT, timeout)
+        parcel, lengths = self._tell_lengths(value, limit, errand)
+        octets = np.empty(sum(lengths), np.uint8) if is_root else None
+        errand.move(Collective.GATHER, lengths, root, parcel.octets, octets)
         return None if octets is None else _open(octets, lengths)
 
     def scatter_object(
@@ -82,13 +92,14 @@ class Objects(Exchanging):
     ) -> Any:
         """The object that the root has for this rank; only the root passes ``values``."""
         is_root = self._check_rank_of(root) == self.rank
+        errand = self._errand(Purpose.SCATTER_OBJECT, timeout)
         parcel = self._parcel_for_all(values, root, limit) if is_root else _Parcel.of([], limit)
         told = np.array(parcel.lengths or [0] * self.world_size, np.int64)
-        self.broadcast(told, root, timeout=timeout)
+        errand.broadcast(told, root)
         lengths = parcel.check(told.tolist(), limit, [root] * self.world_size)
         out = np.empty(lengths[self.rank], np.uint8)
         octets = parcel.octets if is_root else None
-        self.scatter(octets, root, counts=lengths, out=out, timeout=timeout)
+        errand.move(Collective.SCATTER, lengths, root, octets, out)
         return decode(out.data)
 
     def _parcel_for_all(self, values: Sequence[Any] | None, root: int, limit: int) -> _Parcel:
@@ -100,12 +111,46 @@ class Objects(Exchanging):
         msg = f"Rank {root} is the root: it must pass {self.world_size} objects, {got}"
         return _Parcel([], ValueError(msg), self.world_size)
 
-    def _tell_lengths(
-        self, value: Any, limit: int, timeout: float | None
-    ) -> tuple[_Parcel, list[int]]:
+    def _tell_lengths(self, value: Any, limit: int, errand: _Errand) -> tuple[_Parcel, list[int]]:
         parcel = _Parcel.of([value], limit)
-        told = self.all_gather(np.array(parcel.lengths, np.int64), timeout=timeout)
+        told = self._tell_all(
+            np.array(parcel.lengths, np.int64), errand.purpose, errand.countdown.left
+        )
         return parcel, parcel.check(told.tolist(), limit, range(self.world_size))
+
+    def _errand(self, purpose: Purpose, timeout: float | None) -> _Errand:
+        def run(request: Request[None], seconds: float | None) -> None:
+            self._launch(request, seconds, async_op=False)
+
+        return _Errand(self._place, purpose, Countdown(timeout), run)
+
+
+class _Errand(NamedTuple):
+    """The collectives that one call is made of, and the time that they have together."""
+
+    place: Place
+    purpose: Purpose
+    countdown: Countdown
+    run: Callable[[Request[None], float | None], None]
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """The root's array, into that of every other rank."""
+        task = self.place.whole(Collective.BROADCAST, array.size, root)
+        self._do(task, array if self.place.rank == root else None, array)
+
+    def move(
+        self,
+        collective: Collective,
+        counts: Sequence[int],
+        root: int,
+        source: Array | None,
+        target: Array | None,
+    ) -> None:
+        """Blocks of so many elements, from where they are to where they belong."""
+        self._do(self.place.blocks(collective, counts, 1, root), source, target)
+
+    def _do(self, task: Task, source: Array | None, target: Array | None) -> None:
+        self.run(part_of(self.purpose, task, source, target), self.countdown.left)
 
 
 class _Parcel:

@@ -46,6 +46,9 @@ _SYNCHRONISING = frozenset(
 )
 """Collectives in which every rank needs something from every other, if there is anything at all."""
 
+_VARIED = frozenset(range(18, 23))
+"""numpy's numbers for text, structures and times, of which there are many each."""
+
 Key: TypeAlias = tuple[object, ...]
 
 
@@ -114,14 +117,16 @@ class Plans:
 
     def compiled(self, call: Call) -> Compiled:
         """How to do a call."""
-        reducer = call.reducer
+        reducer, dtype = call.reducer, call.target.dtype
         key = (
             call.task,
-            call.target.dtype.num,
-            call.target.itemsize,
+            dtype.num,
+            dtype.itemsize,
+            dtype if dtype.num in _VARIED else dtype.isnative,
             None if reducer is None else reducer.op,
             call.strategy,
             call.codec,
+            call.purpose,
         )
         found = self._compiled.get(key)
         if found is None:

@@ -19,7 +19,7 @@ from potluck.arrays.lending import allocate, lend
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 
 __all__ = ["Op", "Place", "Request", "StrategyName", "read_op", "read_strategy", "rows_for"]
 
@@ -192,6 +192,20 @@ def request(
     if not _fit_together(task, place.rank, source, target):
         source = source.copy()
     return Request(Call(task, source, target, reducer, strategy), finish)
+
+
+def part_of(
+    purpose: Purpose, task: Task, source: Array | None, target: Array | None
+) -> Request[None]:
+    """A collective that is part of what the user called; None where this rank has nothing."""
+    some = source if source is not None else target
+    none = nothing(np.dtype(np.uint8) if some is None else some.dtype)
+    memory = none if source is None else source, none if target is None else target
+    return Request(Call(task, *memory, purpose=purpose), _no_result)
+
+
+def _no_result() -> None:
+    return None
 
 
 def _fit_together(task: Task, rank: int, source: Array, target: Array) -> bool:

@@ -8,11 +8,14 @@ connections of their own, so they never meet messages or collectives.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from potluck.backend.base import Backend, read_view
+from potluck.backend.base import DEFAULT_TIMEOUT, Backend, read_view
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE, RpcRequest
+from potluck.core.calls_errors import RpcNoConnection, RpcTimeout
+from potluck.errors import DistributedError, Timeout
 from potluck.net import descriptors
 from potluck.runtime.rpc_calling import Caller
 from potluck.runtime.rpc_calls import Incoming, current_call
@@ -20,6 +23,7 @@ from potluck.runtime.rpc_config import RpcConfig
 from potluck.runtime.rpc_handlers import Handlers, RpcHandler
 from potluck.runtime.rpc_local import Local, Mail
 from potluck.runtime.rpc_office import AgentOffice
+from potluck.runtime.rpc_pool import Workers
 from potluck.runtime.rpc_tcp import TcpRpcBackend
 from potluck.runtime.rpc_values import Values
 
@@ -28,10 +32,16 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from potluck.runtime.cluster_stage import Stage
+    from potluck.runtime.cluster_stages import Stages
+
 __all__ = ["MAX_RPC_MSG_SIZE", "RpcAgent"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
+
+LINGER = 1.0
+"""Seconds that closing waits for functions that run."""
 
 _claiming = threading.Lock()
 
@@ -59,13 +69,65 @@ class RpcAgent(Caller):
         self._values = Values()
         self._handlers = Handlers(self._values)
         self._is_closed = False
+        self._moving = threading.Lock()
+        self._workers = Workers(self.config.workers, self._handlers.run)
         self._claim()
-        self._office = AgentOffice(self._backend, self.config, self._handlers)
-        self._local = Local(self._office)
-        super().__init__(self._backend, self._office, self._local, self._values)
-        self._office.begin(self._local)
+        self._stages: Stages | None = getattr(self._backend, "stages", None)
+        try:
+            below = self._backend if self._stages is None else self._present(self._stages)
+        except BaseException:
+            self._is_closed = True  # another may be made when there is a view
+            raise
+        office = self._furnish(below)
+        super().__init__(self._backend, office, Local(office), self._values)
+        office.begin(self._local)
+        if self._stages is not None:
+            self._stages.follow(self._move)
         self._backend.on_close(self.close)
         descriptors.on_fork(self)
+
+    def _furnish(self, below: Backend) -> AgentOffice:
+        is_view = below is not self._backend
+        office = AgentOffice(below, self.config, self._handlers, self._workers, is_view=is_view)
+        if is_view:
+            below.on_close(office.close)
+        return office
+
+    # -- where ranks change: an office for each view, with the same functions and workers ----------
+
+    @staticmethod
+    def _present(stages: Stages) -> Backend:
+        below = stages.wait_for(lambda _: True, DEFAULT_TIMEOUT).backend
+        assert below is not None
+        return below
+
+    def _move(self, stage: Stage) -> None:
+        """Another view is connected: serve there.
+
+        Calls of the one before have ended with it, but for those that may be made again.
+        """
+        below = stage.backend
+        with self._moving:
+            if below is None or self._is_closed or self._office.is_of(below):
+                return
+            before, office = self._office, self._furnish(below)
+            office.begin(self._local)
+            self._office = self._local.office = office
+            before.move_to(office)
+
+    def _enter(self, seconds: float) -> float:
+        """Wait until the members of the present view are connected."""
+        if self._stages is None or self._is_closed:
+            return seconds
+        began = time.monotonic()
+        try:
+            stage = self._stages.wait_for(lambda _: True, seconds)
+        except Timeout as error:
+            raise RpcTimeout(str(error), seconds=seconds) from error
+        except DistributedError as error:
+            raise RpcNoConnection(self._office.rank, cause=str(error)) from error
+        self._move(stage)
+        return max(0.0, seconds - (time.monotonic() - began))
 
     def _claim(self) -> None:
         with _claiming:
@@ -142,7 +204,7 @@ class RpcAgent(Caller):
         The first is the length of the second, eight bytes; see :class:`TcpRpcBackend`.
         """
         request = RpcRequest.deserialize(read_view(data))
-        mail = Mail(src, self.rank)
+        mail = Mail(src, self.rank, self.config.max_message)
         patience = int(self.config.timeout * 1000)
         call = Incoming(mail, request.request_id, request.function_name, request.payload, patience)
         self._handlers.run(call)
@@ -154,16 +216,23 @@ class RpcAgent(Caller):
 
     def close(self) -> None:
         """Answer what runs, tell the others, and fail what is under way.  May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._moving:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self._stages is not None:
+            self._stages.unfollow(self._move)
+        self._workers.close(time.monotonic() + LINGER)
         self._office.close()
         self._local.close()
+        self._backend.forget(self.close)
 
     def become_forked(self) -> None:
         """In a forked child: nothing here may be used."""
         self._is_closed = True
-        self._local.is_closed = True
+        self._moving = threading.Lock()  # it may be held by a thread that is not here
+        self._office.become_forked()
+        self._local.become_forked()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""

@@ -53,7 +53,8 @@ class Answering:
 
     def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:
         """Say why there is no value."""
-        body = reply_with(call.number, failure, self._here)
+        limit = None if self.allowance is None else self.allowance.max_message
+        body = reply_with(call.number, failure, self._here, limit)
         if len(body) <= SHORT:
             frame = pack_frame(FrameKind.RESPONSE, call.number, len(body))
             self._reply(call, frame + body, cork=cork)

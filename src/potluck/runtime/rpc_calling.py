@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from potluck.backend.base import read_view
-from potluck.core.calls import find_rank
+from potluck.backend.base import check_whole, read_view
+from potluck.core.calls import name_in_bytes
 from potluck.core.calls_encoding import REQUEST_OVERHEAD
-from potluck.core.calls_errors import RpcNoConnection, RpcTooLarge
+from potluck.core.calls_errors import RpcTooLarge
 from potluck.core.calls_frames import Mark
 from potluck.core.calls_outbox import SHORT
 from potluck.errors import InvalidRank
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_service import Service
+from potluck.vocabulary import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from potluck.runtime.rpc_peer import Peer
     from potluck.runtime.rpc_values import Values
 
-__all__ = ["Caller"]
+__all__ = ["Caller", "Destination"]
+
+Destination: TypeAlias = int | str | ProcessId
+"""A rank, the name or id of a machine, or the id of a process; of an id the beginning will do."""
 
 
 class Caller:
@@ -34,13 +38,19 @@ class Caller:
         self._office = office
         self._local = local
         self._values = values
-        self._names: dict[int, str] | None = None
+
+    def _enter(self, seconds: float) -> float:
+        """Wait until calls can be made; how much time is left then.
+
+        Where ranks never change calls can always be made.
+        """
+        return seconds
 
     # -- calls of bytes ----------------------------------------------------------------------------
 
     def rpc_sync(
         self,
-        dst: int | str,
+        dst: Destination,
         name: str,
         payload: Buffer = b"",
         timeout: float | None = None,
@@ -57,7 +67,7 @@ class Caller:
 
     def rpc_async(
         self,
-        dst: int | str,
+        dst: Destination,
         name: str,
         payload: Buffer = b"",
         timeout: float | None = None,
@@ -71,18 +81,20 @@ class Caller:
 
     # -- calls of values ---------------------------------------------------------------------------
 
-    def call(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, dst: Destination, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of values and return what it returns."""
         return self._sync(self._start_typed(dst, name, args, kwargs))
 
-    def call_async(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture[Any]:
+    def call_async(
+        self, dst: Destination, name: str, /, *args: Any, **kwargs: Any
+    ) -> RpcFuture[Any]:
         """Start such a call.  Arrays given to it must not change until the future is done."""
         call = self._start_typed(dst, name, args, kwargs)
         self._office.rouse()
         return call
 
     def service(
-        self, dst: int | str, *, timeout: float | None = None, idempotent: bool = False
+        self, dst: Destination, *, timeout: float | None = None, idempotent: bool = False
     ) -> Service:
         """A rank's functions as methods: ``agent.service(1).add(2, 3)``."""
 
@@ -97,7 +109,7 @@ class Caller:
 
     def _start_typed(
         self,
-        dst: int | str,
+        dst: Destination,
         name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -112,7 +124,7 @@ class Caller:
 
     def _begin(
         self,
-        dst: int | str,
+        dst: Destination,
         name: str,
         parts: list[Any],
         timeout: float | None,
@@ -127,11 +139,14 @@ class Caller:
         if outer is not None:
             marks |= Mark.NESTED
             seconds = min(seconds, outer.remaining)
-        call = self._find(dst).new_call(name, seconds)
+        octets = name_in_bytes(name)
+        left = self._enter(seconds)
+        call = self._find(dst).new_call(name, left)
+        call.seconds = seconds
         call.convert_with(self._values.unpack if marks & Mark.TYPED else _as_bytes)
         call.marks, call.idempotent, call.parts = marks, idempotent, parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        call.size = REQUEST_OVERHEAD + len(name.encode()) + size
+        call.size = REQUEST_OVERHEAD + len(octets) + size
         if call.size > self._office.config.max_message:
             raise RpcTooLarge(call.size, self._office.config.max_message, rank=call.peer.rank)
         if call.size <= SHORT and not (len(parts) == 1 and type(parts[0]) is bytes):
@@ -150,21 +165,18 @@ class Caller:
                 call.cancel()
             raise
 
-    def _find(self, dst: int | str) -> Peer | Local:
-        if self._local.is_closed:
-            raise RpcNoConnection(self._office.rank, cause="the agent of this rank was closed")
-        if isinstance(dst, str):
-            if self._names is None:
-                ranks = (
-                    rank for rank in range(self._backend.world_size) if rank != self._office.rank
-                )
-                self._names = {rank: self._backend.peer_name(rank) for rank in ranks}
-            dst = find_rank(dst, self._names)
-        if dst == self._office.rank:
-            return self._local
-        peer = self._office.peers.get(dst)
+    def _find(self, dst: Destination) -> Peer | Local:
+        office, local = self._office, self._local
+        local.check_open()
+        if isinstance(dst, (str, ProcessId)):
+            dst = office.rank_of(dst)
+        elif type(dst) is not int:
+            dst = check_whole(dst, "rank")
+        if dst == office.rank:
+            return local
+        peer = office.peers.get(dst)
         if peer is None:
-            raise InvalidRank(dst, self._backend.world_size)
+            raise InvalidRank(dst, len(office.peers) + 1)
         return peer
 
 

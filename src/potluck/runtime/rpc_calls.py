@@ -37,7 +37,13 @@ _callbacks = threading.Lock()
 class Receiver(Protocol):
     """Who takes a call to its destination."""
 
-    rank: int
+    @property
+    def rank(self) -> int:
+        """Of the destination."""
+
+    @property
+    def silence(self) -> str:
+        """Why it may give no answer, if that is known, as the end of a sentence."""
 
     def abandon(self, call: RpcFuture[Any]) -> bool:
         """Nobody waits for the call any more; False if it has ended in this instant."""
@@ -141,8 +147,16 @@ class RpcFuture(Generic[Result]):
             if not future.done():
                 future.set_result(None)
 
-        self.add_done_callback(lambda: loop.call_soon_threadsafe(wake))
-        yield from future.__await__()
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        try:
+            yield from future.__await__()
+        except BaseException:  # the task was cancelled: nobody waits any more
+            self.cancel()
+            raise
         return self.result()
 
     # -- for those who bring the answer ----------------------------------------------------------
@@ -159,7 +173,7 @@ class RpcFuture(Generic[Result]):
         """The deadline has passed."""
         if self.peer.abandon(self):
             reason = f"'{self.name}' on rank {self.peer.rank} gave no answer within "
-            reason += f"{self.seconds:g} s"
+            reason += f"{self.seconds:g} s{self.peer.silence}"
             self.finish(None, RpcTimeout(reason, seconds=self.seconds, rank=self.peer.rank))
 
     def finish(self, value: Any, error: BaseException | None = None) -> None:
@@ -191,7 +205,13 @@ class RpcFuture(Generic[Result]):
 class Replier(Protocol):
     """Where an incoming call came from."""
 
-    rank: int
+    @property
+    def rank(self) -> int:
+        """Of the caller."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether it does not take its answers, so that there shall be no more of them."""
 
     def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
         """Send a value."""
@@ -239,6 +259,7 @@ class Incoming:
     def cancel(self) -> None:
         """Nobody waits for this; nor, then, for what it waits for itself."""
         self.cancelled = True
+        self.payload = b""  # only now: whoever runs it looks at the payload first
         for child in list(self._children):
             child.cancel()
 

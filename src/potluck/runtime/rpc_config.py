@@ -9,6 +9,9 @@ from potluck.core.calls_frames import Hello
 
 __all__ = ["RpcConfig"]
 
+SMALLEST = 512
+"""Bytes: an answer that says what went wrong has room."""
+
 LARGEST = (1 << 32) - (1 << 16)
 """Bytes: lengths are 32 bits long, and something stands in front of a payload."""
 
@@ -41,8 +44,8 @@ class RpcConfig:
             if not getattr(self, name) > 0:
                 msg = f"{name} must be more than 0, not {getattr(self, name)}"
                 raise ValueError(msg)
-        if self.max_message > LARGEST:
-            msg = f"max_message can be {LARGEST} at most, not {self.max_message}"
+        if not SMALLEST <= self.max_message <= LARGEST:
+            msg = f"max_message can be {SMALLEST} to {LARGEST}, not {self.max_message}"
             raise ValueError(msg)
 
     @property

@@ -71,7 +71,7 @@ class Connection(Answering):
         self._deliver = deliver
         self._admitted = Window(config.calls, config.octets)
         self._outbox = Outbox()
-        self._assembly = Assembly(config.octets, _memory)
+        self._assembly = Assembly(config.octets, _memory, least=SHORT + 1)
         self._reader = Reader(wire, self._assembly, config.max_message)
         self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
         self._poller: Poller | None = None
@@ -111,17 +111,20 @@ class Connection(Answering):
         """Whether nothing waits to be sent."""
         return self.wire.is_idle and self._outbox.is_empty
 
-    def end(self) -> list[RpcFuture[Any]]:
-        """Of no more use; the calls that will get no answer.  The lock is held."""
+    def end(self) -> tuple[list[RpcFuture[Any]], list[Incoming]]:
+        """Of no more use; the calls that will get no answer, and those that nobody waits for.
+
+        The lock is held, so the caller cancels the latter, later: each may wait for a call of its
+        own, perhaps of this very peer.
+        """
         self.is_open = False
         if self.direct is not None:
             self.direct.wake()
         calls = [call for call in self.sent.values() if isinstance(call, RpcFuture)]
         self.sent.clear()
-        for incoming in self.received.values():
-            incoming.cancel()
+        orphans = list(self.received.values())
         self.received.clear()
-        return calls
+        return calls, orphans
 
     def close(self, linger: float = 0.0) -> None:
         """Release what it holds, when no thread reads any more."""
@@ -191,8 +194,8 @@ class Connection(Answering):
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much waits to be sent that its functions shall wait."""
-        return self._outbox.octets > self._config.octets
+        """Whether so much waits to be sent that there shall be no more answers."""
+        return self.is_open and self._outbox.octets > self._config.octets
 
     # -- in ----------------------------------------------------------------------------------------
 

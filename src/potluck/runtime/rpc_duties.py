@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_calls import Incoming
     from potluck.runtime.rpc_config import RpcConfig
     from potluck.runtime.rpc_connection import Connection
 
-__all__ = ["Office", "Staff"]
+__all__ = ["Office", "Outlook", "Staff"]
+
+
+class Outlook(NamedTuple):
+    """What becomes of calls whose connection has ended."""
+
+    is_back_soon: bool
+    """Whether the process may be called again, so that calls that may be repeated wait."""
+    cause: str | None = None
+    """Why it has ended, if that is known better than from the connection itself."""
+    hint: str | None = None
 
 
 class Office(Protocol):
@@ -28,8 +38,20 @@ class Office(Protocol):
     def watch(self, connection: Connection) -> None:
         """Read a new connection from now on."""
 
-    def lost(self, rank: int) -> bool:
-        """A connection has ended; whether its rank may come back."""
+    def lost(self, rank: int) -> Outlook:
+        """A connection has ended: what that means for calls to its rank."""
+
+    def outlook(self, rank: int) -> Outlook:
+        """What is known about the rank of a connection that has ended."""
+
+    def name_of(self, rank: int) -> str | None:
+        """Where a rank is, for people."""
+
+    def sweep(self, count: int) -> None:
+        """So many calls that wait for workers have lost their callers."""
+
+    def orphaned(self, calls: list[Incoming]) -> None:
+        """Nobody waits for these calls any more, and they need no answer."""
 
     def wait_inside(self, wait: Callable[[], None]) -> None:
         """Wait for a call on the thread of a worker."""

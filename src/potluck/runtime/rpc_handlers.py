@@ -9,14 +9,16 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from potluck.backend.base import read_view
-from potluck.core.calls import Pace
+from potluck.core.calls import Pace, name_in_bytes
 from potluck.core.calls_errors import RpcInvalidMessage, near_names
 from potluck.core.calls_failures import Failure
 from potluck.core.calls_frames import Mark
 from potluck.runtime.rpc_calls import Incoming, here
 from potluck.runtime.rpc_values import Values
 
-__all__ = ["Handlers", "RpcHandler"]
+__all__ = ["CANCELLED", "Handlers", "RpcHandler"]
+
+CANCELLED = Failure("cancelled", words="The caller cancelled the call")
 
 RpcHandler: TypeAlias = Callable[..., Any]
 """A function that can be called from elsewhere: of bytes, which returns bytes; or of values."""
@@ -43,8 +45,9 @@ class Handlers:
 
     def add(self, name: str, function: RpcHandler, *, is_typed: bool) -> None:
         """Add a function; one of the same name gives way."""
-        if not name or not callable(function):
-            msg = f"A function is registered with a name and something to call, not {function!r}"
+        name_in_bytes(name)
+        if not callable(function):
+            msg = f"'{name}' is to be registered with something to call, not {function!r}"
             raise TypeError(msg)
         if is_typed:
             self._values.learn_from(function)
@@ -61,8 +64,10 @@ class Handlers:
         return handler is None or handler.pace.is_quick
 
     def run(self, call: Incoming, *, cork: bool = False) -> None:
-        """Answer a call, unless nobody waits for it any more."""
-        if call.cancelled:
+        """Answer a call; only in form if nobody waits for it any more."""
+        payload = call.payload
+        if call.cancelled:  # after that look at the payload, which is empty by then
+            call.origin.refuse(call, CANCELLED, cork=cork)
             return
         handler = self._known.get(call.name)
         if handler is None:
@@ -72,7 +77,7 @@ class Handlers:
         before, here.call = here.call, call
         began = time.perf_counter()
         try:
-            parts = self._call(handler, call)
+            parts = self._call(handler, call, payload)
         except RpcInvalidMessage as error:
             call.origin.refuse(call, Failure("invalid", words=error.reason), cork=cork)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
@@ -84,15 +89,14 @@ class Handlers:
             here.call = before
             call.payload = b""  # whoever keeps the call shall not keep its bytes
 
-    def _call(self, handler: Handler, call: Incoming) -> list[Any]:
+    def _call(self, handler: Handler, call: Incoming, payload: Any) -> list[Any]:
         if handler.is_typed is not bool(call.marks & Mark.TYPED):
             kind, way = ("values", "call") if handler.is_typed else ("bytes", "rpc_sync")
             raise RpcInvalidMessage(f"'{call.name}' is a function of {kind}: use {way}")
         if not handler.is_typed:
-            payload = call.payload
             result = handler.function(payload if type(payload) is bytes else bytes(payload))
             return [result if type(result) is bytes else _octets(call.name, result)]
-        arguments, options = self._values.unpack_arguments(call.payload)
+        arguments, options = self._values.unpack_arguments(payload)
         return self._values.pack(handler.function(*arguments, **options))
 
 
@@ -113,5 +117,8 @@ def _raised(error: BaseException) -> Failure:
         words = str(error)
     except Exception as second:  # noqa: BLE001 - an error that cannot even say what it is
         words = f"(no words: {type(second).__name__})"
-    trace = "".join(traceback.format_exception(error))
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - nor show where it was raised
+        trace = ""
     return Failure("raised", name=name, words=words, traceback=trace)

@@ -7,62 +7,110 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from potluck.core.calls import milliseconds
-from potluck.core.calls_encoding import RpcResponse
-from potluck.core.calls_errors import RpcNoConnection, RpcTooLarge
+from potluck.core.calls import Window, milliseconds
+from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE, RESPONSE_OVERHEAD, RpcResponse
+from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
 from potluck.core.calls_failures import Failure, error_of, reply_with
 from potluck.runtime.rpc_calls import Incoming, RpcFuture, here
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_duties import Office
 
-__all__ = ["Local", "Mail"]
+__all__ = ["FORKED", "Local", "Mail"]
+
+FORKED = "this agent belongs to the parent process; make a backend and an agent here"
+
+LONGEST = 3600.0
+"""Seconds of one sleep: more is too much for some systems."""
 
 
 class Local:
-    """This rank, as it sees itself."""
+    """This rank, as it sees itself; calls to it outlive every view."""
+
+    is_congested = False
+    silence = ""
 
     def __init__(self, office: Office) -> None:
-        self.rank = office.rank
-        self._office = office
+        self.office = office
+        """Of the present view."""
         self._numbers = itertools.count(1)
         self._under_way: dict[int, tuple[RpcFuture[Any], Incoming]] = {}
-        self._lock = threading.Lock()
+        self._window = Window(office.config.calls, office.config.octets)
+        self._changed = threading.Condition()
         self.is_closed = False
+        self._over = "the agent of this rank was closed"
+
+    @property
+    def rank(self) -> int:
+        """At present."""
+        return self.office.rank
 
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
         """A call that has not begun."""
         return RpcFuture(self, name, next(self._numbers), seconds)
 
     def start(self, call: RpcFuture[Any]) -> None:
-        """Make a call."""
-        patience = milliseconds(call.deadline - time.monotonic())
-        payload = b"".join(call.parts)  # a copy: the function must not see it change
-        incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
-        with self._lock:
-            if self.is_closed:
-                raise RpcNoConnection(self.rank, cause="the agent of this rank was closed")
+        """Make a call; waits while too many are under way."""
+        with self._changed:
+            self._wait_for_room(call)
+            patience = milliseconds(call.deadline - time.monotonic())
+            payload = b"".join(call.parts)  # a copy: the function must not see it change
+            incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
             self._under_way[call.number] = (call, incoming)
-        self._office.serve(incoming)
+            self._window.add(call.size)
+        self.office.serve(incoming)
+
+    def _wait_for_room(self, call: RpcFuture[Any]) -> None:
+        while True:
+            self.check_open()
+            if self._window.admits(call.size):
+                return
+            remaining = call.deadline - time.monotonic()
+            if remaining <= 0 or not self.office.may_block:
+                raise RpcBusy(
+                    f"{self._window.calls} calls of rank {self.rank} to itself wait already",
+                    rank=self.rank,
+                    hint="Wait for some of them before making more.",
+                )
+            self._changed.wait(min(remaining, LONGEST))
+
+    def check_open(self) -> None:
+        """Raise if no calls are made here any more."""
+        if self.is_closed:
+            raise RpcNoConnection(self.rank, cause=self._over)
 
     def abandon(self, call: RpcFuture[Any]) -> bool:
         """Nobody waits for the call any more; False if it has ended in this instant."""
-        with self._lock:
-            known = self._under_way.pop(call.number, None)
+        known = self._take(call.number)
         if known is not None:
             known[1].cancel()
+            self.office.sweep(1)
         return known is not None
+
+    def _take(self, number: int) -> tuple[RpcFuture[Any], Incoming] | None:
+        with self._changed:
+            known = self._under_way.pop(number, None)
+            if known is not None:
+                self._window.remove(known[0].size)
+                self._changed.notify()
+        return known
 
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
         """Return when the call has ended or the deadline has passed."""
+        self.check_forked()
         if here.call is not None:
-            self._office.wait_inside(lambda: call.sleep_until(deadline))
+            self.office.wait_inside(lambda: call.sleep_until(deadline))
         else:
             call.sleep_until(deadline)
 
+    def check_forked(self) -> None:
+        """Raise in a forked child: no thread here brings an answer."""
+        if self.is_closed and self._over is FORKED:
+            raise RpcNoConnection(self.rank, cause=FORKED)
+
     def overdue(self, now: float) -> list[RpcFuture[Any]]:
         """Calls whose deadline has passed."""
-        with self._lock:
+        with self._changed:
             calls = [call for call, _ in self._under_way.values()]
         return [call for call in calls if call.deadline <= now]
 
@@ -73,7 +121,7 @@ class Local:
 
     def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:  # noqa: ARG002
         """A value."""
-        size, limit = sum(map(len, parts)), self._office.config.max_message
+        size, limit = sum(map(len, parts)), self.office.config.max_message
         if size > limit:
             self._finish(call, None, RpcTooLarge(size, limit, what="response", rank=self.rank))
         else:
@@ -85,34 +133,44 @@ class Local:
         self._finish(call, None, error_of(reply, self.rank))
 
     def _finish(self, call: Incoming, value: Any, error: Exception | None = None) -> None:
-        with self._lock:
-            known = self._under_way.pop(call.number, None)
+        known = self._take(call.number)
         if known is not None:
             known[0].finish(value, error)
 
     def close(self) -> None:
         """The agent closes."""
-        with self._lock:
+        with self._changed:
             self.is_closed = True
             calls = [call for call, _ in self._under_way.values()]
             self._under_way.clear()
+            self._changed.notify_all()
         for call in calls:
-            cause = "the agent of this rank was closed"
-            call.finish(None, RpcNoConnection(self.rank, cause=cause))
+            call.finish(None, RpcNoConnection(self.rank, cause=self._over))
+
+    def become_forked(self) -> None:
+        """In a forked child, where any lock may be held by a thread that is not here."""
+        self.is_closed, self._over = True, FORKED
 
 
 class Mail:
     """A caller that gets its answer as one message of bytes."""
 
-    def __init__(self, rank: int, here: int) -> None:
+    is_congested = False
+
+    def __init__(self, rank: int, here: int, limit: int) -> None:
         self.rank = rank
         self.reply = b""
         self._here = here
+        self._limit = min(limit, MAX_RPC_MSG_SIZE)
 
-    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:  # noqa: ARG002
+    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
         """A value."""
-        self.reply = RpcResponse(call.number, b"".join(parts)).serialize()
+        size = RESPONSE_OVERHEAD + sum(map(len, parts))
+        if size > self._limit:
+            self.refuse(call, Failure("large", size=size, limit=self._limit), cork=cork)
+        else:
+            self.reply = RpcResponse(call.number, b"".join(parts)).serialize()
 
     def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:  # noqa: ARG002
         """None."""
-        self.reply = reply_with(call.number, failure, self._here)
+        self.reply = reply_with(call.number, failure, self._here, self._limit)

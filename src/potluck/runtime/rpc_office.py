@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from potluck.core.calls import Whereabouts, find_rank
+from potluck.core.calls_errors import shortened
 from potluck.core.calls_failures import Failure
 from potluck.runtime.rpc_calls import Incoming, here
+from potluck.runtime.rpc_duties import Outlook
+from potluck.runtime.rpc_handlers import CANCELLED
 from potluck.runtime.rpc_loop import Loop
 from potluck.runtime.rpc_opening import Opener
 from potluck.runtime.rpc_peer import Peer
-from potluck.runtime.rpc_pool import Workers
+from potluck.runtime.rpc_places import name_of, places_of
+from potluck.vocabulary import ProcessId
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -20,27 +25,78 @@ if TYPE_CHECKING:
     from potluck.runtime.rpc_connection import Connection
     from potluck.runtime.rpc_handlers import Handlers
     from potluck.runtime.rpc_local import Local
+    from potluck.runtime.rpc_pool import Workers
+    from potluck.vocabulary import View
 
 __all__ = ["AgentOffice"]
 
 LINGER = 1.0
-"""Seconds that closing waits for functions that run and for answers that leave."""
+"""Seconds that closing waits for answers that leave."""
+
+CALL_AGAIN = "Whether the function ran is not known; a new call goes to those who are here now."
 
 
 class AgentOffice:
     """Where calls of one agent come and go."""
 
-    def __init__(self, backend: Backend, config: RpcConfig, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: RpcConfig,
+        handlers: Handlers,
+        workers: Workers,
+        *,
+        is_view: bool = False,
+    ) -> None:
         self.rank = backend.rank
         self.config = config
         self._backend = backend
         self._handlers = handlers
+        self._workers = workers
+        self._is_view = is_view  # another office follows this one
         others = (rank for rank in range(backend.world_size) if rank != backend.rank)
         self.peers = {rank: Peer(rank, self) for rank in others}
         self._local: Local | None = None
-        self._workers = Workers(config.workers, handlers.run, self._may_run)
-        self._opener = Opener(backend, lambda rank, why: self.peers[rank].give_up(why))
+        self._places: dict[int, Whereabouts] | None = None
+        self._opener = Opener(backend, lambda rank: self.peers[rank].give_up())
         self._closed = False
+
+    def is_of(self, backend: Backend) -> bool:
+        """Whether it is this backend's office."""
+        return self._backend is backend
+
+    def rank_of(self, node: str | ProcessId) -> int:
+        """The rank that runs on a machine, by its name or id, or by the id of its process."""
+        if self._places is None:
+            self._places = places_of(self._backend)
+        wanted = f"{node.node}/{node.incarnation}" if isinstance(node, ProcessId) else node
+        return find_rank(wanted, self._places)
+
+    def process_of(self, rank: int) -> ProcessId | None:
+        """Which process a rank of a view is."""
+        view: View | None = getattr(self._backend, "view", None)
+        return None if view is None else view.members[rank]
+
+    def peer_of(self, process: ProcessId | None) -> Peer | None:
+        """The same process in this view, if it is here."""
+        return next((p for p in self.peers.values() if self.process_of(p.rank) == process), None)
+
+    def move_to(self, other: AgentOffice) -> None:
+        """Another view has begun: what waits goes on there."""
+        for peer in self.peers.values():
+            if peer.connection is not None:  # it is about to end anyway
+                peer.lose(peer.connection, "the members of the cluster have changed meanwhile")
+            peer.move_to(other.peer_of(self.process_of(peer.rank)))
+
+    def become_forked(self) -> None:
+        """In a forked child: nobody waits here in vain."""
+        for peer in self.peers.values():
+            peer.is_forked = True
+
+    def name_of(self, rank: int) -> str | None:
+        """Where a rank is, for people; None if that says nothing new."""
+        name = name_of(self._backend, rank)
+        return None if name is None or name.endswith(f"rank {rank}") else name
 
     def begin(self, local: Local) -> None:
         """Connect, and serve."""
@@ -63,7 +119,12 @@ class AgentOffice:
 
     def serve(self, call: Incoming) -> None:
         """Have a call answered."""
-        if self._handlers.is_quick(call) and self._loop.takes_quick and here.call is None:
+        if (
+            self._handlers.is_quick(call)
+            and self._loop.takes_quick
+            and here.call is None
+            and not call.origin.is_congested
+        ):
             self._loop.run_soon(call)
         else:
             self._workers.add(call)
@@ -72,18 +133,43 @@ class AgentOffice:
     def forget(self, call: Incoming) -> None:
         """Nobody waits for a call any more."""
         call.cancel()
-        call.origin.refuse(call, Failure("cancelled", words="The caller cancelled the call"))
+        if not call.origin.is_congested:  # or it is answered when it leaves the queue
+            call.origin.refuse(call, CANCELLED)
+            self.sweep(1)
+
+    def sweep(self, count: int) -> None:
+        """So many calls have lost their callers."""
+        for call in self._workers.forget(count):
+            call.origin.refuse(call, CANCELLED)
+
+    def orphaned(self, calls: list[Incoming]) -> None:
+        """Nobody waits for these calls any more, and they need no answer."""
+        for call in calls:
+            call.cancel()
+        self.sweep(len(calls))
 
     def watch(self, connection: Connection) -> None:
         """Read a new connection."""
         self._loop.add(connection)
 
-    def lost(self, rank: int) -> bool:
-        """A connection has ended; whether its rank may come back."""
-        if self._closed or self._opener.is_gone(rank) is not None:
-            return False
-        self._opener.want(self.peers[rank])
-        return True
+    def lost(self, rank: int) -> Outlook:
+        """A connection has ended."""
+        outlook = self.outlook(rank)
+        if outlook.is_back_soon and not self._closed:
+            self._opener.want(self.peers[rank])
+        return outlook
+
+    def outlook(self, rank: int) -> Outlook:
+        """What is known about the rank of a connection that has ended."""
+        if self._closed:
+            return Outlook(is_back_soon=False)
+        over = self._opener.loss_of(self.rank)  # of ourselves: all of it is over
+        if over is not None and self._is_view:
+            cause = f"the cluster changed meanwhile: {over.message}"
+            cause += f": {over.cause}" if over.cause else ""
+            return Outlook(over.rank != rank, cause, CALL_AGAIN)
+        loss = over or self._opener.loss_of(rank)
+        return Outlook(is_back_soon=loss is None, cause=None if loss is None else str(loss))
 
     def wait_inside(self, wait: Callable[[], None]) -> None:
         """Wait for a call from within another."""
@@ -138,23 +224,17 @@ class AgentOffice:
         return busy or len(self._workers) > 0
 
     def _refuse_late(self, call: Incoming, why: str) -> None:
-        call.cancel()
-        words = f"'{call.name}' on rank {self.rank} gave no answer in time: {why}"
+        words = f"'{shortened(call.name)}' on rank {self.rank} gave no answer in time: {why}"
         call.origin.refuse(call, Failure("late", words=words, seconds=call.seconds))
-
-    def _may_run(self, rank: int) -> bool:
-        peer = self.peers.get(rank)
-        connection = peer.connection if peer is not None else None
-        return connection is None or not connection.is_congested
+        call.cancel()  # only now: a worker that finds it cancelled says so
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let what runs be answered, tell the others, and end."""
+        """Let answers leave, tell the others, and end."""
         self._closed = True
         deadline = time.monotonic() + LINGER
         self._opener.close(deadline)
-        self._workers.close(deadline)
         connections = [peer.connection for peer in self.peers.values() if peer.connection]
         for peer in self.peers.values():
             peer.part()

@@ -32,7 +32,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 class Opener:
     """Opens what is missing."""
 
-    def __init__(self, backend: Backend, give_up: Callable[[int, str], None]) -> None:
+    def __init__(self, backend: Backend, give_up: Callable[[int], None]) -> None:
         self._backend = backend
         self._give_up = give_up
         self._missing: dict[int, Peer] = {}
@@ -53,12 +53,11 @@ class Opener:
                 )
                 self._thread.start()
 
-    def is_gone(self, rank: int) -> str | None:
+    def loss_of(self, rank: int) -> DistributedError | None:
         """Why a rank will not be back, if so."""
         with contextlib.suppress(DistributedError):
             self._backend.progress(0)  # or nobody may have noticed yet
-        loss = self._backend.loss_of(rank)
-        return None if loss is None else str(loss)
+        return self._backend.loss_of(rank)
 
     def close(self, deadline: float) -> None:
         """Open nothing more."""
@@ -95,11 +94,10 @@ class Opener:
         try:
             opened = self._backend.open_stream(peer.rank, PURPOSE, deadline, look)
         except (DistributedError, OSError):
-            reason = self.is_gone(peer.rank)
-            if reason is not None and not self._closed:
+            if self.loss_of(peer.rank) is not None and not self._closed:
                 with self._changed:
                     self._missing.pop(peer.rank, None)
-                self._give_up(peer.rank, reason)
+                self._give_up(peer.rank)
             return
         with self._changed:
             self._missing.pop(peer.rank, None)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.calls_encoding import RpcResponse
-from potluck.core.calls_errors import RpcBusy, RpcInvalidMessage, RpcNoConnection, RpcTooLarge
+from potluck.core.calls_errors import RpcInvalidMessage, RpcNoConnection
 from potluck.core.calls_failures import error_of
 from potluck.core.calls_frames import FrameKind
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import BROKEN, Connection, Left, in_words
 from potluck.runtime.rpc_direct import read_until_done
+from potluck.runtime.rpc_local import FORKED
+from potluck.runtime.rpc_waiting import OVER, WaitingRoom
 from potluck.runtime.rpc_wire import make_wire
 
 if TYPE_CHECKING:
@@ -24,26 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Peer"]
 
-OVER = "the agent of this rank was closed"
-
 LINGER = 0.5
 """Seconds for the last bytes to reach the other side."""
 
 
-class Peer:
+class Peer(WaitingRoom):
     """A rank that is called, and that calls."""
 
     def __init__(self, rank: int, office: Office) -> None:
-        self.rank = rank
-        self.connection: Connection | None = None
-        self.lock = threading.Lock()
-        self._office = office
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, RpcFuture[Any]] = {}
-        self._waiting_octets = 0
-        self._room = threading.Condition(self.lock)
-        self._trouble: str | None = None
-        self._earliest = math.inf  # no call has a deadline before this
+        super().__init__(rank, office)
+        self.is_forked = False
 
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
         """A call that has not begun."""
@@ -64,70 +52,10 @@ class Peer:
                 connection.request(call)
         self._refuse(refused)
 
-    def _check(self, call: RpcFuture[Any]) -> None:
-        if self._trouble is not None and not (call.idempotent and self._trouble is not OVER):
-            raise RpcNoConnection(self.rank, cause=self._trouble)
-        if self.connection is not None and self.connection.allowance is not None:
-            limit = self.connection.allowance.max_message
-            if call.size > limit:
-                raise RpcTooLarge(call.size, limit, rank=self.rank)
-
-    @staticmethod
-    def _admits(connection: Connection, call: RpcFuture[Any]) -> bool:
-        return connection.allowance is not None and connection.window.admits(call.size)
-
-    def _keep(self, call: RpcFuture[Any]) -> list[RpcFuture[Any]]:
-        config = self._office.config
-        while len(self._waiting) >= config.backlog or (
-            self._waiting and self._waiting_octets + call.size > config.octets
-        ):
-            remaining = call.deadline - time.monotonic()
-            if remaining <= 0 or not self._office.may_block:
-                raise RpcBusy(
-                    f"{len(self._waiting)} calls to rank {self.rank} wait already",
-                    rank=self.rank,
-                    hint="Wait for some of them before making more.",
-                )
-            self._room.wait(remaining)
-            self._check(call)
-        self._waiting[call.number] = call
-        self._waiting_octets += call.size
-        # An answer may have come meanwhile.
-        return [] if self.connection is None else self._admit(self.connection)
-
-    def _admit(self, connection: Connection) -> list[RpcFuture[Any]]:
-        """Send what may be sent; returns what is too large for the other side."""
-        refused = []
-        while self._waiting and connection.allowance is not None:
-            call = next(iter(self._waiting.values()))
-            if call.size > connection.allowance.max_message:
-                refused.append(call)
-            elif connection.window.admits(call.size):
-                connection.request(call)
-            else:
-                break
-            self._drop(call)
-        return refused
-
-    def _drop(self, call: RpcFuture[Any]) -> None:
-        del self._waiting[call.number]
-        self._waiting_octets -= call.size
-        self._room.notify()
-
-    def abandon(self, call: RpcFuture[Any]) -> bool:
-        """Nobody waits for the call any more; False if it has ended in this instant."""
-        with self.lock:
-            if self._waiting.get(call.number) is call:
-                self._drop(call)
-                return True
-            connection = self.connection
-            if connection is not None and connection.sent.get(call.number) is call:
-                connection.withdraw(call)
-                return True
-            return False
-
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
         """Return when the call has ended or the deadline has passed."""
+        if self.is_forked:  # no thread here brings an answer
+            raise RpcNoConnection(self.rank, cause=FORKED)
         if here.call is not None:
             self._office.wait_inside(lambda: self._wait(call, deadline))
         else:
@@ -158,17 +86,6 @@ class Peer:
             if broken is not None:
                 self.lose(connection, broken)
 
-    def overdue(self, now: float) -> list[RpcFuture[Any]]:
-        """Calls whose deadline has passed."""
-        if now < self._earliest:
-            return []
-        with self.lock:
-            sent = self.connection.sent.values() if self.connection else ()
-            calls = [*self._waiting.values(), *(c for c in sent if isinstance(c, RpcFuture))]
-            later = [call.deadline for call in calls if call.deadline > now]
-            self._earliest = min(later, default=math.inf)
-        return [call for call in calls if call.deadline <= now]
-
     @property
     def is_busy(self) -> bool:
         """Whether anything is under way that has a deadline."""
@@ -185,7 +102,7 @@ class Peer:
         )
         with self.lock:
             if self._trouble is not OVER:
-                self.connection, self._trouble = connection, None
+                self.connection, self._trouble, self._hint = connection, None, None
         if self.connection is connection:
             self._office.watch(connection)
         else:
@@ -199,31 +116,25 @@ class Peer:
             self.connection = None
             # One that we are about to close ends for that reason, whoever is faster.
             self._trouble = cause = OVER if self._trouble is OVER else in_words(reason)
-            for call in connection.end():
-                self._waiting[call.number] = call
-                self._waiting_octets += call.size
+            calls, orphans = connection.end()
+            for call in calls:
+                if call.idempotent:
+                    self._waiting[call.number] = call
+                    self._waiting_octets += call.size
         connection.close()
-        self._fail_waiting(cause, everything=not self._office.lost(self.rank))
+        self._office.orphaned(orphans)
+        lost = [call for call in calls if not call.idempotent]
+        self._judge(self._office.lost(self.rank), cause, lost)
 
-    def give_up(self, cause: str) -> None:
-        """The rank will not be back."""
-        with self.lock:
-            self._trouble = self._trouble or cause
-        self._fail_waiting(cause, everything=True)
-
-    def _fail_waiting(self, cause: str, *, everything: bool) -> None:
-        with self.lock:
-            failed = [call for call in self._waiting.values() if everything or not call.idempotent]
-            for call in failed:
-                self._drop(call)
-            self._room.notify_all()
-        for call in failed:
-            call.finish(None, RpcNoConnection(self.rank, cause=cause))
+    def give_up(self) -> None:
+        """The rank will not be back, at least not in this view."""
+        self._judge(self._office.outlook(self.rank), "it is gone", [])
 
     def part(self) -> None:
         """The agent is about to close: no more calls, and let the other side know."""
         with self.lock:
-            self._trouble = OVER
+            if not self._hint:  # of a view that is over we know more
+                self._trouble = OVER
             connection = self.connection
         if connection is not None:
             connection.say_goodbye()
@@ -231,14 +142,15 @@ class Peer:
     def close(self) -> None:
         """The agent closes."""
         with self.lock:
-            self._trouble = OVER
+            before, self._trouble = self._trouble, OVER
             connection, self.connection = self.connection, None
-            calls = connection.end() if connection is not None else []
+            calls, orphans = connection.end() if connection is not None else ([], [])
+            calls += self._take_waiting(everything=True)
         if connection is not None:
             connection.close(linger=LINGER)
-        for call in calls:
-            call.finish(None, RpcNoConnection(self.rank, cause=OVER))
-        self._fail_waiting(OVER, everything=True)
+        self._office.orphaned(orphans)
+        # Of a view that is over we know more than that the agent has closed.
+        self._fail(calls, before if self._hint and before else OVER, self._hint)
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -248,7 +160,8 @@ class Peer:
             self._on_response(connection, frame, data)
         elif kind is FrameKind.REQUEST:
             call = connection.accept(frame, data)
-            (self._office.forget if call.cancelled else self._office.serve)(call)
+            is_unwanted = call.cancelled and not connection.is_congested
+            (self._office.forget if is_unwanted else self._office.serve)(call)
         elif kind is FrameKind.CANCEL:
             unwanted = connection.cancelled(frame.number)
             if unwanted is not None:
@@ -275,14 +188,3 @@ class Peer:
             call.finish(response.payload)
         else:
             call.finish(None, error_of(response, self.rank))
-
-    def _send_waiting(self, connection: Connection) -> None:
-        with self.lock:
-            refused = self._admit(connection)
-        self._refuse(refused)
-
-    def _refuse(self, calls: list[RpcFuture[Any]]) -> None:
-        for call in calls:
-            hello = self.connection.allowance if self.connection else None
-            limit = hello.max_message if hello else 0
-            call.finish(None, RpcTooLarge(call.size, limit, rank=self.rank))

@@ -19,7 +19,7 @@ from potluck.collective.reduce import ReduceOp, Reducer, quiet
 from potluck.collective.task import Collective, Task
 from potluck.errors import NoConnection
 from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 from potluck.runtime.channel import Broken, Channel, Disagreement, PlainChannel
 from potluck.runtime.coded_memory import memory_for
 from potluck.runtime.memory import Memory, Pool
@@ -52,9 +52,6 @@ NO_NUMBERS = bytes(NUMBERS.size)
 
 EPOCHS = (1 << 32) - 1
 """What of an epoch's number fits into a header; the streams of different ones differ anyway."""
-
-SURVEY = 1
-"""The purpose of an operation that measures links."""
 
 LINGER = 1.0
 """Seconds to wait for what was sent to reach its peers when this rank leaves."""
@@ -145,7 +142,7 @@ class Session:
         """Measure the links before an operation; what this rank sees."""
         backend = self._backend
         others = tuple(rank for rank in range(backend.world_size) if rank != backend.rank)
-        fingerprint = fingerprint._replace(purpose=SURVEY)
+        fingerprint = fingerprint._replace(purpose=Purpose.MEASURE_LINKS)
         channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
         with self._failures:
             messenger = Messenger(channels, self._watch)

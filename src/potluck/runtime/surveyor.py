@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 from potluck.runtime.survey import FAST, Experience, agree, have_changed
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ class Surveyor:
         if not self._experience.is_due:
             return False
         change = np.array([self._experience.change(call.task)])
-        return have_changed(self._gather(change, session, deadline))
+        return have_changed(self._gather(change, call, session, deadline))
 
     def _survey(self, call: Call, session: Session, deadline: float | None) -> None:
         size = self._world_size
         seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
-        rows = self._gather(seen.reshape(-1), session, deadline)
+        rows = self._gather(seen.reshape(-1), call, session, deadline)
         links = agree(rows.reshape(size, 2, size))
         self._plans.learn(links, call, self._experience.operations)
         up = links.up[self._rank]
@@ -65,11 +66,16 @@ class Surveyor:
             session.pace(PACE * up)
         self._experience = Experience()
 
-    def _gather(self, mine: Array, session: Session, deadline: float | None) -> Array:
-        """What all ranks have to say, in their order."""
+    def _gather(self, mine: Array, before: Call, session: Session, deadline: float | None) -> Array:
+        """What all ranks have to say before a call, in their order."""
         size = self._world_size
         target = np.zeros(size * mine.size, np.int64)
         task = Task.blocks(Collective.ALL_GATHER, (mine.size,) * size)
-        call = Call(task, mine, target, strategy=Strategy("doubling"))
-        session.run(call, self._plans.compiled(call), deadline)
+        call = Call(
+            task, mine, target, strategy=Strategy("doubling"), purpose=Purpose.AGREE_ON_LINKS
+        )
+        # Under the name of the call: whoever is in another one is told of what the user wrote.
+        about = self._plans.compiled(before).fingerprint._replace(purpose=Purpose.AGREE_ON_LINKS)
+        compiled = replace(self._plans.compiled(call), fingerprint=about, packed=about.pack())
+        session.run(call, compiled, deadline)
         return target

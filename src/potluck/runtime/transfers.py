@@ -11,6 +11,7 @@ from potluck.arrays.lending import lend
 from potluck.backend.base import Backend
 from potluck.backend.operation import Operation
 from potluck.errors import DistributedError
+from potluck.runtime.limits import read_timeout
 from potluck.runtime.work import Work
 
 __all__ = ["Transfer", "Transfers"]
@@ -28,7 +29,7 @@ class Transfer(Work[A], Generic[A]):
         self._operation = operation
         self._progress = progress
         self._finish = finish
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()  # a callback may ask how it has ended
 
     @property
     def done(self) -> bool:
@@ -39,6 +40,7 @@ class Transfer(Work[A], Generic[A]):
 
     def wait(self, timeout: float | None = None) -> A:
         """Return the array when the message has moved, or raise what went wrong."""
+        timeout = read_timeout(timeout)
         if not self._settle():
             self._drive(timeout)
         return super().result()
@@ -84,13 +86,15 @@ class Transfers(Backend):
     def send(self, data: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send an array to rank ``dst``; return when it may be changed again."""
         octets = lend(data, Access.READ).flat.view("u1")
-        self.post_send(octets, dst, tag=tag).finish_within(self._limit(timeout))
+        limit = read_timeout(self._limit(timeout))
+        self.post_send(octets, dst, tag=tag).finish_within(limit)
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Receive from rank ``src`` into an array, which has the exact size of what was sent."""
         lease = lend(into, Access.WRITE)
+        limit = read_timeout(self._limit(timeout))
         operation = self.post_recv_into(lease.flat.view("u1"), src, tag=tag)
-        operation.finish_within(self._limit(timeout))
+        operation.finish_within(limit)
         lease.give_back()
 
     def isend(self, data: A, dst: int, *, tag: int = 0) -> Transfer[A]:

@@ -23,10 +23,10 @@ from potluck.errors import (
     Disconnected,
     DistributedError,
     MalformedFrame,
-    PeerLost,
     Timeout,
 )
-from potluck.runtime.fingerprint import Fingerprint, describe_mismatch
+from potluck.runtime import verdicts
+from potluck.runtime.fingerprint import Fingerprint
 from potluck.runtime.notices import FOR_EVER, Notice, Notices, Word, count_instances
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ __all__ = ["Vigil"]
 
 EXPLAIN_FOR = 1.0
 """Seconds to wait for the reason after a stream has ended."""
+
+ROLL_CALL = 1.0
+"""Seconds of an operation, or half of what it has, after which one asks who is there at all."""
 
 PAUSE = 0.005
 """Seconds between two looks for it."""
@@ -103,16 +106,31 @@ class Vigil:
         self._read_notices()
         self._check_ending()
         self._compare()
-        news = [rank for rank in awaited if rank not in self._told]
-        if news:
-            self._told.update(news)
-            self._notices.tell(news, self._notice(Word.WAITING))
+        self._tell_where_we_are(awaited)
         for rank in awaited:
             loss = self._backend.loss_of(rank)
             if loss is not None:
                 raise copy.copy(loss)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise self.late(awaited)
+
+    def _tell_where_we_are(self, awaited: Sequence[int]) -> None:
+        """Those whom we wait for; after a while all, who then say whether they are here."""
+        asking = [
+            rank
+            for rank, notice in self._waiting.items()
+            if notice.word is Word.ASKING and notice.operation == self._operation
+        ]
+        news = [rank for rank in (*awaited, *asking) if rank not in self._told]
+        if news:
+            self._told.update(news)
+            self._notices.tell({*news}, self._notice(Word.WAITING))
+        me, deadline = self._backend.rank, self._deadline
+        if deadline is None or me in self._told:  # as a mark: all have been asked
+            return
+        if time.monotonic() >= min(self.asked + ROLL_CALL, (self.asked + deadline) / 2):
+            self._told.update(self._others, (me,))
+            self._notices.tell(self._others, self._notice(Word.ASKING))
 
     def check(self) -> None:
         """The same while bytes move, so often that it must cost nothing."""
@@ -126,21 +144,20 @@ class Vigil:
         return Notice(word, self.epoch, self._operation, culprit, packed, text, last)
 
     def late(self, awaited: Sequence[int], cause: str | None = None) -> Timeout:
-        """The error at the deadline."""
-        names = ", ".join(f"rank {rank} ({self._backend.peer_name(rank)})" for rank in awaited)
-        nothing = f"nothing came from {names}" if names else "the other ranks do not read"
-        return Timeout(
-            f"{self._fingerprint} was not done in time",
-            seconds=time.monotonic() - self.asked,
-            missing=awaited,
-            rank=awaited[0] if awaited else None,
-            cause=cause or nothing,
-            hint="Look at what those ranks do instead.",
-        )
+        """The error at the deadline; it names who is not there, if we know it."""
+        here = {
+            rank for rank, notice in self._waiting.items() if notice.operation >= self._operation
+        }
+        missing = [rank for rank in awaited if rank not in here]
+        if not missing and (awaited or cause is None):  # they wait for somebody else themselves
+            missing = [rank for rank in self._others if rank not in here]
+        seconds = time.monotonic() - self.asked
+        missing = missing or list(awaited)
+        return verdicts.late(self._backend, self._fingerprint, seconds, missing, cause)
 
     def _read_notices(self) -> None:
         for rank, notice in self._notices.collect():
-            if notice.word is Word.WAITING:
+            if notice.word in {Word.WAITING, Word.ASKING}:
                 if notice.epoch == self.epoch:
                     self._waiting[rank] = notice
             elif notice.last_call > self.epoch:
@@ -181,29 +198,10 @@ class Vigil:
         """The error for a first frame that does not fit."""
         if found.operation == self._operation:
             return self._mismatch(found.peer, found.fingerprint)
-        return CollectiveMismatch(
-            "Ranks are not in the same operation",
-            rank=found.peer,
-            expected=self._operation,
-            got=found.operation,
-            cause=f"rank {self._backend.rank} is in number {self._operation} "
-            f"({self._fingerprint}), rank {found.peer} in number {found.operation} "
-            f"({found.fingerprint})",
-            hint="All ranks must make the same calls in the same order.",
-        )
+        return verdicts.not_together(self._backend, self._operation, self._fingerprint, found)
 
     def _mismatch(self, rank: int, theirs: Fingerprint) -> CollectiveMismatch:
-        mine = self._fingerprint
-        return CollectiveMismatch(
-            "Ranks disagree about an operation",
-            rank=rank,
-            expected=str(mine),
-            got=str(theirs),
-            cause=describe_mismatch(
-                (self._backend.rank, mine), (rank, theirs), self._backend.peer_name
-            ),
-            hint="All ranks must make the same calls in the same order.",
-        )
+        return verdicts.mismatch(self._backend, self._fingerprint, rank, theirs)
 
     def explain(self, rank: int, error: Exception) -> DistributedError:
         """Why the stream of a rank has ended: a notice or its loss says more than the end."""
@@ -220,21 +218,7 @@ class Vigil:
 
     def _told_by(self, rank: int, notice: Notice) -> DistributedError:
         """What another rank has found, as an error of ours."""
-        culprit = notice.culprit if notice.culprit >= 0 else rank
-        known = culprit != self._backend.rank and culprit < self._backend.world_size
-        host = self._backend.peer_name(culprit) if known else None
-        match notice.word:
-            case Word.LOST:
-                return PeerLost(notice.text, rank=culprit, host=host)
-            case Word.MISMATCH:
-                return CollectiveMismatch(notice.text, rank=culprit, host=host)
-            case Word.LATE:
-                missing = (culprit,) if notice.culprit >= 0 else ()
-                text = f"Rank {rank} gave up: {notice.text}"
-                return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
-            case Word.ABORTED:
-                return Aborted(notice.text, rank=culprit, host=host)
-        return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+        return verdicts.told_by(self._backend, rank, notice)
 
     # -- endings -----------------------------------------------------------------------------------
 
@@ -254,7 +238,9 @@ class Vigil:
 
     def conclude(self, error: BaseException, last_call: int) -> None:
         """Calls up to a number have ended with an error: tell the others, begin the next epoch."""
-        verdict = error if isinstance(error, DistributedError) else _failed(self._backend, error)
+        verdict = (
+            error if isinstance(error, DistributedError) else verdicts.failed(self._backend, error)
+        )
         if self.aborted is not None and self.aborted[1] > last_call:
             verdict, last_call = self.aborted
         if self._furthest is not None and self._furthest[1].last_call > last_call:
@@ -288,9 +274,3 @@ class Vigil:
     def close(self) -> None:
         """Stop listening to notices."""
         self._notices.close()
-
-
-def _failed(backend: Backend, error: BaseException) -> Aborted:
-    """What another error than ours means for calls that it ends as well."""
-    reason = str(error) or type(error).__name__
-    return Aborted(f"Rank {backend.rank} failed: {reason}", rank=backend.rank)

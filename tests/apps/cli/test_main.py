@@ -11,7 +11,7 @@ from support.command import on_screen, potluck
 from support.interpreter import ask
 
 HEAVY = ["asyncio", "cryptography", "msgspec", "numpy", "psutil", "rich.live", "torch", "zeroconf"]
-COMMANDS = ["demo", "members", "pair", "revoke", "rotate", "unpair", "version"]
+COMMANDS = ["demo", "members", "pair", "revoke", "rotate", "run", "status", "unpair", "version"]
 
 
 def test_help_lists_every_command_and_the_exit_codes() -> None:

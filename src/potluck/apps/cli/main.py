@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from potluck.apps.cli import demo, members, pair, revoke, rotate, unpair, version
+from potluck.apps.cli import (
+    demo,
+    doctor,
+    members,
+    pair,
+    revoke,
+    rotate,
+    run,
+    status,
+    unpair,
+    version,
+)
 from potluck.apps.cli.guard import guarded
 from potluck.apps.cli.options import EXIT_CODES
 
@@ -45,10 +56,16 @@ def potluck(
     """Train together on the machines you already own."""
 
 
-def _add(command: Callable[..., None], examples: str) -> None:
+def _add(
+    command: Callable[..., None],
+    examples: str,
+    exit_codes: str = EXIT_CODES,
+    settings: dict[str, Any] | None = None,
+) -> None:
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(help=text, epilog=f"{examples}\n{EXIT_CODES}")(guarded(command))
+    epilog = f"{examples}\n{exit_codes}"
+    app.command(help=text, epilog=epilog, context_settings=settings)(guarded(command))
 
 
 _add(demo.demo, demo.EXAMPLES)
@@ -56,5 +73,8 @@ _add(pair.pair, pair.EXAMPLES)
 _add(members.members, members.EXAMPLES)
 _add(revoke.revoke, revoke.EXAMPLES)
 _add(rotate.rotate, rotate.EXAMPLES)
+_add(run.run, run.EXAMPLES, run.EXIT_CODES, run.SETTINGS)
+_add(status.status, status.EXAMPLES, status.EXIT_CODES)
+_add(doctor.doctor, doctor.EXAMPLES, doctor.EXIT_CODES)
 _add(unpair.unpair, unpair.EXAMPLES)
 _add(version.version, version.EXAMPLES)

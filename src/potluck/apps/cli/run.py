@@ -1,0 +1,148 @@
+"""``potluck run``: waits for the other machines, compares notes, and runs a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.apps.cli.options import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from potluck.apps.cli.run_gathering import Gathering
+    from potluck.apps.cli.run_screen import Screen
+    from potluck.runtime.observing import Observer
+
+__all__ = ["EXAMPLES", "EXIT_CODES", "SETTINGS", "run"]
+
+EXAMPLES = """\
+potluck run train.py --epochs 3         on each machine; begins when all of the circle are there
+potluck run --nodes 2 train.py          begins when two are there; others may come later
+potluck run --peer desk:52416 train.py  where machines do not find each other by themselves
+"""
+
+EXIT_CODES = (
+    "Exit codes: the script's own; 1 failed before it began (the reason is on stderr), "
+    "2 wrong usage, 3 not enough machines came in time, 128 + n ended by signal n."
+)
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""What follows the script is the script's."""
+
+TOO_FEW = 3
+
+PAUSE = 0.1
+"""Seconds between two looks at who is here."""
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="The Python script to run.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Handed to the script.", show_default=False),
+    ] = None,
+    *,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many machines must be there.", show_default="all of the namespace"
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POTLUCK_JOB",
+            help="Only those with the same job meet.",
+            show_default="the script's name",
+        ),
+    ] = None,
+    namespace: Namespace = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Give up after so many seconds.", show_default="never"),
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Begin even if the scripts differ.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Tell who is here as lines of JSON on stderr.")
+    ] = False,
+) -> None:
+    """Run a script on several machines together: type this on each of them.
+
+    Waits until enough machines are there, shows who is here and who is missing, and says who
+    differs in script, arguments or versions.  Inside the script, potluck.join() then finds the same
+    machines.
+    """
+    from potluck.apps.cli.run_child import child_environment, facts_of, run_script
+    from potluck.apps.cli.run_gathering import Gathering
+    from potluck.apps.cli.run_screen import open_screen
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.runtime.observing import STARTING, STOPPING, Observer
+
+    if not script.is_file():
+        raise typer.BadParameter(f"{script} is no file", param_hint="SCRIPT")
+    given = list(arguments or [])
+    name = job or script.name
+    facts = facts_of(script, given)
+    config = AutoDiscoveryConfig(job=name, namespace=namespace, peers=tuple(peer or ()))
+    with Observer(config, job=name, facts=facts) as observer, open_screen(json=json) as screen:
+        expected = _roster(observer)
+        wanted = nodes or max(len(expected), 1)
+        gathering = Gathering(observer.own_report(), wanted, expected)
+        _wait(observer, gathering, screen, timeout)
+        may_begin = _check(gathering, screen) or anyway
+        observer.tell(STARTING if may_begin else STOPPING)
+        if not may_begin:
+            screen.say("Copy the same script to all machines, or begin with --anyway.", grave=True)
+            raise typer.Exit(1)
+        environment = child_environment(observer, gathering, config.peers, facts)
+    raise typer.Exit(run_script([str(script), *given], environment))
+
+
+def _roster(observer: Observer) -> Mapping[str, str]:
+    """The machines that belong to the namespace, by id."""
+    roster = observer.port.members.roster
+    if roster is None:
+        return {}
+    return {member.node_id: member.name for member in roster.members}
+
+
+def _wait(observer: Observer, gathering: Gathering, screen: Screen, timeout: float | None) -> None:
+    import time
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        gathering.look([*observer.parted, *observer.reports])
+        state = "ready" if gathering.is_complete else "waiting"
+        observer.tell(state)
+        gathering.say(state)
+        screen.show(gathering)
+        if gathering.may_start:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            _give_up(observer, gathering, screen, timeout or 0.0)
+        time.sleep(PAUSE)
+
+
+def _give_up(observer: Observer, gathering: Gathering, screen: Screen, seconds: float) -> None:
+    screen.say(f"Gave up after {seconds:g} s: {gathering.status_line()}.", grave=True)
+    for who, why in list(observer.troubles.items())[:5]:
+        screen.say(f"{who} was seen but could not be reached: {why}", grave=True)
+    screen.say("Is `potluck run` typed on the others too? `potluck doctor` looks for reasons.")
+    raise typer.Exit(TOO_FEW)
+
+
+def _check(gathering: Gathering, screen: Screen) -> bool:
+    """Say in what the machines differ; whether they may begin like that."""
+    found = gathering.differences
+    for difference in found:
+        screen.say(f"{difference}.", grave=difference.is_grave)
+    return not any(each.is_grave for each in found)

@@ -1,0 +1,143 @@
+"""What ``potluck status`` found, put together from the reports of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.runtime.control_reports import HealthLine, Report
+
+__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of"]
+
+_WORST = ("healthy", "degraded", "suspect", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One process of a job."""
+
+    rank: int | None
+    name: str
+    node: str
+    incarnation: int
+    report: Report | None
+    """What it says itself; None if it does not answer."""
+    health: str
+    """The worst that any other says of it."""
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        told = self.report
+        return {
+            "rank": self.rank,
+            "name": self.name,
+            "id": self.node,
+            "incarnation": self.incarnation,
+            "address": f"{told.host}:{told.port}" if told else None,
+            "pid": told.pid if told else None,
+            "version": told.version if told else None,
+            "state": told.state if told else "silent",
+            "reason": told.reason if told else "it does not answer",
+            "health": self.health,
+            "health_reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job of a namespace."""
+
+    job: str
+    authority: Report
+    """Whose view counts: of those who are active, the one of the largest view."""
+    nodes: tuple[NodeStatus, ...]
+    reports: tuple[Report, ...]
+
+    @property
+    def leader(self) -> str:
+        """The name of rank 0."""
+        members = self.authority.members
+        return members[0].name or members[0].node[:8] if members else ""
+
+    @property
+    def sentence(self) -> str:
+        """The whole job in one sentence."""
+        told = self.authority
+        if not told.members:
+            return f'"{self.job}": no view yet ({told.reason})'
+        count = len(told.members)
+        text = f'"{self.job}": view {told.epoch} of {count} node{"s" * (count != 1)}, '
+        text += f"led by {self.leader}, {told.state}"
+        return text if told.state == "active" else f"{text} ({told.reason})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        told = self.authority
+        links = [
+            {
+                "from": report.node,
+                "from_incarnation": report.incarnation,
+                "to": line.node,
+                "to_incarnation": line.incarnation,
+                "address": line.address,
+                "status": line.status,
+                "reason": line.reason,
+                "round_trip": line.round_trip,
+            }
+            for report in self.reports
+            for line in report.peers
+        ]
+        return {
+            "job": self.job,
+            "state": told.state,
+            "reason": told.reason,
+            "lineage": told.lineage,
+            "epoch": told.epoch,
+            "leader": told.members[0].node if told.members else None,
+            "nodes": [node.as_dict() for node in self.nodes],
+            "links": links,
+        }
+
+
+def jobs_of(reports: Iterable[Report]) -> list[JobStatus]:
+    """The jobs that processes work on, by name; launchers and observers are left out."""
+    by_job: dict[str, list[Report]] = {}
+    for report in reports:
+        if report.role == "member":
+            by_job.setdefault(report.job, []).append(report)
+    return [_job(job, found) for job, found in sorted(by_job.items())]
+
+
+def is_whole(reports: Sequence[Report]) -> bool:
+    """Whether everybody has answered of whom anybody speaks."""
+    known = {report.key for report in reports}
+    return all((each.node, each.incarnation) in known for r in reports for each in r.members)
+
+
+def _job(job: str, reports: list[Report]) -> JobStatus:
+    authority = max(
+        reports, key=lambda each: (each.state == "active", len(each.members), each.epoch)
+    )
+    by_key = {report.key: report for report in reports}
+    health: dict[tuple[str, int], HealthLine] = {}
+    for report in reports:
+        for line in report.peers:
+            key = line.node, line.incarnation
+            if key not in health or _severity(line) > _severity(health[key]):
+                health[key] = line
+    ranked = [(each.node, each.incarnation) for each in authority.members]
+    names = {(each.node, each.incarnation): each.name for each in authority.members}
+    nodes = []
+    for key in (*ranked, *(key for key in by_key if key not in ranked)):
+        told, seen = by_key.get(key), health.get(key)
+        name = (told.name if told else "") or names.get(key, "") or key[0][:8]
+        rank = ranked.index(key) if key in ranked else None
+        status, reason = (seen.status, seen.reason) if seen else ("healthy" if told else "", "")
+        nodes.append(NodeStatus(rank, name, *key, told, status, reason))
+    return JobStatus(job, authority, tuple(nodes), tuple(reports))
+
+
+def _severity(line: HealthLine) -> int:
+    return _WORST.index(line.status) if line.status in _WORST else 0

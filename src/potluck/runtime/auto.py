@@ -1,0 +1,223 @@
+"""AutoDiscoveryBackend: the node that finds its cluster by itself, as a backend."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import time
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
+
+from potluck.backend.base import WORLD, Backend
+from potluck.errors import Disconnected, DistributedError
+from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.runtime.cluster import Cluster
+from potluck.runtime.cluster_calls import InOneView
+from potluck.runtime.cluster_node import ClusterNode
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
+
+    from potluck.backend.operation import Operation
+    from potluck.backend.streams import PeerStream
+    from potluck.core.health_records import HealthSummary
+    from potluck.net.transport import Poller
+    from potluck.runtime.cluster_events import ClusterEvent, ViewChange
+    from potluck.runtime.cluster_stage import Stage
+    from potluck.runtime.topology import SharedTopology
+    from potluck.vocabulary import NodeId, ProcessId, View
+else:
+    Buffer: TypeAlias = object
+
+__all__ = ["AutoDiscoveryBackend"]
+
+_live: weakref.WeakSet[AutoDiscoveryBackend] = weakref.WeakSet()
+
+
+class AutoDiscoveryBackend(InOneView):
+    """A node that finds the others of its namespace and job, and stays with them.
+
+    Returns at once; calls wait until there is a cluster.  Rank and world size are those of the view
+    that holds at the moment.  :func:`potluck.join` is the usual way to get one.
+    """
+
+    context_type = Cluster
+    """What :class:`DistributedContext` becomes on top of it."""
+
+    def __init__(self, config: AutoDiscoveryConfig | None = None) -> None:
+        self.config = config or AutoDiscoveryConfig()
+        self._node = ClusterNode(self.config)
+        self.stages = self._stages = self._node.stages
+        _live.add(self)
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    @property
+    def job(self) -> str:
+        """What this node works on."""
+        return self._node.job
+
+    @property
+    def port(self) -> int:
+        """Where this node listens."""
+        return self._node.port.port
+
+    @property
+    def process(self) -> ProcessId:
+        """Which start of which node this is."""
+        return self._node.card.process
+
+    @property
+    def peer_id(self) -> NodeId:
+        """This machine's id."""
+        return self._node.card.node
+
+    @property
+    def peer_count(self) -> int:
+        """How many others are in the view."""
+        stage = self.stages.latest
+        return 0 if stage is None else stage.world_size - 1
+
+    @property
+    def view(self) -> View | None:
+        """The view that holds now; None before the first."""
+        stage = self.stages.latest
+        return None if stage is None else stage.view
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """Rank 0 of the view."""
+        view = self.view
+        return None if view is None else view.leader
+
+    @property
+    def health(self) -> HealthSummary:
+        """How the others are, with reasons."""
+        control = self._node.control
+        return control.ask(lambda: control.core.health.summary(time.monotonic()))
+
+    @property
+    def topology(self) -> SharedTopology:
+        """Machines and measured links, with what is known now."""
+        return self._node.topographer.draw(self.stages.latest)
+
+    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+        """Wait until at least ``count`` others are in the view and connected."""
+        goal = f"{count + 1} node{'s' * (count > 0)}"
+        stage = self.stages.wait_for(
+            lambda each: each.world_size > count, self._limit(timeout), goal
+        )
+        self.stages.accept()
+        return stage.view
+
+    def wait_until_active(self, timeout: float | None = None) -> View:
+        """Wait while the cluster is paused or changing; calls do so by themselves."""
+        return self.wait_for_peers(0, timeout)
+
+    def on_view_change(self, callback: Callable[[ViewChange], None]) -> Callable[[], None]:
+        """Have ``callback`` called after every change, on a thread of its own.
+
+        What this returns ends that.
+        """
+        return self._node.bulletin.subscribe(callback)
+
+    def events(self) -> list[ClusterEvent]:
+        """What has happened, oldest first; the last few hundred events."""
+        return self._node.bulletin.events
+
+    def step_down(self) -> None:
+        """Hand rank 0 to the next member, if it is ours."""
+        self._node.control.post(self._node.control.step_down)
+
+    def note_steps(self, steps: int) -> None:
+        """Say how many steps of training are behind this node: clusters that meet go by that."""
+        control = self._node.control
+
+        def note() -> None:
+            control.core.steps = steps
+
+        control.post(note)
+
+    # -- bytes ---------------------------------------------------------------------------------
+
+    def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
+        """Start sending in the present view."""
+        with self._stages.visit(self.timeout) as stage:
+            return _connected(stage).post_send(data, dst, tag=tag, group=group)
+
+    def post_recv_into(
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+    ) -> Operation:
+        """Start receiving in the present view."""
+        with self._stages.visit(self.timeout) as stage:
+            return _connected(stage).post_recv_into(into, src, tag=tag, group=group)
+
+    def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
+        """Whether a message waits for a receive in the present view."""
+        with self._stages.visit(self.timeout) as stage:
+            return _connected(stage).has_message(src, tag=tag, group=group)
+
+    def post_barrier(
+        self, *, group: int = WORLD, members: Sequence[int] | None = None
+    ) -> Operation:
+        """Arrive at a barrier of the present view."""
+        with self._stages.visit(self.timeout) as stage:
+            return _connected(stage).post_barrier(group=group, members=members)
+
+    def progress(self, timeout: float | None = 0) -> None:
+        """Move bytes for every operation under way."""
+        stage = self._stages.current
+        if stage is not None and stage.backend is not None and stage.ending is None:
+            with contextlib.suppress(Disconnected):  # operations say it
+                stage.backend.progress(timeout)
+
+    def open_stream(
+        self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
+    ) -> PeerStream:
+        """A connection of its own to a member of the present view."""
+        remaining = max(0.0, deadline - time.monotonic())
+        with self._stages.visit(None if remaining == math.inf else remaining) as stage:
+            return _connected(stage).open_stream(rank, purpose, deadline, look)
+
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close connections that nobody here will ask for again."""
+        stage = self._stages.current
+        if stage is not None and stage.backend is not None:
+            stage.backend.abandon_streams(is_over)
+
+    def make_poller(self) -> Poller:
+        """A poller for such connections."""
+        with self._stages.visit(self.timeout) as stage:
+            return _connected(stage).make_poller()
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a member is gone, if it is."""
+        stage = self._stages.current
+        if stage is None or stage.backend is None:
+            return self._stages.failure
+        return stage.ending or stage.backend.loss_of(rank)
+
+    def peer_name(self, rank: int) -> str:
+        """Where a member is, for people."""
+        stage = self._stages.current
+        backend = None if stage is None else stage.backend
+        return f"rank {rank}" if backend is None else backend.peer_name(rank)
+
+    def close(self) -> None:
+        """Say goodbye: the others go on without this node at once.  May be called twice."""
+        self._prepare_to_close()
+        self._node.close()
+
+
+def _connected(stage: Stage) -> Backend:
+    assert stage.backend is not None  # who is let into a stage finds it built
+    return stage.backend
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends without closing still says goodbye."""
+    for backend in list(_live):
+        with contextlib.suppress(Exception):
+            backend.close()

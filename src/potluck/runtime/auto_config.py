@@ -1,0 +1,153 @@
+"""AutoDiscoveryConfig: how a node finds its cluster and what it wants of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from potluck.core.cluster_config import ClusterConfig
+from potluck.core.election_events import ElectionConfig
+from potluck.core.health_config import HealthConfig
+from potluck.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from potluck.collective.config import CollectiveConfig
+    from potluck.net.discovery_config import DiscoveryConfig
+    from potluck.net.namespace import NetworkNamespace
+
+__all__ = ["AutoDiscoveryConfig", "default_job"]
+
+MAX_JOB = 128
+"""Characters of a job's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoDiscoveryConfig:
+    """How a node finds its cluster.  What is not given comes from the environment, then by default.
+
+    >>> AutoDiscoveryConfig(job="mnist", min_nodes=3).cluster().min_nodes
+    3
+    """
+
+    job: str | None = None
+    """Only nodes with the same job meet; ``POTLUCK_JOB``, or the name of the script."""
+    min_nodes: int | None = None
+    """With fewer nodes no cluster is founded; ``POTLUCK_MIN_NODES``, or 1."""
+    namespace: NetworkNamespace | str | None = None
+    """Whose members may come; unless given, the namespace this machine uses."""
+    peers: Sequence[str] = ()
+    """Addresses to try beside what is found, ``host`` or ``host:port``; ``POTLUCK_PEERS``."""
+    port: int | None = None
+    """Where to listen; unless given, at ``POTLUCK_PORT`` or the first usual one that is free."""
+    host: str = ""
+    """The address to listen on; all of this machine's unless given."""
+    interfaces: Sequence[str] = ()
+    """Use these network interfaces alone; ``POTLUCK_INTERFACES``."""
+    virtual: bool = False
+    """Use interfaces of containers and VPNs as well."""
+    multicast: bool = True
+    """Look for others by multicast DNS."""
+    neighbours: bool = True
+    """Look for others on this machine."""
+    known: bool = True
+    """Try those of the last run, and remember those of this one."""
+    quorum: Literal["majority", "any"] = "majority"
+    """With "any", those who are cut off from the majority go on by themselves."""
+    solo_delay: float = 1.0
+    """Seconds that a node which meets nobody looks around before it goes on alone."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    election: ElectionConfig = field(default_factory=ElectionConfig)
+    collectives: CollectiveConfig | None = None
+    """How collectives shall run, for those who want a say in it."""
+    schema: str = ""
+    """Names the shape of the state that is trained; only equal ones become one cluster."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What ``potluck status`` shows beside the rest: the script, versions."""
+
+    @property
+    def job_name(self) -> str:
+        """The job, wherever it is said."""
+        job = self.job or os.environ.get("POTLUCK_JOB", "") or default_job()
+        if len(job) > MAX_JOB or not job.isprintable():
+            msg = f"A job's name has at most {MAX_JOB} printable characters, not {job[:200]!r}"
+            raise ValueError(msg)
+        return job
+
+    @property
+    def wanted_nodes(self) -> int:
+        """How many nodes there must be, wherever it is said."""
+        if self.min_nodes is not None:
+            return self.min_nodes
+        return _number("POTLUCK_MIN_NODES", 1)
+
+    @property
+    def wished_port(self) -> int:
+        """Where to listen if that is possible: what the launcher of a run says; 0 for no wish."""
+        return _number("POTLUCK_PORT", 0) if self.port is None else 0
+
+    @property
+    def known_facts(self) -> Mapping[str, str]:
+        """What is told about the run, wherever it is said."""
+        text = os.environ.get("POTLUCK_FACTS", "")
+        if self.facts or not text:
+            return self.facts
+        try:
+            return msgspec.json.decode(text, type=dict[str, str])
+        except msgspec.DecodeError:
+            return {}
+
+    def cluster(self) -> ClusterConfig:
+        """What the members agree by."""
+        return ClusterConfig(
+            min_nodes=self.wanted_nodes,
+            quorum=self.quorum,
+            solo_delay=self.solo_delay,
+            health=self.health,
+            election=self.election,
+        )
+
+    def discovery(self, *, announce: bool = True) -> DiscoveryConfig:
+        """Where to look for others."""
+        from dataclasses import replace
+
+        from potluck.net.discovery_config import DiscoveryConfig
+
+        if isinstance(self.peers, str):
+            msg = f"peers is a list of addresses, not the one address {self.peers!r}"
+            raise TypeError(msg)
+        found = DiscoveryConfig.from_environment(self.peers)
+        return replace(
+            found,
+            interfaces=tuple(self.interfaces) or found.interfaces,
+            virtual=self.virtual,
+            multicast=self.multicast,
+            neighbours=self.neighbours,
+            known=self.known,
+            announce=announce,
+        )
+
+
+def default_job(argv: Sequence[str] | None = None) -> str:
+    """The name of the script that runs: the same on all machines, wherever it lies.
+
+    >>> default_job(["/home/me/mnist/train.py", "--epochs", "3"])
+    'train.py'
+    """
+    script = (sys.argv if argv is None else argv)[:1]
+    name = Path(script[0]).name if script and script[0] not in {"", "-c", "-m", "-"} else ""
+    return name[:MAX_JOB] or "interactive"
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:  # noqa: PLR2004
+        raise BackendUnavailable(f"{name}={text!r} is no whole number from 0 on")
+    return int(text)

@@ -1,0 +1,210 @@
+"""Cluster: the handle on a cluster that forms itself and heals itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from potluck.backend.base import Backend
+from potluck.backend.sub import SubBackend
+from potluck.runtime.cluster_calls import InOneView, explain
+from potluck.runtime.context import DistributedContext
+from potluck.runtime.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from potluck.collective.config import CollectiveConfig
+    from potluck.core.health_records import HealthSummary
+    from potluck.runtime.cluster_events import ClusterEvent, ViewChange
+    from potluck.runtime.cluster_stage import Stage
+    from potluck.runtime.cluster_stages import Stages
+    from potluck.runtime.requests import Place, Request
+    from potluck.runtime.topology import SharedTopology
+    from potluck.vocabulary import ProcessId, View
+
+__all__ = ["Cluster", "ClusterBackend"]
+
+Result = TypeVar("Result")
+
+
+class ClusterBackend(Protocol):
+    """What a cluster asks of the backend below it."""
+
+    stages: Stages
+
+    @property
+    def view(self) -> View | None:
+        """The view that holds now."""
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """Rank 0 of it."""
+
+    @property
+    def process(self) -> ProcessId:
+        """Who we are."""
+
+    @property
+    def health(self) -> HealthSummary:
+        """How the others are."""
+
+    @property
+    def topology(self) -> SharedTopology:
+        """The machines and the links between them."""
+
+    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+        """Wait until so many others are in the view."""
+
+    def wait_until_active(self, timeout: float | None = None) -> View:
+        """Wait until calls can run."""
+
+    def on_view_change(self, callback: Callable[[ViewChange], None]) -> Callable[[], None]:
+        """Have something called at every change."""
+
+    def events(self) -> list[ClusterEvent]:
+        """What has happened."""
+
+
+class Cluster(InOneView, DistributedContext):
+    """A cluster, as :func:`potluck.join` returns it.
+
+    Everything a :class:`DistributedContext` can do, in the view that holds at the moment of the
+    call.  When a machine is lost or comes, what runs raises :class:`~potluck.PeerLost` or
+    :class:`~potluck.ViewChanged`, on all ranks; a rank that is between two calls learns it from its
+    next one.  The call after that runs among those who are there then.
+    """
+
+    def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
+        if not hasattr(backend, "stages"):
+            msg = f"A cluster stands on an AutoDiscoveryBackend, not on a {type(backend).__name__}"
+            raise TypeError(msg)
+        if config is not None:
+            msg = "How collectives of a cluster run is said in AutoDiscoveryConfig(collectives=...)"
+            raise ValueError(msg)
+        self._backend = backend
+        self._metrics = None
+        self._subgroups = {}
+        self._whole = None
+
+    @property
+    def _cluster(self) -> ClusterBackend:
+        return self._backend  # type: ignore[return-value] # checked above
+
+    @property
+    def _stages(self) -> Stages:  # type: ignore[override]
+        return self._cluster.stages
+
+    def __repr__(self) -> str:
+        """Who this is, for people."""
+        stage = self._stages.latest
+        where = "in no view yet" if stage is None else f"rank {stage.rank} of {stage.world_size}"
+        return f"<{type(self).__name__}, {where}>"
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View | None:
+        """The view that holds now: lineage, epoch and members; None before the first."""
+        return self._cluster.view
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """Rank 0."""
+        return self._cluster.leader
+
+    @property
+    def process(self) -> ProcessId:
+        """Who we are, whatever our rank."""
+        return self._cluster.process
+
+    @property
+    def health(self) -> HealthSummary:
+        """How the others are, with reasons."""
+        return self._cluster.health
+
+    @property
+    def topology(self) -> SharedTopology:
+        """The machines and the links between them, with what is known now."""
+        return self._cluster.topology
+
+    def measure_links(self) -> SharedTopology:
+        """Probe the links between all members, for about a second each; all ranks call this.
+
+        Collectives measure what they need by themselves; this is for people who want to know.
+        """
+        from potluck.runtime.cluster_topology import measure_links
+
+        return measure_links(self._backend, self.topology, self.wait_until_active())
+
+    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+        """Wait until at least ``count`` others are in the view."""
+        return self._cluster.wait_for_peers(count, timeout)
+
+    def wait_until_active(self, timeout: float | None = None) -> View:
+        """Wait while the cluster is paused or changing; calls do so by themselves."""
+        return self._cluster.wait_until_active(timeout)
+
+    def on_view_change(self, callback: Callable[[ViewChange], None]) -> Callable[[], None]:
+        """Have ``callback`` called after every change of the view, on a thread of its own.
+
+        What this returns ends that.
+        """
+        return self._cluster.on_view_change(callback)
+
+    def events(self) -> list[ClusterEvent]:
+        """What has happened, oldest first; the last few hundred events."""
+        return self._cluster.events()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def subgroup(self, members: Iterable[int], *, name: str | None = None) -> DistributedContext:
+        """Some ranks of the present view as a group of their own, for as long as the view lasts.
+
+        Afterwards it raises what the view ended with; make another.
+        """
+        with self._stages.visit(self.timeout) as stage:
+            assert stage.backend is not None
+            context = _Part(SubBackend(stage.backend, members, name=name))
+        context.stage, context.stages = stage, self._stages
+        context._metrics, context._whole = self._metrics, self  # noqa: SLF001 - of our own kind
+        self._subgroups[context] = None
+        return context
+
+    def abort(self, reason: str = "aborted by the caller") -> None:
+        """End every collective under way with an error, from any thread."""
+        stage = self._stages.latest
+        if stage is not None and stage.group is not None:
+            stage.group.abort(reason)
+
+    def close(self) -> None:
+        """Leave the cluster: the others are told at once."""
+        self._backend.close()
+        for subgroup in list(self._subgroups):
+            subgroup.close()
+
+
+class _Part(DistributedContext):
+    """A subgroup of one view."""
+
+    stage: Stage
+    stages: Stages
+
+    @property
+    def _place(self) -> Place:
+        self.stage.look()
+        return super()._place
+
+    def _launch(
+        self, request: Request[Result], timeout: float | None, *, async_op: bool
+    ) -> Result | Work[Result]:
+        self.stage.look()
+        try:
+            outcome = super()._launch(request, timeout, async_op=async_op)
+            if isinstance(outcome, Work):
+                explain(outcome, self.stage, self.stages)
+            return outcome
+        except BaseException as error:
+            verdict = self.stage.verdict_on(error)
+            if verdict is None:
+                raise
+            raise verdict from error

@@ -1,0 +1,274 @@
+"""The control thread: drives the cluster's core, and never touches a socket.
+
+It sleeps until a message or the nearest deadline.  Lanes are opened by errands and moved by the I/O
+thread; meshes are built by builders.  What the core decides is carried out in the order in which it
+was decided.  If this thread ends without having been asked to, operations end for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from potluck.core import cluster_effects as effects
+from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.core.cluster_events import MembershipChange, MembershipEvent
+from potluck.core.cluster_messages import decode, encode
+from potluck.core.health_records import HealthEvent, HealthStatus
+from potluck.errors import BackendUnavailable
+from potluck.runtime.control_errands import Errands
+from potluck.runtime.control_links import REPORTS, Links
+from potluck.runtime.control_reports import Ask, Report, read_said, write
+
+if TYPE_CHECKING:
+    from potluck.core.cluster import ClusterCore
+    from potluck.runtime.io_lane import Lane
+    from potluck.vocabulary import ProcessId, View
+
+__all__ = ["Control", "Theatre"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 5.0
+"""Seconds of one sleep at most."""
+
+ANSWER_WITHIN = 5.0
+"""Seconds for an answer of the control thread, which needs milliseconds."""
+
+Answer = TypeVar("Answer")
+
+AT_ONCE = 256
+"""What has come in is handled in portions: the clock has to be looked at in between."""
+
+
+class Theatre(Protocol):
+    """Where views are played: told by the control thread, must not keep it waiting."""
+
+    def install(self, view: View, cards: Sequence[ProcessCard], reason: str) -> None:
+        """Go on with this view."""
+
+    def abort(
+        self, lost: ProcessCard | None, rank: int | None, reason: str, *, orderly: bool
+    ) -> None:
+        """End what runs in the present view: at once, unless whoever left did so in good order."""
+
+    def pause(self, reason: str | None) -> None:
+        """Let calls wait until this is called with None."""
+
+    def removed(self, reason: str) -> None:
+        """We are in no view any more."""
+
+    def note(self, event: object) -> None:
+        """Something happened that people want to know; its text is a sentence."""
+
+    def look_around(self) -> None:
+        """Called every few seconds."""
+
+    def fail(self, reason: str) -> None:
+        """The end, for good."""
+
+    def report(self) -> Report:
+        """How this process is."""
+
+
+class Control:
+    """One process's part in its cluster.
+
+    ``core`` and ``links`` belong to the control thread; others use :meth:`post` and :meth:`ask`.
+    """
+
+    def __init__(self, core: ClusterCore, theatre: Theatre, errands: Errands) -> None:
+        self.core = core
+        self.me = core.me
+        self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
+        self._departed: set[ProcessId] = set()  # who has left in good order
+        self._theatre = theatre
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended = False
+        self._look_at = time.monotonic() + LONGEST
+        self.links = Links(core.me, self, errands, self.post)
+        self._thread = threading.Thread(target=self._run, name="potluck-control", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have something done on the control thread."""
+        self._inbox.put(action)
+
+    def ask(self, question: Callable[[], Answer], within: float = ANSWER_WITHIN) -> Answer:
+        """The answer to something that only the control thread may look at."""
+        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.post(lambda: answers.put(question()))
+        try:
+            return answers.get(timeout=within)
+        except queue.Empty:
+            raise BackendUnavailable(
+                "The control thread of this node does not answer",
+                cause=None if self.is_alive else "it has ended",
+            ) from None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
+    def leave(self, within: float) -> None:
+        """Say goodbye and end the thread; the I/O thread sends what is left."""
+        self.post(self._leave)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(within)
+        self._ended = self.links.is_over = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of what came in too late to be looked at; when the thread has ended."""
+        with contextlib.suppress(queue.Empty):
+            while not self.is_alive:
+                action = self._inbox.get_nowait()
+                with contextlib.suppress(Exception):
+                    action()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._turn()
+        except BaseException as error:
+            logger.exception("The control thread failed")
+            self._theatre.fail(f"the control thread failed: {error!r}")
+        finally:
+            self._ended = self.links.is_over = True
+
+    def _turn(self) -> None:
+        moments = [self.core.next_deadline, self.links.contacts.next_deadline]
+        now = time.monotonic()
+        due = min((each for each in moments if each is not None), default=now + LONGEST)
+        with contextlib.suppress(queue.Empty):
+            wait = min(due - now, LONGEST)
+            (self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait())()
+            for _ in range(AT_ONCE):
+                if not self._ended:
+                    self._inbox.get_nowait()()
+        if self._ended:
+            return
+        now = time.monotonic()
+        deadline = self.core.next_deadline
+        if deadline is not None and now >= deadline:
+            self._carry_out(self.core.tick(now))
+        self.links.dial_due(now)
+        if now >= self._look_at:
+            self._look_at = now + LONGEST
+            self._theatre.look_around()
+
+    def _leave(self) -> None:
+        if not self._ended:
+            self._carry_out(self.core.leave(time.monotonic()))
+            self._ended = self.links.is_over = True
+
+    # -- what the links tell -------------------------------------------------------------------
+
+    def met(self, card: ProcessCard) -> None:
+        """There is a lane to a process."""
+        if card.role is Role.MEMBER:
+            self._cards[card.process] = card
+            self._carry_out(self.core.connected(card, time.monotonic()))
+
+    def lost(self, process: ProcessId, cause: str) -> None:
+        """There is none any more."""
+        self._carry_out(self.core.disconnected(process, cause, time.monotonic()))
+
+    def probed(self, process: ProcessId, why: str | None) -> None:
+        """Its port was tried."""
+        now = time.monotonic()
+        if why is None:
+            self._carry_out(self.core.refused(process, now))
+        else:
+            self._carry_out(self.core.unreachable(process, why, now))
+
+    def said(self, process: ProcessId, payload: bytes) -> None:
+        """It sent a message."""
+        message = decode(payload)
+        self._carry_out(self.core.receive(process, message, time.monotonic()))
+
+    def asked(self, lane: Lane, payload: bytes) -> None:
+        """Somebody wants to know how we are."""
+        if isinstance(read_said(payload), Ask):
+            self.links.io.send(lane, write(self._theatre.report()), REPORTS)
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def step_down(self) -> None:
+        """Hand rank 0 to the next member, if it is ours."""
+        self._carry_out(self.core.step_down(time.monotonic()))
+
+    def _carry_out(self, wanted: Sequence[effects.Effect]) -> None:
+        for effect in wanted:
+            match effect:  # known before what follows from it
+                case effects.Note(MembershipEvent(change=MembershipChange.DEPARTED, process=who)):
+                    self._departed.update([who] if who is not None else [])
+        for effect in wanted:
+            match effect:
+                case effects.Send(to, message):
+                    self.links.send(to, encode(message))
+                case effects.Meet(card):
+                    self.links.contacts.introduced(card, time.monotonic())
+                case effects.Probe(peer):
+                    self.links.probe(peer)
+                case effects.Note(event):
+                    self._theatre.note(event)
+                    if isinstance(event, HealthEvent) and event.status is HealthStatus.DEAD:
+                        self._given_up(event)
+                case effects.Disconnect(peer, reason):
+                    self.links.ban(peer, reason)
+                case _:
+                    self._play(effect)
+
+    def _given_up(self, event: HealthEvent) -> None:
+        """What waits in a lane that has been silent for so long comes late: begin with a new one.
+
+        TCP itself asks less and less often; after an outage it would go on being silent for long.
+        """
+        self.post(lambda: self.links.drop(event.peer, event.reason))
+
+    def _play(self, effect: effects.Effect) -> None:
+        """What concerns operations."""
+        match effect:
+            case effects.Installed(view, reason):
+                self._install(view, reason)
+            case effects.Abort(_, lost, reason):
+                self._abort(lost, reason)
+            case effects.Paused(reason):
+                self._theatre.pause(reason)
+            case effects.Resumed():
+                self._theatre.pause(None)
+            case effects.Removed(reason):
+                self._theatre.removed(reason)
+
+    def _install(self, view: View, reason: str) -> None:
+        self._theatre.install(view, [self.card_of(each) for each in view.members], reason)
+        connected = {each.card.process for each in self.links.opened_lanes}
+        keep = {*view.members, *connected, self.me.process}
+        self._cards = {process: card for process, card in self._cards.items() if process in keep}
+        self._departed &= keep
+        self.links.forget_except(keep)
+
+    def _abort(self, lost: ProcessId | None, reason: str) -> None:
+        view = self.core.view
+        rank = view.rank_of(lost) if view is not None and lost is not None else None
+        card = self.card_of(lost) if lost is not None else None
+        self._theatre.abort(card, rank, reason, orderly=lost in self._departed)
+
+    def card_of(self, process: ProcessId) -> ProcessCard:
+        """The card of somebody, as it said itself."""
+        known = self._cards.get(process)
+        return known or ProcessCard(node=process.node, incarnation=process.incarnation)

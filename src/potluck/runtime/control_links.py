@@ -1,0 +1,267 @@
+"""The links of a process: whom it dials, which lanes it has, and what is said on them.
+
+Belongs to the control thread, which asks and is told; errands and the I/O thread do the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.errors import ChannelClosed, DistributedError, MalformedFrame
+from potluck.net.discovery_records import Gone
+from potluck.runtime.control_contacts import Contact, Contacts
+from potluck.runtime.control_doors import SAME_PROCESS
+from potluck.runtime.control_errands import Errands, probe
+from potluck.runtime.control_lanes import LaneTable, OpenedLane
+from potluck.runtime.io import IoThread
+from potluck.runtime.io_lane import Frame, Lane
+
+if TYPE_CHECKING:
+    from potluck.net.addresses import Address
+    from potluck.net.discovery import Discovery
+    from potluck.runtime.control_doors import Doors
+    from potluck.vocabulary import ProcessId
+
+__all__ = ["CLUSTER", "REPORTS", "Links", "Listener"]
+
+logger = logging.getLogger(__name__)
+
+CLUSTER, REPORTS = 0, 1
+"""Tags of control messages: for the core, and of those who ask how we are."""
+
+MAX_OBSERVERS = 64
+"""Observers that have a lane at once."""
+
+MAX_BANNED = 256
+"""Processes whose lanes are refused; of more, the latest."""
+
+
+class Listener(Protocol):
+    """Who is told; everything on the control thread."""
+
+    def met(self, card: ProcessCard) -> None:
+        """There is a lane to a process."""
+
+    def lost(self, process: ProcessId, cause: str) -> None:
+        """There is none any more."""
+
+    def probed(self, process: ProcessId, why: str | None) -> None:
+        """Its port was tried: None if its machine refused, otherwise why that proves nothing."""
+
+    def said(self, process: ProcessId, payload: bytes) -> None:
+        """It sent a message for the core; raises ``MalformedFrame``."""
+
+    def asked(self, lane: Lane, payload: bytes) -> None:
+        """Somebody sent a report, or asks for one; raises ``MalformedFrame``."""
+
+
+class Links:
+    """All control lanes of one process."""
+
+    def __init__(
+        self, me: ProcessCard, listener: Listener, errands: Errands, post: Callable[..., None]
+    ) -> None:
+        self._me = me
+        self._listener = listener
+        self._errands = errands
+        self._post = post
+        self._lanes = LaneTable(me.process)
+        self.contacts = Contacts(me.process)
+        self.observers: dict[Lane, OpenedLane] = {}
+        self._last: dict[ProcessId, OpenedLane] = {}  # the latest lane of everybody we have met
+        self._banned: dict[ProcessId, str] = {}
+        self.doors: Doors | None = None
+        self.discovery: Discovery | None = None
+        self._draining = False
+        self.is_over = False
+        self.io = IoThread(self)
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    def objection(self, process: ProcessId) -> str | None:
+        """Why a process may not open a lane, if so."""
+        return self._banned.get(process)
+
+    def opened(self, lane: OpenedLane) -> None:
+        """Somebody has opened a lane."""
+        if self.is_over:
+            lane.lane.close()
+        else:
+            self._post(lambda: self._on_opened(lane))
+
+    def arrived(self, lane: Lane, frame: Frame) -> None:
+        """A message has come in."""
+        self._post(lambda: self._on_message(lane, frame))
+
+    def ended(self, lane: Lane, cause: str) -> None:
+        """A lane is over."""
+        self._post(lambda: self._on_ended(lane, cause))
+
+    def silenced(self, reason: str) -> None:
+        """The I/O thread is over: so is the control thread, whose groups end for good."""
+        self._post(lambda: _raise(reason))
+
+    def wake(self) -> None:
+        """Discovery has news."""
+        if not self._draining:
+            self._draining = True
+            self._post(self._drain)
+
+    # -- the control thread --------------------------------------------------------------------
+
+    def send(self, to: ProcessId, payload: bytes) -> None:
+        """Send a message for the core of a process, if there is a lane to it."""
+        opened = self._lanes.to(to)
+        if opened is not None:
+            self.io.send(opened.lane, payload, CLUSTER)
+
+    def dial_due(self, now: float) -> None:
+        """Dial whom it is time to dial."""
+        for contact in self.contacts.due(now):
+            self._dial(contact)
+
+    def drop(self, process: ProcessId, why: str) -> None:
+        """Make sure of a process anew: end the lane to it, as if it had broken."""
+        opened = self._lanes.to(process)
+        if opened is not None:
+            self.io.drop(opened.lane)
+            self._on_ended(opened.lane, why)
+
+    def ban(self, process: ProcessId, reason: str) -> None:
+        """Close all lanes to a process, and accept none."""
+        self._banned[process] = reason
+        while len(self._banned) > MAX_BANNED:
+            del self._banned[next(iter(self._banned))]
+        for lane in self._lanes.remove(process):
+            self.io.drop(lane)
+        self.contacts.forget(process)
+
+    def probe(self, process: ProcessId) -> None:
+        """Try the port of a process."""
+        addresses = list(self.addresses_of(process))
+        last = self._last.get(process)
+        link = last.link if last else None
+
+        def errand() -> None:
+            why = probe(addresses, link)
+            self._post(lambda: self._on_probed(process, why))
+
+        self._errands.run(errand)
+
+    def addresses_of(self, process: ProcessId) -> tuple[Address, ...]:
+        """Where a process may be reached, first where it was reached last."""
+        last = self._last.get(process)
+        known = self.contacts.addresses_of(process)
+        return tuple(dict.fromkeys([*([last.address] if last else []), *known]))
+
+    @property
+    def opened_lanes(self) -> list[OpenedLane]:
+        """The lanes in use."""
+        return self._lanes.opened
+
+    def forget_except(self, processes: set[ProcessId]) -> None:
+        """Remember no more of those who are gone than is of use."""
+        for process in [each for each in self._last if each not in processes]:
+            if self._lanes.to(process) is None:
+                del self._last[process]
+
+    def _dial(self, contact: Contact) -> None:
+        addresses, node, doors = contact.addresses, contact.node, self.doors
+        if doors is None:
+            return
+
+        def look() -> None:
+            if self._errands.is_closed:
+                raise ChannelClosed("This process is leaving")
+
+        def errand() -> None:
+            try:
+                opened = doors.dial(addresses, node, look)
+            except (DistributedError, OSError) as error:
+                words = str(error)
+                self._post(lambda: self._on_failed(contact, words))
+            else:
+                self._post(lambda: self._on_opened(opened, contact))
+
+        self._errands.run(errand)
+
+    def _on_failed(self, contact: Contact, trouble: str) -> None:
+        contact.is_self = contact.is_self or SAME_PROCESS in trouble
+        if trouble != contact.trouble and not contact.is_self:  # once for each reason
+            logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
+        self.contacts.failed(contact, trouble, time.monotonic())
+
+    def _on_opened(self, opened: OpenedLane, via: Contact | None = None) -> None:
+        process = opened.card.process
+        if via is not None:
+            via.is_dialled = False
+        if self.is_over or process in self._banned:
+            opened.lane.close()
+            return
+        self._last[process] = opened
+        if Role.OBSERVER in {opened.card.role, self._me.role}:
+            self._on_observer(opened, via)
+            return
+        self.contacts.introduced(opened.card, time.monotonic())
+        self.contacts.connected(process, via)
+        is_new, unwanted = self._lanes.add(opened, time.monotonic())
+        self.io.add(opened.lane)
+        if unwanted is not None:
+            self.io.retire(unwanted)
+        if is_new:
+            self._listener.met(opened.card)
+
+    def _on_observer(self, opened: OpenedLane, via: Contact | None) -> None:
+        process = opened.card.process
+        known = any(each.card.process == process for each in self.observers.values())
+        if len(self.observers) >= MAX_OBSERVERS or (known and via is not None):
+            opened.lane.close()
+            return
+        self.contacts.connected(process, via)
+        self.observers[opened.lane] = opened
+        self.io.add(opened.lane)
+        self._listener.met(opened.card)
+
+    def _on_ended(self, lane: Lane, cause: str) -> None:
+        opened = self.observers.pop(lane, None) or self._lanes.ended(lane)
+        if opened is not None and not self.is_over:
+            self.contacts.disconnected(opened.card.process, time.monotonic())
+            self._listener.lost(opened.card.process, cause)
+
+    def _on_message(self, lane: Lane, frame: Frame) -> None:
+        self.io.looked_at(lane)
+        if self.is_over:
+            return
+        card = self._lanes.behind(lane)
+        try:
+            if frame.tag == REPORTS:
+                self._listener.asked(lane, frame.payload)
+            elif card is not None:
+                self._listener.said(card.process, frame.payload)
+        except MalformedFrame as error:
+            logger.warning("%s sent what cannot be understood: %s", lane.name, error)
+            self.io.drop(lane, 0.0)
+            self._on_ended(lane, f"it sent what cannot be understood ({error})")
+
+    def _on_probed(self, process: ProcessId, why: str | None) -> None:
+        if not self.is_over and self._lanes.to(process) is None:
+            self._listener.probed(process, why)
+
+    def _drain(self) -> None:
+        self._draining = False
+        if self.discovery is None or self.is_over:
+            return
+        now = time.monotonic()
+        for event in self.discovery.drain():
+            if isinstance(event, Gone):
+                self.contacts.unsighted(event.sighting.key)
+            elif event.sighting.process != self._me.process:
+                self.contacts.sighted(event.sighting, now)
+
+
+def _raise(reason: str) -> None:
+    raise RuntimeError(reason)

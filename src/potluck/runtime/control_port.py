@@ -1,0 +1,64 @@
+"""The port of a process, and the card on which it says who it is."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from potluck.backend.port import NodePort
+from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.errors import IoError
+from potluck.net import tcp
+from potluck.net.addresses import usable_hosts
+from potluck.net.discovery_config import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+
+__all__ = ["make_card", "open_port"]
+
+USUAL_PORTS = 16
+"""Ports that are tried before any free one will do."""
+
+
+def open_port(config: AutoDiscoveryConfig, rendezvous: int | None = None) -> NodePort:
+    """The port of this process: the one that is wanted, a usual one, or any that is free."""
+    wanted = config.port or rendezvous or 0
+    if wanted:
+        return NodePort(config.namespace, port=wanted, host=config.host)
+    wished = config.wished_port
+    usual = range(DEFAULT_PORT, DEFAULT_PORT + USUAL_PORTS)
+    for number in (*((wished,) if wished else ()), *usual):
+        if _is_free(config.host, number):
+            with contextlib.suppress(IoError):  # somebody was faster
+                return NodePort(config.namespace, port=number, host=config.host)
+    return NodePort(config.namespace, host=config.host)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        tcp.listen(host, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> ProcessCard:
+    """What this process says of itself."""
+    introduction = port.introduction()
+    interfaces = config.discovery().interfaces
+    hosts = [config.host] if config.host else usable_hosts(virtual=config.virtual, only=interfaces)
+    return ProcessCard(
+        node=port.process.node,
+        incarnation=port.process.incarnation,
+        slot=port.slot,
+        machine=introduction.machine,
+        boot=introduction.boot,
+        name=socket.gethostname()[:64],
+        hosts=tuple(hosts[:16]) or ("127.0.0.1",),  # without a network, for this machine alone
+        port=port.port,
+        role=role,
+        schema=config.schema,
+        pause_after=config.health.pause_after,
+    )

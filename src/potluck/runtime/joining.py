@@ -1,0 +1,48 @@
+"""``potluck.join()``: the one call that finds the others and returns when there are enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.runtime.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from potluck.net.namespace import NetworkNamespace
+
+__all__ = ["join"]
+
+
+def join(
+    min_nodes: int | None = None,
+    *,
+    job: str | None = None,
+    namespace: NetworkNamespace | str | None = None,
+    peers: Sequence[str] = (),
+    timeout: float | None = None,
+    **options: Any,
+) -> Cluster:
+    """Find the other nodes of this namespace and job, and return when there are enough.
+
+    Nodes on the same network find each other; ``peers`` are addresses to try as well, where that is
+    not possible.  Waits for ``min_nodes`` nodes, this one included, for at most ``timeout``
+    seconds.  Further options are those of :class:`AutoDiscoveryConfig`.
+
+    >>> with join(job="doctest", multicast=False, solo_delay=0.0, timeout=30) as cluster:
+    ...     cluster.rank, cluster.world_size, cluster.all_reduce(2.5)
+    (0, 1, 2.5)
+    """
+    from potluck.runtime.auto import AutoDiscoveryBackend
+
+    config = AutoDiscoveryConfig(
+        min_nodes=min_nodes, job=job, namespace=namespace, peers=peers, **options
+    )
+    backend = AutoDiscoveryBackend(config)
+    try:
+        backend.wait_for_peers(config.wanted_nodes - 1, timeout)
+    except BaseException:
+        backend.close()
+        raise
+    return Cluster(backend)

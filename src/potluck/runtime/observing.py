@@ -1,0 +1,236 @@
+"""Observers: processes that look on and are never members, such as ``potluck status``.
+
+An observer finds the processes of a namespace as members do, asks each how it is, and keeps the
+answers.  A launcher is an observer that is found by others: launchers of one job ask each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.errors import DistributedError, Timeout
+from potluck.net.discovery import Advert, Discovery, job_tag
+from potluck.runtime.control_doors import Doors
+from potluck.runtime.control_errands import Errands
+from potluck.runtime.control_links import REPORTS, Links
+from potluck.runtime.control_port import make_card, open_port
+from potluck.runtime.control_reports import (
+    Ask,
+    Report,
+    bounded_facts,
+    read_said,
+    software_version,
+    write,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.runtime.io_lane import Lane
+    from potluck.vocabulary import ProcessId
+
+__all__ = ["STARTING", "STOPPING", "Observer"]
+
+STARTING, STOPPING = "starting", "stopping"
+"""The last word of a launcher: its script begins now, at the same address; or does not."""
+
+ASK_EVERY = 0.25
+"""Seconds between two questions."""
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks of somebody who waits for an answer."""
+
+
+class Observer:
+    """Looks on; a context manager.
+
+    With a ``job`` it looks at that job, otherwise at all of the namespace.  With ``facts`` it is a
+    launcher: it can be found, and answers with them.
+    """
+
+    def __init__(
+        self,
+        config: AutoDiscoveryConfig,
+        *,
+        job: str | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        self.job = job
+        self._is_launcher = facts is not None
+        self._facts = dict(facts or {})
+        self._reports: dict[tuple[str, int], Report] = {}
+        self._parted: dict[tuple[str, int], Report] = {}
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended = False
+        self._state = "waiting"
+        self.port = open_port(config)
+        namespace = self.port.members.security.namespace
+        self.namespace = namespace
+        self.card = make_card(self.port, config, Role.OBSERVER)
+        self._errands = Errands()
+        self._links = Links(self.card, self, self._errands, self._inbox.put)
+        tag = "" if job is None else job_tag(namespace, job)
+        links = self._links
+        links.doors = Doors(self.port, job, self.card, links.opened, links.objection)
+        advert = Advert.of(namespace, self.card.process, job=job or "", port=self.port.port)
+        looking = config.discovery(announce=self._is_launcher)
+        self._thread = threading.Thread(target=self._run, name="potluck-observer", daemon=True)
+        self._thread.start()
+        self._discovery = links.discovery = Discovery(
+            replace(advert, job_tag=tag), looking, links.wake
+        )
+        links.wake()
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    @property
+    def reports(self) -> list[Report]:
+        """What is known now: one report for each process that is connected, by name and start."""
+        with self._lock:
+            found = list(self._reports.values())
+        return sorted(found, key=lambda each: (each.job, each.name, each.node, each.incarnation))
+
+    @property
+    def parted(self) -> list[Report]:
+        """Launchers that have handed over to their scripts, or have given up."""
+        with self._lock:
+            return list(self._parted.values())
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Who was seen and could not be reached, and why."""
+        return dict(self._links.contacts.troubles)
+
+    @property
+    def discovery_status(self) -> dict[str, str]:
+        """In words, for each way of finding others: what it does, or why it cannot."""
+        return self._discovery.status()
+
+    def own_report(self) -> Report:
+        """What this process tells those who ask."""
+        return Report(
+            node=self.card.node,
+            incarnation=self.card.incarnation,
+            name=self.card.name,
+            host=self.card.hosts[0] if self.card.hosts else "",
+            port=self.card.port,
+            pid=os.getpid(),
+            version=software_version(),
+            role="launcher" if self._is_launcher else "observer",
+            job=self.job or "",
+            state=self._state,
+            facts=bounded_facts(self._facts),
+        )
+
+    def tell(self, state: str) -> None:
+        """Be in another state from now on, and tell everybody at once."""
+        if state != self._state:
+            self._state = state
+            self._inbox.put(self._tell_all)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the processes of this job that are connected can be reached."""
+        lanes = list(self._links.observers.values())
+        return [str(each.address) for each in lanes if each.card.port]
+
+    def wait_until(self, condition: Callable[[list[Report]], bool], timeout: float) -> list[Report]:
+        """The reports once they fulfil something; raises ``Timeout``."""
+        deadline = time.monotonic() + timeout
+        while not condition(self.reports):
+            if time.monotonic() >= deadline:
+                raise Timeout("What was waited for did not happen in time", seconds=timeout)
+            time.sleep(LOOK_EVERY)
+        return self.reports
+
+    def close(self) -> None:
+        """Leave; nobody minds."""
+        if self._ended:
+            return
+        self._inbox.put(self._stop)
+        self._thread.join(2.0)
+        self._errands.close(0.0)
+        self._links.io.close(0.5)
+        self._discovery.close()
+        self.port.close()
+        self._errands.close(2.0)
+        with contextlib.suppress(queue.Empty):
+            while True:  # lanes that were opened too late
+                self._inbox.get_nowait()()
+
+    def _stop(self) -> None:
+        self._ended = self._links.is_over = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ask_at = 0.0
+        while not self._ended:
+            now = time.monotonic()
+            if now >= ask_at:
+                ask_at = now + ASK_EVERY
+                for lane in list(self._links.observers):
+                    self._ask(lane)
+            due = self._links.contacts.next_deadline
+            until = ask_at if due is None else min(ask_at, due)
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=max(0.001, until - now))()
+            if not self._ended:
+                self._links.dial_due(time.monotonic())
+
+    def _tell_all(self) -> None:
+        for lane in list(self._links.observers):
+            self._links.io.send(lane, write(self.own_report()), REPORTS)
+
+    def _ask(self, lane: Lane) -> None:
+        with contextlib.suppress(DistributedError):
+            self._links.io.send(lane, write(Ask()), REPORTS)
+
+    # -- what the links tell -------------------------------------------------------------------
+
+    def met(self, card: ProcessCard) -> None:
+        """There is a lane to a process: ask at once."""
+        for lane, opened in self._links.observers.items():
+            if opened.card.process == card.process:
+                self._ask(lane)
+
+    def lost(self, process: ProcessId, cause: str) -> None:
+        """There is none any more."""
+        del cause
+        with self._lock:
+            report = self._reports.pop((process.node, process.incarnation), None)
+            if report is not None and report.state in {STARTING, STOPPING}:
+                self._parted[report.key] = report
+
+    def probed(self, process: ProcessId, why: str | None) -> None:
+        """Never asked for."""
+
+    def said(self, process: ProcessId, payload: bytes) -> None:
+        """Not for observers."""
+
+    def asked(self, lane: Lane, payload: bytes) -> None:
+        """Somebody asks, or has answered."""
+        said = read_said(payload)
+        if isinstance(said, Ask):
+            self._links.io.send(lane, write(self.own_report()), REPORTS)
+            return
+        opened = self._links.observers.get(lane)
+        if opened is not None and opened.card.process == said.key:
+            with self._lock:
+                self._reports[said.key] = said

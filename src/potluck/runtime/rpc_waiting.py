@@ -1,0 +1,194 @@
+"""Calls to one rank that wait at the caller: until they may be sent, or are known to be in vain."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
+from potluck.runtime.rpc_calls import RpcFuture
+from potluck.runtime.rpc_direct import LONGEST
+
+if TYPE_CHECKING:
+    from potluck.runtime.rpc_connection import Connection
+    from potluck.runtime.rpc_duties import Office, Outlook
+
+__all__ = ["OVER", "WaitingRoom"]
+
+OVER = "the agent of this rank was closed"
+
+
+class WaitingRoom:
+    """Where calls wait; its lock is that of the connection as well."""
+
+    def __init__(self, rank: int, office: Office) -> None:
+        self.rank = rank
+        self.connection: Connection | None = None
+        self.lock = threading.Lock()
+        self._office = office
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, RpcFuture[Any]] = {}
+        self._waiting_octets = 0
+        self._room = threading.Condition(self.lock)
+        self._trouble: str | None = None  # why no calls are made now, and what to do then
+        self._hint: str | None = None
+        self._earliest = math.inf  # no call has a deadline before this
+
+    def _check(self, call: RpcFuture[Any]) -> None:
+        if self._trouble is not None and not (call.idempotent and self._trouble is not OVER):
+            raise self._no_connection(self._trouble, self._hint)
+        if self.connection is not None and self.connection.allowance is not None:
+            limit = self.connection.allowance.max_message
+            if call.size > limit:
+                raise RpcTooLarge(call.size, limit, rank=self.rank)
+
+    @staticmethod
+    def _admits(connection: Connection, call: RpcFuture[Any]) -> bool:
+        return connection.allowance is not None and connection.window.admits(call.size)
+
+    def _keep(self, call: RpcFuture[Any]) -> list[RpcFuture[Any]]:
+        config = self._office.config
+        while len(self._waiting) >= config.backlog or (
+            self._waiting and self._waiting_octets + call.size > config.octets
+        ):
+            remaining = call.deadline - time.monotonic()
+            if remaining <= 0 or not self._office.may_block:
+                raise RpcBusy(
+                    f"{len(self._waiting)} calls to rank {self.rank} wait already",
+                    rank=self.rank,
+                    hint="Wait for some of them before making more.",
+                )
+            self._room.wait(min(remaining, LONGEST))
+            self._check(call)
+        self._waiting[call.number] = call
+        self._waiting_octets += call.size
+        # An answer may have come meanwhile.
+        return [] if self.connection is None else self._admit(self.connection)
+
+    def _admit(self, connection: Connection) -> list[RpcFuture[Any]]:
+        """Send what may be sent; returns what is too large for the other side."""
+        refused = []
+        while self._waiting and connection.allowance is not None:
+            call = next(iter(self._waiting.values()))
+            if call.size > connection.allowance.max_message:
+                refused.append(call)
+            elif connection.window.admits(call.size):
+                connection.request(call)
+            else:
+                break
+            self._drop(call)
+        return refused
+
+    def _drop(self, call: RpcFuture[Any]) -> None:
+        del self._waiting[call.number]
+        self._waiting_octets -= call.size
+        self._room.notify()
+
+    def abandon(self, call: RpcFuture[Any]) -> bool:
+        """Nobody waits for the call any more; False if it has ended in this instant."""
+        with self.lock:
+            if self._waiting.get(call.number) is call:
+                self._drop(call)
+                return True
+            connection = self.connection
+            if connection is not None and connection.sent.get(call.number) is call:
+                connection.withdraw(call)
+                return True
+        peer = call.peer  # it may have moved on to the next view
+        return peer is not self and peer.abandon(call)
+
+    def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
+        """Return when the call has ended or the deadline has passed."""
+        raise NotImplementedError
+
+    @property
+    def silence(self) -> str:
+        """Why it may give no answer."""
+        if self.connection is None or self.connection.allowance is None:
+            return f": no RpcAgent of rank {self.rank} is connected"
+        return ""
+
+    def overdue(self, now: float) -> list[RpcFuture[Any]]:
+        """Calls whose deadline has passed."""
+        if now < self._earliest:
+            return []
+        with self.lock:
+            sent = self.connection.sent.values() if self.connection else ()
+            calls = [*self._waiting.values(), *(c for c in sent if isinstance(c, RpcFuture))]
+            later = [call.deadline for call in calls if call.deadline > now]
+            self._earliest = min(later, default=math.inf)
+        return [call for call in calls if call.deadline <= now]
+
+    # -- when the connection is over -----------------------------------------------------------
+
+    def _judge(self, outlook: Outlook, cause: str, lost: list[RpcFuture[Any]]) -> None:
+        """Fail what was under way, and what need not wait; what comes now fails alike."""
+        with self.lock:
+            if outlook.hint or self._trouble is None:  # the view is over, or nothing was known
+                cause = outlook.cause or cause
+            failed = list(lost)
+            if self.connection is None:  # or there is another one by now
+                failed += self._take_waiting(everything=not outlook.is_back_soon)
+                if self._trouble is not OVER:
+                    self._trouble, self._hint = cause, outlook.hint
+        self._fail(failed, cause, outlook.hint)
+
+    def _take_waiting(self, *, everything: bool) -> list[RpcFuture[Any]]:
+        """Calls that shall not wait any longer.  The lock is held."""
+        calls = [call for call in self._waiting.values() if everything or not call.idempotent]
+        for call in calls:
+            self._drop(call)
+        self._room.notify_all()
+        return calls
+
+    def _fail(self, calls: list[RpcFuture[Any]], cause: str, hint: str | None) -> None:
+        error = self._no_connection(cause, hint) if calls else None
+        for call in calls:
+            call.finish(None, copy.copy(error))
+
+    def _no_connection(self, cause: str, hint: str | None) -> RpcNoConnection:
+        name = None if cause is OVER else self._office.name_of(self.rank)
+        return RpcNoConnection(self.rank, cause=cause, host=name, hint=hint)
+
+    # -- from one view to the next -------------------------------------------------------------
+
+    def move_to(self, other: WaitingRoom | None) -> None:
+        """Calls that wait go on to the same process in another view; without it they fail."""
+        with self.lock:
+            calls = self._take_waiting(everything=True)
+            for call in calls if other is not None else ():
+                assert other is not None
+                other.adopt(call)
+        if other is None:
+            self._fail(calls, "it is not among those who are here now", None)
+        else:
+            other.admit_waiting()
+
+    def adopt(self, call: RpcFuture[Any]) -> None:
+        """A call that another peer has kept waits here from now on."""
+        with self.lock:
+            call.peer, call.number = self, next(self._numbers)
+            self._earliest = min(self._earliest, call.deadline)
+            self._waiting[call.number] = call
+            self._waiting_octets += call.size
+
+    def admit_waiting(self) -> None:
+        """Send what may be sent."""
+        connection = self.connection
+        if connection is not None:
+            self._send_waiting(connection)
+
+    def _send_waiting(self, connection: Connection) -> None:
+        with self.lock:
+            refused = self._admit(connection)
+        self._refuse(refused)
+
+    def _refuse(self, calls: list[RpcFuture[Any]]) -> None:
+        for call in calls:
+            hello = self.connection.allowance if self.connection else None
+            limit = hello.max_message if hello else 0
+            call.finish(None, RpcTooLarge(call.size, limit, rank=self.rank))

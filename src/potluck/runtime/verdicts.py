@@ -1,0 +1,87 @@
+"""Verdicts: what ended an operation, as errors for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.errors import Aborted, CollectiveMismatch, DistributedError, PeerLost, Timeout
+from potluck.runtime.fingerprint import Fingerprint, describe_mismatch
+from potluck.runtime.notices import Notice, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from potluck.backend.base import Backend
+    from potluck.runtime.channel import Disagreement
+
+__all__ = ["failed", "late", "mismatch", "not_together", "told_by"]
+
+
+def mismatch(
+    backend: Backend, mine: Fingerprint, rank: int, theirs: Fingerprint
+) -> CollectiveMismatch:
+    """Another rank takes this operation for something else."""
+    return CollectiveMismatch(
+        "Ranks disagree about an operation",
+        rank=rank,
+        expected=str(mine),
+        got=str(theirs),
+        cause=describe_mismatch((backend.rank, mine), (rank, theirs), backend.peer_name),
+        hint="All ranks must make the same calls in the same order.",
+    )
+
+
+def not_together(
+    backend: Backend, operation: int, mine: Fingerprint, found: Disagreement
+) -> CollectiveMismatch:
+    """Another rank is in another operation."""
+    return CollectiveMismatch(
+        "Ranks are not in the same operation",
+        rank=found.peer,
+        expected=operation,
+        got=found.operation,
+        cause=f"rank {backend.rank} is in number {operation} ({mine}), "
+        f"rank {found.peer} in number {found.operation} ({found.fingerprint})",
+        hint="All ranks must make the same calls in the same order.",
+    )
+
+
+def late(
+    backend: Backend, about: Fingerprint, seconds: float, missing: Sequence[int], cause: str | None
+) -> Timeout:
+    """The time is up."""
+    names = ", ".join(f"rank {rank} ({backend.peer_name(rank)})" for rank in missing)
+    nothing = f"nothing came from {names}" if names else "the other ranks do not read"
+    return Timeout(
+        f"{about} was not done in time",
+        seconds=seconds,
+        missing=missing,
+        rank=missing[0] if missing else None,
+        cause=cause or nothing,
+        hint="Look at what those ranks do instead.",
+    )
+
+
+def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
+    """What another rank has found, as an error of ours."""
+    culprit = notice.culprit if notice.culprit >= 0 else rank
+    known = culprit != backend.rank and culprit < backend.world_size
+    host = backend.peer_name(culprit) if known else None
+    match notice.word:
+        case Word.LOST:
+            return PeerLost(notice.text, rank=culprit, host=host)
+        case Word.MISMATCH:
+            return CollectiveMismatch(notice.text, rank=culprit, host=host)
+        case Word.LATE:
+            missing = (culprit,) if notice.culprit >= 0 else ()
+            text = f"Rank {rank} gave up: {notice.text}"
+            return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
+        case Word.ABORTED:
+            return Aborted(notice.text, rank=culprit, host=host)
+    return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+
+
+def failed(backend: Backend, error: BaseException) -> Aborted:
+    """What another error than ours means for calls that it ends as well."""
+    reason = str(error) or type(error).__name__
+    return Aborted(f"Rank {backend.rank} failed: {reason}", rank=backend.rank)

@@ -1,0 +1,86 @@
+"""``potluck status``: what an observer sees, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from potluck.apps.cli.main import app
+from potluck.apps.cli.status_facts import is_whole, jobs_of
+from potluck.runtime.control_reports import HealthLine, MemberLine, Report
+from support.clusters import clusters, new_job
+
+
+def report(letter: str, rank: int, *, sees: str = "healthy", size: int = 2) -> Report:
+    """Of a member of a view of two."""
+    other = "b" if letter == "a" else "a"
+    return Report(
+        node=letter * 32,
+        incarnation=1,
+        name=letter,
+        job="train.py",
+        state="active",
+        epoch=3,
+        rank=rank,
+        members=[MemberLine(each * 32, 1, each) for each in "ab"[:size]],
+        peers=[HealthLine(other * 32, 1, other, sees, f"{other} is {sees}", 0.001)],
+    )
+
+
+def test_the_worst_that_anybody_says_of_a_node_counts() -> None:
+    """With its reason; what a node says of itself is its state."""
+    (job,) = jobs_of([report("a", 0, sees="suspect"), report("b", 1)])
+    assert [(node.name, node.rank, node.health) for node in job.nodes] == [
+        ("a", 0, "healthy"),
+        ("b", 1, "suspect"),
+    ]
+    assert job.nodes[1].reason == "b is suspect"
+    assert job.sentence == '"train.py": view 3 of 2 nodes, led by a, active'
+
+
+def test_a_member_that_does_not_answer_is_shown_as_silent() -> None:
+    """The others name it, so it is known."""
+    reports = [report("a", 0, sees="dead")]
+    assert not is_whole(reports)
+    assert is_whole([*reports, report("b", 1)])
+    (job,) = jobs_of(reports)
+    assert job.nodes[1].as_dict()["state"] == "silent"
+    assert job.nodes[1].health == "dead"
+
+
+def test_jobs_are_told_apart_and_launchers_left_out() -> None:
+    """A launcher waits; it works on nothing yet."""
+    waiting = Report(node="c" * 32, incarnation=1, role="launcher", job="train.py")
+    other = Report(node="d" * 32, incarnation=1, job="other.py", state="joining", reason="alone")
+    found = jobs_of([report("a", 0), report("b", 1), waiting, other])
+    assert [each.job for each in found] == ["other.py", "train.py"]
+    assert found[0].sentence == '"other.py": no view yet (alone)'
+    assert len(found[1].nodes) == 2
+
+
+def test_status_shows_a_running_cluster_without_changing_it() -> None:
+    """Nodes, ranks, leader, epoch, health and links; the same view before and after."""
+    job = new_job()
+    with clusters(2, job) as nodes:
+        before = nodes[0].view
+        result = CliRunner().invoke(app, ["status", "--json", "--job", job])
+        assert result.exit_code == 0, result.stderr
+        (found,) = json.loads(result.stdout)["jobs"]
+        assert before is not None
+        assert (found["epoch"], found["lineage"]) == (before.epoch, before.lineage)
+        assert [node["rank"] for node in found["nodes"]] == [0, 1]
+        assert {node["state"] for node in found["nodes"]} == {"active"}
+        assert found["leader"] == nodes[0].process.node
+        assert len(found["links"]) == 2
+        shown = CliRunner().invoke(app, ["status", "--job", job]).stdout
+        assert f'"{job}": view {before.epoch} of 2 nodes' in shown
+        assert nodes[0].view == before
+
+
+def test_where_nobody_works_the_exit_code_says_so() -> None:
+    """And the text says what to do."""
+    result = CliRunner().invoke(app, ["status", "--job", new_job(), "--wait", "0.3"])
+    assert result.exit_code == 3
+    assert "Nobody in" in result.stdout
+    assert "potluck doctor" in result.stdout

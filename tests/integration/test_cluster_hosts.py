@@ -1,0 +1,91 @@
+"""Clusters of emulated machines: two commands each, cables pulled, partitions healed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support.cluster_programs import Crowd
+from support.clusters import new_job
+from support.command import COMMAND
+from support.hosts import Hosts
+from support.paired_hosts import pair, variables
+from support.ranks import Ranks
+from support.threads import PATIENCE
+
+pytestmark = pytest.mark.netns
+
+AT_LATEST = 10.0  # seconds to go on without a machine that fell silent: three, and some for others
+
+TRAIN = """
+import json, sys
+import numpy as np
+import potluck
+
+with potluck.join(timeout=30) as cluster:
+    truth = np.arange(4.0)
+    weights, data = np.zeros(4), np.random.default_rng(cluster.rank)
+    for _ in range(60):
+        inputs = data.normal(size=(32, 4))
+        gradient = 2 * inputs.T @ (inputs @ weights - inputs @ truth) / 32
+        cluster.all_reduce(gradient, "mean")
+        weights -= 0.1 * gradient
+    together = cluster.all_gather_object(weights.tobytes().hex())
+    error = float(abs(weights - truth).max())
+    print(json.dumps([cluster.world_size, len(set(together)), error, sys.argv[1:]]))
+"""
+
+
+def test_two_machines_pair_and_train_with_two_commands_each(tmp_path: Path) -> None:
+    """``potluck pair`` and ``potluck run train.py`` on both: nothing else is needed."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    with Hosts("alpha beta") as hosts:
+        alpha, beta = hosts.values()
+        pair(tmp_path, alpha, beta)
+        runs = [
+            subprocess.Popen(
+                host.command([str(COMMAND), "run", str(script), "--epochs", "1"]),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=variables(tmp_path, host),
+            )
+            for host in hosts.values()
+        ]
+        told = [run.communicate(timeout=2 * PATIENCE) for run in runs]
+        assert [run.returncode for run in runs] == [0, 0], told
+        for host, (output, notes) in zip(hosts.values(), told, strict=True):
+            size, variants, error, arguments = json.loads(output)
+            assert (size, variants, arguments) == (2, 1, ["--epochs", "1"])
+            assert error < 0.01
+            assert f"1 of 2 is here: {host.name}; missing:" in notes or "2 of 2 are here" in notes
+            assert "2 of 2 are here" in notes
+
+
+def test_a_pulled_cable_stops_one_machine_and_plugging_it_in_brings_it_back(ranks: Ranks) -> None:
+    """The two go on within seconds; the third pauses, and joins them again by itself."""
+    with Hosts("alpha beta gamma") as hosts:
+        crowd = Crowd(ranks, new_job(), multicast=True, neighbours=False)
+        nodes = crowd.start(3, 3, [host.command for host in hosts.values()])
+        found = crowd.views(nodes, 3)
+        cut, others = found[2], [found[0], found[1]]
+        host = list(hosts.values())[nodes.index(cut)]
+        pulled = time.monotonic()
+        host.unplug()
+        for node in others:
+            while (said := node.hear_any())["word"] != "told":
+                pass
+            assert said["kind"] == "PeerLost"
+            assert said["rank"] == 2
+            while (said := node.hear_any())["word"] != "view":
+                pass
+            assert said["size"] == 2
+            assert said["at"] - pulled <= AT_LATEST
+        host.ip("link", "set", "eth0", "up")
+        crowd.views([cut, *others], 3)
+        crowd.stop(nodes)

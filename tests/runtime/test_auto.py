@@ -1,0 +1,236 @@
+"""Nodes that find each other and stay together: several in one process, over real connections."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import potluck
+from potluck import AutoDiscoveryBackend, AutoDiscoveryConfig, Cluster, DistributedContext
+from support.clusters import OPTIONS, clusters, everywhere, insist, join, new_job
+from support.threads import PATIENCE, Background, eventually, together
+
+
+def test_three_nodes_meet_and_add_up() -> None:
+    """Nobody says who is who: ranks are agreed, and every collective and message works."""
+    with clusters(3) as nodes:
+        assert [node.rank for node in nodes] == [0, 1, 2]
+        assert {node.view for node in nodes} == {nodes[0].view}
+        assert all(node.leader == nodes[0].process for node in nodes)
+        sums = everywhere(nodes, lambda node: node.all_reduce(np.full(3, node.rank + 1.0)))
+        assert [list(each) for each in sums] == [[6.0] * 3] * 3
+        objects = everywhere(nodes, lambda node: node.all_gather_object(node.rank))
+        assert objects == [[0, 1, 2]] * 3
+        together(*(node.barrier for node in nodes))
+        inbox = np.zeros(4)
+        receive = Background(lambda: nodes[2].recv(inbox, 0, timeout=PATIENCE))
+        nodes[0].send(np.arange(4.0), 2)
+        receive.result()
+        assert list(inbox) == [0, 1, 2, 3]
+
+
+def test_asynchronous_work_and_subgroups_run_in_the_view() -> None:
+    """Works are waited for later; a subgroup has ranks of its own."""
+    with clusters(3) as nodes:
+        works = [node.all_reduce(float(node.rank), async_op=True) for node in nodes]
+        assert [work.wait(PATIENCE) for work in works] == [3.0] * 3
+        halves = everywhere(nodes[::2], lambda node: node.subgroup([0, 2]))
+        assert everywhere(halves, lambda half: half.all_reduce(1.0)) == [2.0, 2.0]
+
+
+def test_a_node_that_leaves_is_named_and_the_others_go_on() -> None:
+    """In flight or between two calls: each rank is told once, and the next call works."""
+    with clusters(3) as nodes:
+        everywhere(nodes, lambda node: node.all_reduce(1.0))
+        waiting = Background(lambda: nodes[0].all_reduce(1.0))
+        nodes[2].close()
+        with pytest.raises(potluck.PeerLost) as caught:
+            waiting.result()
+        assert caught.value.rank == 2
+        assert caught.value.node == nodes[2].process.node
+        assert caught.value.recoverable
+        assert "goodbye" in str(caught.value)
+        with pytest.raises(potluck.PeerLost, match="Rank 2"):
+            nodes[1].all_reduce(1.0)
+        for node in nodes[:2]:
+            node.wait_until_active(PATIENCE)
+            assert node.world_size == 2
+        assert everywhere(nodes[:2], lambda node: node.all_reduce(1.0)) == [2.0] * 2
+
+
+def test_leaving_after_the_last_call_disturbs_nobody() -> None:
+    """Whoever is done first says goodbye; the others, in the middle of the same call, finish it."""
+    with clusters(4) as nodes:
+
+        def finish(node: Cluster) -> list[int]:
+            node.all_reduce(np.ones(100_000))
+            ranks = node.all_gather_object(node.rank)
+            node.close()
+            return ranks
+
+        assert everywhere(nodes, finish) == [[0, 1, 2, 3]] * 4
+
+
+def test_a_newcomer_is_let_in_and_everybody_is_told() -> None:
+    """What ran among those before raises ViewChanged, on all of them, and then runs among all."""
+    job = new_job()
+    with clusters(2, job) as nodes:
+        everywhere(nodes, lambda node: node.all_reduce(1.0))
+        waiting = Background(lambda: nodes[0].all_reduce(1.0))
+        newcomer = join(3, job)
+        with newcomer:
+            with pytest.raises(potluck.ViewChanged, match="changed"):
+                waiting.result()
+            everybody = [*nodes, newcomer]
+            sums = everywhere(everybody, lambda node: insist(lambda: node.all_reduce(1.0)))
+            assert sums == [3.0] * 3
+            assert newcomer.rank == 2
+
+
+def test_what_stood_on_a_view_ends_with_it() -> None:
+    """Works, subgroups and receives of a view that is over raise, and never wait for nobody."""
+    with clusters(3) as nodes:
+        parts = everywhere(nodes[:2], lambda node: node.subgroup([0, 1]))
+        work = nodes[0].all_reduce(1.0, async_op=True)
+        receive = nodes[1].irecv(np.zeros(3), 0)
+        nodes[2].close()
+        for ending in (work, receive):
+            with pytest.raises(potluck.PeerLost, match="Rank 2"):
+                ending.wait(PATIENCE)
+        for part in parts:
+            with pytest.raises(potluck.PeerLost, match="Rank 2"):
+                part.all_reduce(1.0)
+        nodes[0].wait_until_active(PATIENCE)
+        everywhere(nodes[:2], lambda node: insist(lambda: node.all_reduce(1.0)))
+
+
+def test_jobs_do_not_mix() -> None:
+    """Two scripts side by side on the same machines form two clusters."""
+    with clusters(2) as first, clusters(2) as second:
+        lineages = {node.view.lineage for node in (*first, *second) if node.view}
+        assert len(lineages) == 2
+        assert [node.world_size for node in (*first, *second)] == [2] * 4
+
+
+def test_waiting_for_more_than_come_says_what_is_missing() -> None:
+    """The error says how many are here and what to do; nothing is left behind."""
+    with pytest.raises(potluck.Timeout) as caught:
+        potluck.join(2, job=new_job(), timeout=0.5, **OPTIONS)
+    assert "Waited 0.5 s for 2 nodes, but this node is in no view" in str(caught.value)
+    assert "waiting for the others" in str(caught.value)
+    assert "potluck status" in str(caught.value)
+
+
+def test_the_backend_is_a_backend_and_a_context_of_it_a_cluster() -> None:
+    """As with every other backend: make it, wait for peers, put a context on it."""
+    job = new_job()
+    config = AutoDiscoveryConfig(job=job, min_nodes=2, **OPTIONS)
+    with AutoDiscoveryBackend(config) as left, AutoDiscoveryBackend(config) as right:
+        both = (left, right)
+        everywhere(both, lambda each: each.wait_for_peers(1, PATIENCE))
+        assert {each.rank for each in both} == {0, 1}
+        assert {each.peer_count for each in both} == {1}
+        assert everywhere(both, lambda each: each.all_reduce(2.0)) == [4.0] * 2
+        context = DistributedContext(left)
+        assert isinstance(context, Cluster)
+        counting = DistributedContext.with_metrics(right)
+        sums = together(lambda: context.all_reduce(1.0), lambda: counting.all_reduce(1.0))
+        assert sums == [2.0, 2.0]
+        snapshot = counting.metrics_snapshot()
+        assert snapshot is not None
+        assert left.health.is_cluster_healthy
+
+
+def test_changes_are_told_to_callbacks_and_kept_as_sentences() -> None:
+    """Callbacks run on a thread of their own; one that fails hinders nobody."""
+    job = new_job()
+    with clusters(1, job) as (first,):
+        seen: list[potluck.ViewChange] = []
+        threads: set[str] = set()
+
+        def fail(_: potluck.ViewChange) -> None:
+            raise ZeroDivisionError
+
+        def keep(change: potluck.ViewChange) -> None:
+            threads.add(threading.current_thread().name)
+            seen.append(change)
+
+        first.on_view_change(fail)
+        stop = first.on_view_change(keep)
+        with join(2, job) as second:
+            eventually(lambda: len(seen) == 1)
+            assert seen[0].joined == (second.process,)
+            assert seen[0].left == ()
+            assert threads == {"potluck-events"}
+            stop()
+        eventually(lambda: first.world_size == 1)
+        assert len(seen) == 1
+        sentences = [str(event) for event in first.events()]
+        assert any("view 2 with 2 members" in sentence for sentence in sentences)
+
+
+def test_rank_0_can_be_handed_on() -> None:
+    """The leader steps down and stays a member."""
+    with clusters(2) as nodes:
+        leader = nodes[0]
+        backend = leader.backend
+        assert isinstance(backend, AutoDiscoveryBackend)
+        backend.step_down()
+        eventually(lambda: leader.rank == 1)
+        sums = everywhere(nodes, lambda node: insist(lambda: node.all_reduce(1.0)))
+        assert sums == [2.0] * 2
+
+
+def test_addresses_given_by_hand_are_enough() -> None:
+    """No multicast, no files: one knows the address of the other."""
+    job = new_job()
+    lonely = {**OPTIONS, "neighbours": False}
+    with AutoDiscoveryBackend(AutoDiscoveryConfig(job=job, min_nodes=2, **lonely)) as first:
+        where = f"127.0.0.1:{first.port}"
+        with potluck.join(2, job=job, peers=[where], timeout=PATIENCE, **lonely) as second:
+            first.wait_for_peers(1, PATIENCE)
+            assert second.world_size == first.world_size == 2
+
+
+def test_a_connection_that_breaks_between_two_who_live_is_made_anew() -> None:
+    """A router forgot it, say: the call fails, the view begins afresh, and the next call works."""
+    with clusters(2) as nodes:
+        everywhere(nodes, lambda node: node.all_reduce(1.0))
+        before = nodes[0].view
+        stage = nodes[0].backend.stages.latest  # type: ignore[attr-defined]
+        stage.backend._links[1].stream._sock.shutdown(socket.SHUT_RDWR)
+        told = [
+            Background(functools.partial(node.recv, bytearray(9), 1 - node.rank)) for node in nodes
+        ]
+        for one in told:
+            with pytest.raises((potluck.PeerLost, potluck.ViewChanged)):
+                one.result()
+        sums = everywhere(nodes, lambda node: insist(lambda: node.all_reduce(1.0)))
+        assert sums == [2.0, 2.0]
+        assert nodes[0].view != before
+
+
+def test_without_its_control_thread_a_node_is_of_no_use_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Calls under way and later ones end with the cause; the others lose this node and go on."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("planted")
+
+    with clusters(2) as nodes:
+        waiting = Background(lambda: nodes[0].all_reduce(1.0))
+        backend = nodes[0].backend
+        assert isinstance(backend, AutoDiscoveryBackend)
+        backend._node.control.post(fail)
+        with pytest.raises(potluck.BackendUnavailable, match="planted"):
+            waiting.result()
+        with pytest.raises(potluck.BackendUnavailable, match="Join anew"):
+            nodes[0].barrier()
+        assert "The control thread failed" in caplog.text
+        nodes[0].close()
+        assert insist(lambda: nodes[1].all_reduce(1.0)) == 1.0

@@ -1,0 +1,233 @@
+"""Stages: who is told of a change and how often, and what calls wait for."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from potluck.backend.simulated import SimulatedBackend
+from potluck.errors import BackendUnavailable, ChannelClosed, PeerLost, Timeout, ViewChanged
+from potluck.runtime.cluster_group import ViewGroup
+from potluck.runtime.cluster_stage import Stage
+from potluck.runtime.cluster_stages import Stages
+from potluck.vocabulary import NodeId, ProcessId, View
+from support.threads import PATIENCE, Background, eventually
+
+MEMBERS = tuple(ProcessId(NodeId(letter * 32), 1) for letter in "abc")
+CAME = ViewChanged("Somebody came")
+LOST = PeerLost("Rank 2 is gone", rank=2)
+
+
+def view(epoch: int, size: int = 1) -> View:
+    """One of a lineage."""
+    return View("f" * 32, epoch, MEMBERS[:size])
+
+
+def add(stages: Stages, epoch: int, ending: Exception = CAME, *, built: bool = True) -> Stage:
+    """The next stage, with this process alone in it."""
+    stage = Stage(view(epoch), 0)
+    assert isinstance(ending, ViewChanged | PeerLost)
+    stages.install(stage, ending)
+    if built:
+        build(stages, stage)
+    return stage
+
+
+def build(stages: Stages, stage: Stage) -> bool:
+    """Connect a stage."""
+    (backend,) = SimulatedBackend.create_group(1)
+    group = ViewGroup(backend, stage, None)
+    if stages.built(stage, backend, group):
+        return True
+    backend.close()
+    return False
+
+
+@pytest.fixture
+def stages() -> Stages:
+    """Without a stage."""
+    return Stages()
+
+
+def test_a_call_runs_in_the_stage_of_its_beginning(stages: Stages) -> None:
+    """Also calls within it, whatever is installed meanwhile."""
+    first = add(stages, 1)
+    with stages.visit(1) as outer:
+        second = add(stages, 2)
+        with stages.visit(1) as inner:
+            assert outer is inner is first
+        assert stages.current is first
+        assert stages.latest is second
+    assert stages.current is second
+
+
+def test_a_change_between_two_calls_is_told_once_by_the_next(stages: Stages) -> None:
+    """With the error that ended the stage; the call after that runs in the new one."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    second = add(stages, 2, LOST)
+    with pytest.raises(PeerLost, match="Rank 2"):
+        stages.visit(1).__enter__()
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_a_stage_that_nobody_has_used_is_left_without_a_word(stages: Stages) -> None:
+    """Changes before the first call are nobody's surprise."""
+    add(stages, 1)
+    second = add(stages, 2)
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_whoever_has_read_its_place_is_told_when_that_changes(stages: Stages) -> None:
+    """A rank or a size that was read counts until the next call; never does an old one slip in."""
+    first = add(stages, 1)
+    assert stages.read(1) is first
+    second = add(stages, 2)
+    assert stages.read(1) is second
+    with pytest.raises(ViewChanged):
+        stages.visit(1).__enter__()
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_a_place_is_read_in_a_view_that_holds(stages: Stages) -> None:
+    """While the view changes whoever asks for its rank waits, and is not told of it again."""
+    add(stages, 1)
+    stages.end(LOST)
+    reading = Background(lambda: stages.read(PATIENCE))
+    second = add(stages, 2)
+    assert reading.result() is second
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_changes_that_were_waited_for_are_not_told(stages: Stages) -> None:
+    """Whoever asks for more peers knows that they came."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    second = add(stages, 2)
+    assert stages.wait_for(lambda stage: stage.view.epoch == 2, 1) is second
+    stages.accept()
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_a_failure_in_the_middle_becomes_what_the_cluster_says(stages: Stages) -> None:
+    """A broken connection is a symptom; the verdict comes a moment later, and counts as told."""
+    add(stages, 1)
+
+    def fail() -> None:
+        with stages.visit(1):
+            raise ChannelClosed("a stream broke")
+
+    running = Background(fail)
+    stages.end(LOST)
+    with pytest.raises(PeerLost, match="Rank 2"):
+        running.result()
+    second = add(stages, 2)
+    with stages.visit(1) as stage:
+        assert stage is second
+
+
+def test_other_failures_stay_what_they_are(stages: Stages) -> None:
+    """A wrong argument or a deadline has nothing to do with who is in."""
+    add(stages, 1)
+    for error in (ValueError("no"), Timeout("late", seconds=1)):
+        with pytest.raises(type(error)), stages.visit(1):
+            raise error
+
+
+def test_what_is_lost_to_operations_alone_is_complained_about(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster then makes sure of that member anew; the error stays the one that was seen."""
+    monkeypatch.setattr("potluck.runtime.cluster_stage.VERDICT", 0.01)
+    stage = add(stages, 1)
+    told: list[int] = []
+    stage.complain = lambda rank, _: told.append(rank)
+    with pytest.raises(PeerLost, match="silent"), stages.visit(1):
+        raise PeerLost("silent", rank=2)
+    assert told == [2]
+
+
+def test_calls_wait_for_connections_and_say_why_in_vain(stages: Stages) -> None:
+    """Without a view, while it is being connected, and while the cluster is paused."""
+    stages.explain("it has met nobody yet")
+    with pytest.raises(Timeout, match=r"in no view.*it has met nobody yet"):
+        stages.visit(0.01).__enter__()
+    stage = add(stages, 1, built=False)
+    stages.troubled(stage, ChannelClosed("attic does not answer"))
+    with pytest.raises(Timeout, match=r"not connected yet.*attic does not answer"):
+        stages.visit(0.01).__enter__()
+    build(stages, stage)
+    stages.pause("2 of 3 members are silent")
+    with pytest.raises(Timeout, match=r"paused.*2 of 3 members are silent"):
+        stages.visit(0.01).__enter__()
+    waiting = Background(lambda: stages.visit(PATIENCE).__enter__())
+    stages.pause(None)
+    assert waiting.result() is stage
+
+
+def test_connections_that_come_too_late_are_not_used(stages: Stages) -> None:
+    """A view may be over before its members have met."""
+    stage = add(stages, 1, built=False)
+    add(stages, 2)
+    assert not build(stages, stage)
+
+
+def test_the_end_is_for_good(stages: Stages) -> None:
+    """If the control thread ends nothing runs any more, and whoever waits learns it."""
+    waiting = Background(lambda: stages.visit(PATIENCE).__enter__())
+    stages.fail(BackendUnavailable("over"))
+    with pytest.raises(BackendUnavailable, match="over"):
+        waiting.result()
+    add(stages, 1, built=False)
+    with pytest.raises(BackendUnavailable, match="over"):
+        stages.visit(1).__enter__()
+
+
+def test_a_forked_child_waits_for_nothing(stages: Stages) -> None:
+    """Another thread may have held the lock at the fork; the child takes none."""
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with stages._changed:
+            holding.set()
+            release.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(PATIENCE)
+    stages.become_forked(BackendUnavailable(f"belongs to {os.getpid()}"))
+    with pytest.raises(BackendUnavailable, match="belongs to"):
+        stages.visit(1).__enter__()
+    release.set()
+    thread.join()
+
+
+def test_followers_see_every_stage_once_it_is_built(stages: Stages) -> None:
+    """Also the one that is there; none after they have left."""
+    first = add(stages, 1)
+    seen: list[Stage] = []
+    stages.follow(seen.append)
+    second = add(stages, 2)
+    assert seen == [first, second]
+    stages.unfollow(seen.append)
+    add(stages, 3)
+    assert seen == [first, second]
+
+
+def test_a_group_ends_with_its_stage(stages: Stages) -> None:
+    """Works that were started and those that are started later get the stage's error."""
+    stage = add(stages, 1)
+    assert stage.group is not None
+    stages.end(LOST)
+    with pytest.raises(PeerLost, match="Rank 2"):
+        stage.group.barrier()
+    eventually(stage.over.is_set)

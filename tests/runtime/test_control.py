@@ -1,0 +1,235 @@
+"""The pieces of the control plane: whom to dial, which lane to keep, what a refusal proves."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from potluck.core.cluster_cards import ProcessCard
+from potluck.net.addresses import Address
+from potluck.net.discovery_records import Sighting
+from potluck.runtime import control_errands
+from potluck.runtime.control_contacts import COURTESY, FIRST_PAUSE, TRIES, Contacts
+from potluck.runtime.control_errands import Errands, is_attached, probe
+from potluck.runtime.control_lanes import LaneTable, OpenedLane
+from potluck.runtime.io_lane import Lane
+from potluck.vocabulary import NodeId, ProcessId
+from support.control_lanes import bare_sockets
+from support.ports import free_port
+from support.threads import PATIENCE, eventually
+
+A, B, C = (ProcessId(NodeId(letter * 32), 1) for letter in "abc")
+HERE = Address("10.0.0.9", 4000)
+
+
+def sighting(process: ProcessId | None, address: Address = HERE) -> Sighting:
+    """A hint."""
+    key = str(address) if process is None else f"{process.node}/{process.incarnation}"
+    node, start = (None, 0) if process is None else process
+    return Sighting(key, ("mdns",), node, start, "job", (address,), 1, "attic")
+
+
+# --- whom to dial ---
+
+
+def test_the_smaller_id_dials_at_once_and_the_larger_after_a_moment() -> None:
+    """So there is rarely more than one lane, and always at least one."""
+    contacts = Contacts(B)
+    contacts.sighted(sighting(C), 0.0)
+    contacts.sighted(sighting(A), 0.0)
+    assert [each.process for each in contacts.due(0.0)] == [C]
+    assert contacts.next_deadline == COURTESY
+    assert [each.process for each in contacts.due(COURTESY)] == [A]
+    assert contacts.next_deadline is None
+
+
+def test_failures_are_tried_again_with_growing_pauses_and_in_the_end_forgotten() -> None:
+    """Somebody whom nobody reports any more is not dialled for ever; a reported one is."""
+    contacts = Contacts(A)
+    contacts.sighted(sighting(B), 0.0)
+    now, pauses = 0.0, []
+    for _ in range(6):
+        (contact,) = contacts.due(now)
+        contacts.failed(contact, "refused", now)
+        due = contacts.next_deadline
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 2 * FIRST_PAUSE
+    assert contacts.troubles == {"attic": "refused"}
+    contacts.unsighted(sighting(B).key)
+    for _ in range(TRIES):
+        for contact in contacts.due(now):
+            contacts.failed(contact, "refused", now)
+        now += 10
+    assert contacts.next_deadline is None
+    assert contacts.addresses_of(B) == ()
+
+
+def test_who_is_connected_is_not_dialled_by_any_of_its_names() -> None:
+    """One may be known by its id, by a bare address, and by what members tell."""
+    contacts = Contacts(A)
+    contacts.sighted(sighting(None), 0.0)
+    (bare,) = contacts.due(0.0)
+    card = ProcessCard(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000)
+    contacts.introduced(card, 0.0)
+    contacts.connected(B, bare)
+    bare.is_dialled = False
+    contacts.sighted(sighting(B), 1.0)
+    assert contacts.due(5.0) == []
+    contacts.disconnected(B, 6.0)
+    assert len(contacts.due(6.0 + COURTESY)) == 2
+    assert contacts.addresses_of(B) == (HERE,)
+
+
+def test_we_do_not_dial_ourselves() -> None:
+    """Nor does a contact that turned out to be us."""
+    contacts = Contacts(A)
+    contacts.sighted(sighting(A), 0.0)
+    contacts.sighted(sighting(None), 0.0)
+    (bare,) = contacts.due(0.0)
+    bare.is_self, bare.is_dialled = True, False
+    assert contacts.due(9.0) == []
+
+
+# --- which lane to keep ---
+
+
+@pytest.fixture
+def lanes() -> Iterator[list[Lane]]:
+    """Some lanes; what they lead to does not matter here."""
+    ends = [end for _ in range(2) for end in bare_sockets()]
+    made = [Lane(end, "somewhere") for end in ends]
+    yield made
+    for lane in made:
+        lane.close()
+
+
+def opened(lane: Lane, dialler: ProcessId, peer: ProcessId = B) -> OpenedLane:
+    """A lane to a peer."""
+    return OpenedLane(lane, ProcessCard(node=peer.node, incarnation=1), dialler, HERE)
+
+
+@pytest.mark.parametrize("first", [A, B])
+def test_both_sides_keep_the_lane_that_the_smaller_id_dialled(
+    lanes: list[Lane], first: ProcessId
+) -> None:
+    """Whichever comes first, here and there."""
+    second = B if first is A else A
+    for me, peer in ((A, B), (B, A)):
+        table = LaneTable(me)
+        by_first, by_second = opened(lanes[0], first, peer), opened(lanes[1], second, peer)
+        assert table.add(by_first, 1.0) == (True, None)
+        kept, dropped = (lanes[0], lanes[1]) if first is A else (lanes[1], lanes[0])
+        assert table.add(by_second, 2.0) == (False, dropped)
+        found = table.to(peer)
+        assert found is not None
+        assert found.lane is kept
+        assert table.ended(dropped) is None
+        assert table.ended(kept) is found
+
+
+def test_a_second_lane_by_the_same_side_replaces_the_first(lanes: list[Lane]) -> None:
+    """It had lost the first before it dialled again."""
+    table = LaneTable(A)
+    table.add(opened(lanes[0], B), 1.0)
+    assert table.add(opened(lanes[1], B), 2.0) == (False, lanes[0])
+    assert table.behind(lanes[0]) == table.behind(lanes[1])
+    assert set(table.remove(B)) == {lanes[0], lanes[1]}
+    assert table.to(B) is None
+
+
+@pytest.mark.parametrize("dialler", [A, B])
+def test_a_lane_that_comes_much_later_replaces_the_other(
+    lanes: list[Lane], dialler: ProcessId
+) -> None:
+    """Whoever dialled it has lost the first, after an outage that only one side has noticed."""
+    table = LaneTable(A)
+    table.add(opened(lanes[0], A), 1.0)
+    assert table.add(opened(lanes[1], dialler), 9.0) == (False, lanes[0])
+
+
+# --- what a refusal proves ---
+
+
+def test_a_port_that_refuses_on_this_machine_is_a_proof() -> None:
+    """A port that answers, or an address that is nobody's, is none."""
+    assert probe([Address("127.0.0.1", free_port())]) is None
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        where = Address("127.0.0.1", door.getsockname()[1])
+        assert probe([where]) == f"{where} still answers"
+    assert probe([]) == "no address of it is known"
+
+
+def test_a_refusal_from_elsewhere_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router may refuse for a machine, and another machine may have its address now."""
+    where = Address("127.0.0.1", free_port())
+    monkeypatch.setattr(control_errands, "is_attached", lambda _: False)
+    assert probe([where]) == f"{where} refuses, but it is not on a network of ours"
+    monkeypatch.undo()
+    monkeypatch.setattr(control_errands, "link_address", lambda _: "02:00:00:00:00:02")
+    assert probe([where], "02:00:00:00:00:02") is None
+    assert probe([where], "02:00:00:00:00:01") is not None
+
+
+def test_networks_that_are_ours_are_known() -> None:
+    """Loopback and our own addresses are attached; documentation's are not."""
+    assert is_attached("127.0.1.1")
+    assert is_attached("::1")
+    assert not is_attached("198.51.100.7")
+
+
+# --- errands ---
+
+
+def test_errands_run_a_bounded_number_at_once_and_survive_a_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others wait in line; one that fails is logged and hinders nobody."""
+    errands, release = Errands(at_once=2), threading.Event()
+    running, most, done = [0], [0], [0]
+    lock = threading.Lock()
+
+    def errand() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        release.wait(PATIENCE)
+        with lock:
+            running[0] -= 1
+            done[0] += 1
+
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    errands.run(fault)
+    for _ in range(6):
+        errands.run(errand)
+    eventually(lambda: running[0] == 2)
+    release.set()
+    eventually(lambda: done[0] == 6)
+    assert most[0] == 2
+    assert "An errand failed" in caplog.text
+    errands.close(PATIENCE)
+    errands.run(errand)
+    assert done[0] == 6
+
+
+def test_sightings_that_move_are_dialled_at_their_new_place_at_once() -> None:
+    """A machine that changed its address need not wait for a long pause to pass."""
+    contacts = Contacts(A)
+    contacts.sighted(sighting(B), 0.0)
+    for _ in range(4):
+        contacts.failed(contacts.due(100.0)[0], "refused", 100.0)
+        contacts.sighted(replace(sighting(B), addresses=(HERE,)), 100.0)
+        for contact in contacts._candidates():
+            contact.due = 100.0
+    contacts.failed(contacts.due(100.0)[0], "refused", 100.0)
+    assert contacts.due(100.0) == []
+    contacts.sighted(sighting(B, Address("10.0.0.8", 4000)), 100.0)
+    assert [each.addresses[0].host for each in contacts.due(100.0)] == ["10.0.0.8"]
