@@ -47,6 +47,7 @@ bench: $(VENV)/.bench ## every benchmark, beside what it is compared with (ARGS=
 
 soak: $(VENV)/.dev ## the long tests
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 $(ARGS)
+	$(BIN)/python -m potluck.testing.seeds --seeds 200000
 
 dev: $(VENV)/.dev ## only install what the verbs above need
 
@@ -72,10 +73,10 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "Installing the developer tools and torch into $(VENV) (a few hundred megabytes)"
-	@$(PIP) --editable '.[dev,torch]'
+	@$(PIP) --editable '.[dev,torch,mpi]'
 	@touch $@
 
 # mpi4py needs nothing to be installed; without Open MPI (openmpi-bin) the tables say who is missing.
 $(VENV)/.bench: $(VENV)/.dev
-	@$(PIP) --editable '.[mpi,bench]'
+	@$(PIP) --editable '.[bench]'
 	@touch $@

@@ -35,6 +35,7 @@ from potluck.errors import (
     SizeMismatch,
     Timeout,
     UnsupportedOperation,
+    ViewChanged,
     from_os_error,
 )
 from potluck.net.frames import VersionMismatch
@@ -58,6 +59,7 @@ EVERY_ERROR: list[Callable[[], DistributedError]] = [
     lambda: CollectiveMismatch("One reduces, one gathers", **FACTS),
     lambda: UnsupportedOperation("This backend cannot do that", **FACTS),
     lambda: Aborted("The lid was closed", **FACTS),
+    lambda: ViewChanged("A machine has come", **FACTS),
     lambda: BackendUnavailable("It is closed", **FACTS),
     lambda: Timeout("Nobody came", seconds=0.5, missing=[1, 2], **FACTS),
     lambda: IoError("The disk is full", **FACTS),

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from potluck.core.roster import MAX_BYTES
 from potluck.errors import MalformedFrame
 from potluck.messages import (
+    Control,
+    ControlOpened,
     Hello,
     Introduction,
     Join,
@@ -48,9 +50,21 @@ lanes = st.builds(
     Lane, session=sessions, rank=ranks, to=ranks, purpose=texts, introduction=introductions
 )
 syncs = st.builds(Sync, introduction=introductions)
+cards = st.binary(max_size=100)
+controls = st.builds(
+    Control, job=texts, card=cards, version=texts, introduction=introductions
+) | st.builds(ControlOpened, job=texts, card=cards, version=texts, introduction=introductions)
 tables = st.builds(Table, session=sessions, peers=st.lists(peers, max_size=4))
-messages = st.one_of(joins, lanes, tables, syncs, st.builds(LaneOpened, rank=ranks))
-KINDS: list[type[msgspec.Struct]] = [Join, Table, Lane, LaneOpened, Sync]
+messages = st.one_of(joins, lanes, tables, syncs, controls, st.builds(LaneOpened, rank=ranks))
+KINDS: list[type[msgspec.Struct]] = [
+    Join,
+    Table,
+    Lane,
+    LaneOpened,
+    Sync,
+    Control,
+    ControlOpened,
+]
 
 HERE = Peer(hosts=["10.0.0.5"], port=29500, name="desk")
 SESSION = bytes(16)
@@ -96,6 +110,9 @@ def test_either_of_two_kinds_can_be_awaited(message: msgspec.Struct) -> None:
         (Lane(session=SESSION, rank=1, to=2**31), Lane),
         (Lane(session=SESSION, rank=1, to=0, purpose="p" * 256), Lane),
         (LaneOpened(rank=-1), LaneOpened),
+        (Control(job="j" * 256), Control),
+        (Control(job="", card=bytes((16 << 10) + 1)), Control),
+        (ControlOpened(job="", card=bytes((16 << 10) + 1)), ControlOpened),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(

@@ -47,10 +47,14 @@ from potluck.errors import (
     SizeMismatch,
     Timeout,
     UnsupportedOperation,
+    ViewChanged,
 )
 
 if _typing.TYPE_CHECKING:
     from potluck.backend.base import Backend
+    from potluck.backend.engines.hybrid import HybridBackend
+    from potluck.backend.engines.mpi import MpiBackend
+    from potluck.backend.engines.torch import TorchBackend
     from potluck.backend.operation import Operation
     from potluck.backend.simulated import SimulatedBackend, SimulatedFaults
     from potluck.backend.sub import SubBackend
@@ -73,9 +77,21 @@ if _typing.TYPE_CHECKING:
         RpcTimeout,
         RpcTooLarge,
     )
+    from potluck.core.election import ElectionManager
+    from potluck.core.election_events import ElectionConfig, ElectionEvent, ElectionState
+    from potluck.core.health import HealthMonitor
+    from potluck.core.health_config import HealthConfig
+    from potluck.core.health_records import HealthEvent, HealthStatus, HealthSummary
+    from potluck.core.topology import ClusterTopology
+    from potluck.core.topology_links import ConnectionProfile
+    from potluck.core.topology_nodes import NodeProfile
     from potluck.metrics import DistributedMetrics, MetricsSnapshot
     from potluck.net.identity import NodeIdentity
     from potluck.net.namespace import NetworkNamespace, SecurityWarning
+    from potluck.runtime.auto import AutoDiscoveryBackend
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.runtime.cluster import Cluster
+    from potluck.runtime.cluster_events import ClusterEvent, ViewChange
     from potluck.runtime.config import DistributedConfig
     from potluck.runtime.context import DistributedContext
     from potluck.runtime.distributed import DistributedBackend
@@ -91,11 +107,13 @@ if _typing.TYPE_CHECKING:
         reduce_scatter,
         scatter,
     )
+    from potluck.runtime.joining import join
     from potluck.runtime.ring import RingBackend
     from potluck.runtime.rpc import RpcAgent
     from potluck.runtime.rpc_calls import RpcFuture
     from potluck.runtime.rpc_config import RpcConfig
     from potluck.runtime.rpc_tcp import TcpRpcBackend
+    from potluck.runtime.topology import SharedTopology
     from potluck.runtime.work import Work
 
 __version__ = "0.1.0"
@@ -103,30 +121,48 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted",
     "AllReduceStrategy",
+    "AutoDiscoveryBackend",
+    "AutoDiscoveryConfig",
     "Backend",
     "BackendUnavailable",
     "BroadcastStrategy",
     "ChannelClosed",
+    "Cluster",
+    "ClusterEvent",
+    "ClusterTopology",
     "CollectiveConfig",
     "CollectiveMismatch",
     "CompressedGradient",
     "CompressionStrategy",
+    "ConnectionProfile",
     "Disconnected",
     "DistributedBackend",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "ElectionConfig",
+    "ElectionEvent",
+    "ElectionManager",
+    "ElectionState",
     "GradientCompressor",
     "HandshakeRefused",
+    "HealthConfig",
+    "HealthEvent",
+    "HealthMonitor",
+    "HealthStatus",
+    "HealthSummary",
+    "HybridBackend",
     "InvalidRank",
     "InvalidWorldSize",
     "IoError",
     "MalformedFrame",
     "MetricsSnapshot",
+    "MpiBackend",
     "NetworkNamespace",
     "NoConnection",
     "NodeIdentity",
+    "NodeProfile",
     "Operation",
     "PeerLost",
     "QuantizationType",
@@ -148,6 +184,7 @@ __all__ = [
     "RpcTooLarge",
     "SecurityWarning",
     "SelfSend",
+    "SharedTopology",
     "SimulatedBackend",
     "SimulatedFaults",
     "SizeMismatch",
@@ -155,7 +192,10 @@ __all__ = [
     "TcpBackend",
     "TcpRpcBackend",
     "Timeout",
+    "TorchBackend",
     "UnsupportedOperation",
+    "ViewChange",
+    "ViewChanged",
     "Work",
     "all_gather",
     "all_reduce",
@@ -164,6 +204,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "join",
     "reduce",
     "reduce_scatter",
     "scatter",
@@ -173,19 +214,37 @@ __all__ = [
 # imports for type checkers above.
 _HOMES = {
     "AllReduceStrategy": "potluck.collective.strategies",
+    "AutoDiscoveryBackend": "potluck.runtime.auto",
+    "AutoDiscoveryConfig": "potluck.runtime.auto_config",
     "Backend": "potluck.backend.base",
     "BroadcastStrategy": "potluck.collective.strategies",
+    "Cluster": "potluck.runtime.cluster",
+    "ClusterEvent": "potluck.runtime.cluster_events",
+    "ClusterTopology": "potluck.core.topology",
     "CollectiveConfig": "potluck.collective.config",
     "CompressedGradient": "potluck.collective.compression.packing",
     "CompressionStrategy": "potluck.collective.compression.strategy",
+    "ConnectionProfile": "potluck.core.topology_links",
     "DistributedBackend": "potluck.runtime.distributed",
     "DistributedConfig": "potluck.runtime.config",
     "DistributedContext": "potluck.runtime.context",
     "DistributedMetrics": "potluck.metrics",
+    "ElectionConfig": "potluck.core.election_events",
+    "ElectionEvent": "potluck.core.election_events",
+    "ElectionManager": "potluck.core.election",
+    "ElectionState": "potluck.core.election_events",
     "GradientCompressor": "potluck.collective.compression.compressor",
+    "HealthConfig": "potluck.core.health_config",
+    "HealthEvent": "potluck.core.health_records",
+    "HealthMonitor": "potluck.core.health",
+    "HealthStatus": "potluck.core.health_records",
+    "HealthSummary": "potluck.core.health_records",
+    "HybridBackend": "potluck.backend.engines.hybrid",
     "MetricsSnapshot": "potluck.metrics",
+    "MpiBackend": "potluck.backend.engines.mpi",
     "NetworkNamespace": "potluck.net.namespace",
     "NodeIdentity": "potluck.net.identity",
+    "NodeProfile": "potluck.core.topology_nodes",
     "Operation": "potluck.backend.operation",
     "QuantizationType": "potluck.collective.compression.strategy",
     "ReduceOp": "potluck.collective.reduce",
@@ -205,11 +264,14 @@ _HOMES = {
     "RpcTimeout": "potluck.core.calls_errors",
     "RpcTooLarge": "potluck.core.calls_errors",
     "SecurityWarning": "potluck.net.namespace",
+    "SharedTopology": "potluck.runtime.topology",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
     "TcpRpcBackend": "potluck.runtime.rpc_tcp",
+    "TorchBackend": "potluck.backend.engines.torch",
+    "ViewChange": "potluck.runtime.cluster_events",
     "Work": "potluck.runtime.work",
     "all_gather": "potluck.runtime.functions",
     "all_reduce": "potluck.runtime.functions",
@@ -218,6 +280,7 @@ _HOMES = {
     "barrier": "potluck.runtime.functions",
     "broadcast": "potluck.runtime.functions",
     "gather": "potluck.runtime.functions",
+    "join": "potluck.runtime.joining",
     "reduce": "potluck.runtime.functions",
     "reduce_scatter": "potluck.runtime.functions",
     "scatter": "potluck.runtime.functions",

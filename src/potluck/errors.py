@@ -16,6 +16,7 @@ process.  Errors of the operating system become ours in one place: :func:`from_o
     ├── UnsupportedOperation  (NotImplementedError)
     ├── BackendUnavailable    (RuntimeError)
     ├── Aborted               (RuntimeError)       recoverable
+    │   └── ViewChanged                            recoverable
     ├── Timeout               (TimeoutError)       recoverable
     ├── IoError               (OSError)
     ├── MalformedFrame        (ValueError)         the fault of the other side
@@ -51,6 +52,7 @@ __all__ = [
     "SizeMismatch",
     "Timeout",
     "UnsupportedOperation",
+    "ViewChanged",
 ]
 
 _FIELDS = ("rank", "node", "host", "expected", "got", "cause", "hint")
@@ -188,6 +190,13 @@ class Aborted(DistributedError, RuntimeError):
     """Somebody ended the operation from outside: this process, or another rank."""
 
     recoverable = True
+
+
+class ViewChanged(Aborted):
+    """Who is in the cluster has changed: what ran among those before has ended, on all of them.
+
+    The next call runs among those who are here now; ranks and the number of them may be others.
+    """
 
 
 class Timeout(DistributedError, TimeoutError):

@@ -214,3 +214,22 @@ def test_a_subgroup_takes_the_parents_time_limit() -> None:
         sub = SubBackend(group[0], [0, 1])
         with pytest.raises(Timeout):
             sub.recv(bytearray(1), 1)
+
+
+def test_members_can_be_numbered_as_they_are_listed() -> None:
+    """Where somebody else has given out the ranks; messages and waiting ones go by them."""
+    parents = SimulatedBackend.create_group(3)
+    members = [2, 0, 1]
+    subs = [SubBackend(parent, members, name="turned", in_order=True) for parent in parents]
+    assert [sub.rank for sub in subs] == [1, 2, 0]
+    assert subs[0].members == (2, 0, 1)
+    assert subs[0].to_local(1) == 2
+    subs[2].send(b"x", 1)  # from the third, the first of the group, to the first
+    parents[0].progress(0.1)
+    assert subs[0].has_message(0)
+    assert not subs[0].has_message(2)
+    inbox = bytearray(1)
+    subs[0].recv(inbox, 0, timeout=20)
+    assert inbox == b"x"
+    for parent in parents:
+        parent.close()

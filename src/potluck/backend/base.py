@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from potluck.backend.streams import PeerStream
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.vocabulary import NodeId
 else:
     Buffer: TypeAlias = object
 
@@ -153,6 +154,11 @@ class Backend(ABC):
     def peer_name(self, rank: int) -> str:
         """Where a rank is, for people."""
         return f"rank {rank}"
+
+    def node_of(self, rank: int) -> NodeId | None:
+        """The machine a rank has proved to be on; None if nobody knows."""
+        del rank
+        return None
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Have something done before this backend closes: what stands on it ends first."""

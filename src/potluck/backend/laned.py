@@ -13,6 +13,7 @@ from potluck.backend.mesh import MeshBackend
 from potluck.backend.streams import PeerStream, Switchboard
 from potluck.net.pollers import make_poller
 from potluck.net.tcp import TcpStream
+from potluck.vocabulary import NodeId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ class LaneBackend(MeshBackend):
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size, make_poller())
         self._names: dict[int, str] = {}
+        self._nodes: dict[int, str] = {}
         self._switchboard = Switchboard()
         self._leash = Leash()
 
@@ -39,7 +41,7 @@ class LaneBackend(MeshBackend):
 
     def _welcome(self, rank: int, lane: OpenLane, peer: Peer) -> None:
         """A rank is connected."""
-        self._names[rank] = peer.name
+        self._names[rank], self._nodes[rank] = peer.name, peer.node
         self._leash.let_go(lane.sock)  # the pump ends its links itself, after a last word
         self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
 
@@ -80,6 +82,11 @@ class LaneBackend(MeshBackend):
     def peer_name(self, rank: int) -> str:
         """The machine a rank runs on, and its address."""
         return f"{self._names[rank]} at {super().peer_name(rank)}"
+
+    def node_of(self, rank: int) -> NodeId | None:
+        """The machine a rank has proved to be on; in clear nobody proves anything."""
+        node = self._nodes.get(rank)
+        return NodeId(node) if node else None
 
     def _interrupt(self) -> None:
         self._leash.cut()

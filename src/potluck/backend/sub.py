@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from potluck.backend.streams import PeerStream
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.vocabulary import NodeId
 
 __all__ = ["SubBackend"]
 
@@ -155,6 +156,10 @@ class SubBackend(Backend):
     def peer_name(self, rank: int) -> str:
         """Where a member is, for people."""
         return self._parent.peer_name(self.to_global(rank))
+
+    def node_of(self, rank: int) -> NodeId | None:
+        """The machine a member is on."""
+        return self._parent.node_of(self.to_global(rank))
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Have something done before this subgroup or its parent closes."""

@@ -67,6 +67,7 @@ class TcpBackend(LaneBackend):
             port,
         )
         super().__init__(rank, world_size)
+        self._nodes[rank] = meeting.members.me
         try:
             self._lanes = meet(meeting, self._welcome)
         except BaseException:

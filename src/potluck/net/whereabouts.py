@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import msgspec
 
 from potluck.errors import MalformedFrame
 from potluck.net import tcp
-from potluck.net.addresses import usable_hosts
+from potluck.net.addresses import Address, usable_hosts
 
 __all__ = ["Whereabouts", "free_ports"]
 
@@ -47,15 +48,28 @@ class Whereabouts(msgspec.Struct, frozen=True):
             if len(data) <= LONGEST:
                 return msgspec.json.decode(data, type=cls)
             reason = f"{len(data)} bytes are too many"
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError) as error:  # the latter where it is no text
             reason = str(error)
         raise MalformedFrame(f"What is said of {sender} does not say where it is", cause=reason)
 
-    def addresses(self, *, is_local: bool) -> list[str]:
-        """Where it may listen: on this machine, or as seen from others."""
-        hosts = ["127.0.0.1"] if is_local or not self.hosts else self.hosts
-        bracketed = [f"[{host}]" if ":" in host else host for host in hosts]
-        return [f"{host}:{port}" for port in self.ports for host in bracketed]
+    def addresses(self, *, is_local: bool, also: str | None = None) -> list[str]:
+        """Where it may listen: on this machine, or as seen from others.
+
+        ``also`` is a host at which a user has said that it is; it comes first.
+        """
+        hosts = ["127.0.0.1"] if is_local else [host for host in self.hosts if _is_literal(host)]
+        if also is not None and not is_local:
+            hosts = [also, *hosts]
+        return [str(Address(host, port)) for port in self.ports for host in hosts or ["127.0.0.1"]]
+
+
+def _is_literal(host: str) -> bool:
+    """Whether it is an address in numbers: names that others hand out are looked up by nobody."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def free_ports(count: int) -> list[int]:

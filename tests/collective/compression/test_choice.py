@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.collective.compression.choice import CANDIDATES, FAST, Speed, choose
+from potluck.collective.compression.choice import CANDIDATES, FAST, SMALL, Speed, choose
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.vocabulary import LinkMatrix
 
@@ -63,3 +63,19 @@ def test_one_slow_link_counts() -> None:
 def test_alone_there_is_nothing_to_send() -> None:
     """One rank needs no compression."""
     assert choose(links(1, size=1), 1 << 24, SPEEDS).strategy == CompressionStrategy.NONE
+
+
+@pytest.mark.parametrize(("rate", "chosen"), [(125_000_000, "int8"), (FAST, "none")])
+def test_16_bits_are_not_made_16_bits(rate: int, chosen: str) -> None:
+    """What takes two bytes as it is gains nothing by bfloat16, and pays less to stay as it is."""
+    choice = choose(links(rate), 1 << 24, SPEEDS, itemsize=2)
+    assert str(choice.strategy) == chosen
+    slow_int8 = {**SPEEDS, CANDIDATES[2]: Speed(60_000_000, 60_000_000)}
+    assert str(choose(links(rate), 1 << 24, slow_int8, itemsize=2).strategy) == "none"
+
+
+def test_small_arrays_are_measured_in_bytes() -> None:
+    """Of which 16-bit values have half as many."""
+    count = SMALL // 4
+    assert choose(links(1_000_000), count, SPEEDS).strategy != CompressionStrategy.NONE
+    assert choose(links(1_000_000), count, SPEEDS, itemsize=2).strategy == CompressionStrategy.NONE

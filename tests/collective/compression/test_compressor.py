@@ -1,5 +1,10 @@
 """GradientCompressor: nothing is lost for good."""
 
+import io
+import json
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,6 +67,77 @@ def test_a_checkpoint_goes_on_where_it_was_saved(strategy: str) -> None:
     assert other.compress(gradient, "w").to_bytes() == compressor.compress(gradient, "w").to_bytes()
 
 
+@lossy
+def test_a_checkpoint_may_go_through_a_text(strategy: str) -> None:
+    """Arrays become lists, and nothing is lost by it."""
+    compressor, other = GradientCompressor(strategy), GradientCompressor(strategy)
+    gradient = normal(1200).reshape(40, 30)
+    for _ in range(2):
+        compressor.compress(gradient, "w")
+    text = json.dumps(compressor.state_dict(), default=np.ndarray.tolist)
+    other.load_state_dict(json.loads(text))
+    assert other.compress(gradient, "w").to_bytes() == compressor.compress(gradient, "w").to_bytes()
+
+
+def test_a_checkpoint_may_go_through_numpy() -> None:
+    """Numbers and texts become arrays without dimensions."""
+    compressor, other = GradientCompressor("powersgd:2", seed=-3), GradientCompressor("powersgd:2")
+    gradient = normal(1200).reshape(40, 30)
+    compressor.compress(gradient, "w")
+    file = io.BytesIO()
+    state = compressor.state_dict()
+    arrays = {
+        f"{part}/{name}": array
+        for part in ("residuals", "kept")
+        for name, array in state[part].items()
+    }
+    np.savez(file, **{key: state[key] for key in ("strategy", "seed", "step")}, **arrays)
+    file.seek(0)
+    read: dict[str, Any] = {"residuals": {}, "kept": {}}
+    for key, array in np.load(file).items():
+        part, _, name = key.partition("/")
+        (read[part] if name else read)[name or key] = array
+    other.load_state_dict(read)
+    assert other.compress(gradient, "w").to_bytes() == compressor.compress(gradient, "w").to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"kept": ...}, "no state of a GradientCompressor: kept is missing"),
+        ({"step": -1}, "A step is a whole number"),
+        ({"step": 1.5}, "A step is a whole number"),
+        ({"step": "many"}, "A step is a whole number"),
+        ({"seed": None}, "A seed is a whole number"),
+        ({"residuals": [1.0]}, "arrays by the names of their tensors, not list"),
+        ({"residuals": {"w": "x"}}, "tensor 'w' is no array of numbers"),
+        ({"residuals": {"w": [[1.0], [2.0, 3.0]]}}, "tensor 'w' is no array of numbers"),
+        ({"residuals": {"w": [[1.0]]}}, "tensor 'w' has 2 dimensions"),
+        ({"residuals": {"w": [float("nan")]}}, "tensor 'w' holds NaN"),
+        ({"kept": {"w": [1.0]}}, "tensor 'w' has 1 dimensions"),
+    ],
+)
+def test_a_damaged_checkpoint_changes_nothing(damage: dict[str, Any], words: str) -> None:
+    """The error says what is wrong with it; what was known before is still known."""
+    compressor = GradientCompressor("int8")
+    compressor.compress(normal(100), "w")
+    before = compressor.state_dict()
+    state = {**GradientCompressor("int8").state_dict(), **damage}
+    damaged = {key: value for key, value in state.items() if value is not ...}
+    with pytest.raises(ValueError, match=words):
+        compressor.load_state_dict(damaged)
+    after = compressor.state_dict()
+    assert after["residuals"]["w"].tobytes() == before["residuals"]["w"].tobytes()
+    assert after["step"] == before["step"] == 1
+
+
+@pytest.mark.parametrize("seed", [1 << 53, 1.5, "x", None])
+def test_a_seed_that_cannot_travel_is_refused(seed: Any) -> None:
+    """At once, and not in the middle of an operation."""
+    with pytest.raises(ValueError, match="A seed is a whole number"):
+        GradientCompressor("random:0.1", seed=seed)
+
+
 def test_a_checkpoint_of_another_strategy_is_refused() -> None:
     """Its residue means nothing here."""
     with pytest.raises(ValueError, match="Saved for int8, but this compresses by onebit"):
@@ -107,3 +183,28 @@ def test_nothing_lossy_needs_no_feedback() -> None:
     gradient = normal(100)
     assert (compressor.decompress(compressor.compress(gradient)) == gradient).all()
     assert "CompressionStrategy.NONE" in repr(compressor)
+
+
+def test_gradients_come_in_many_kinds() -> None:
+    """Of 16 or 64 bits, of whole numbers, in lists, in the other order of bytes, of PyTorch."""
+    import torch
+
+    compressor = GradientCompressor("none")
+    for gradient in (
+        np.array([1, 2, 3], np.float16),
+        np.array([1, 2, 3], ml_dtypes.bfloat16),
+        np.array([1, 2, 3], np.float64),
+        np.array([1, 2, 3], ">f4"),
+        np.array([1, 0, 2, 0, 3, 0], np.float32)[::2],
+        [1, 2, 3],
+        torch.tensor([1, 2, 3], dtype=torch.bfloat16),
+        torch.tensor([1.0, 2.0, 3.0], requires_grad=True),
+    ):
+        assert compressor.decompress(compressor.compress(gradient)).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("gradient", [np.ones(3, complex), b"bytes", "text", np.ones(3, bool)])
+def test_what_is_no_gradient_is_refused(gradient: Any) -> None:
+    """Before anything of it is lost silently."""
+    with pytest.raises(TypeError):
+        GradientCompressor("int8").compress(gradient)

@@ -33,3 +33,22 @@ def test_it_is_a_mapping() -> None:
     assert list(ledger) == ["b"]
     ledger.clear()
     assert list(ledger) == []
+
+
+def test_one_name_can_be_taken_back() -> None:
+    """What failed, while others go on."""
+    ledger = Ledger()
+    for name in "ab":
+        ledger.room(name, 2)[:] = 1
+    ledger.discard("a")
+    ledger.discard("c")
+    ledger.commit()
+    assert list(ledger) == ["b"]
+
+
+def test_a_try_that_is_repeated_writes_over_the_first() -> None:
+    """It needs no further memory."""
+    ledger = Ledger()
+    first = ledger.room("w", 3)
+    assert ledger.room("w", 3) is first
+    assert ledger.room("w", 4) is not first

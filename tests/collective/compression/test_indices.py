@@ -64,3 +64,21 @@ def test_any_bytes_are_valid_indices_or_refused(
     assert found.size == count
     assert (np.diff(found) > 0).all()
     assert not count or (found[0] >= 0 and found[-1] < total)
+
+
+@pytest.mark.parametrize(
+    ("coding", "data", "count", "words"),
+    [
+        (Coding.BITMAP, [0, 128], 1, "names places that do not exist"),
+        (Coding.BITMAP, [0], 1, "A bitmap of 12 places in 1 bytes"),
+        (Coding.BYTES, [255], 1, "nothing comes"),
+        (Coding.BYTES, [12], 1, "1 indices below 12 are due, not 1, the last of them 12"),
+        (Coding.BYTES, [1, 1], 1, "too many"),
+        (Coding.BYTES, [], 1, "1 indices below 12 are due, not 0"),
+        (Coding.WORDS, [1], 1, "2 bytes each in 1 bytes"),
+    ],
+)
+def test_what_is_wrong_is_said(coding: Coding, data: list[int], count: int, words: str) -> None:
+    """Each mistake in its own words."""
+    with pytest.raises(MalformedFrame, match=words):
+        indices.decode(coding, np.array(data, np.uint8), count, 12)

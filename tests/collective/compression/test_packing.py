@@ -17,6 +17,7 @@ STRATEGIES = [
     "int8",
     "onebit",
     "topk:0.1",
+    "topk:1e-05",
     "random:0.1",
     "powersgd:2",
 ]
@@ -66,3 +67,21 @@ def test_damaged_bytes_are_read_or_refused(strategy: str, data: st.DataObject) -
     except MalformedFrame:
         return
     assert found.original_size <= 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "byte", "words"),
+    [
+        (0, 0, "no compressed gradient"),
+        (2, 9, "no compressed gradient"),
+        (3, 200, "Method 200 with 1 dimensions is not known"),
+        (4, 65, "with 65 dimensions is not known"),
+        (15, 0x40, "No encoder writes int8:2"),
+    ],
+)
+def test_a_head_that_nobody_writes_is_refused(place: int, byte: int, words: str) -> None:
+    """Each part of it is checked."""
+    data = bytearray(GradientCompressor("int8").compress(normal(10)).to_bytes())
+    data[place] = byte
+    with pytest.raises(MalformedFrame, match=words):
+        CompressedGradient.from_bytes(data)

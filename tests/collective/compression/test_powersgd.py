@@ -43,6 +43,17 @@ def test_a_warm_start_gets_better_from_step_to_step() -> None:
     assert errors[-1] < 1.01 * best
 
 
+def test_a_step_without_a_gradient_is_no_trap() -> None:
+    """Zeros, or fewer directions than the rank, leave room for what comes later."""
+    later = low_rank(60, 40, 3)
+    for first in (np.zeros((60, 40), np.float32), low_rank(60, 40, 1)):
+        method, turn = PowerSGD(3), Turn((60, 40))
+        method.encode(first.reshape(-1), turn)
+        turn.seed = 5
+        found = method.decode(method.encode(later.reshape(-1), turn), 2400)
+        assert relative_error(found.reshape(60, 40), later) < 1e-3
+
+
 def test_columns_become_orthonormal() -> None:
     """Those that depend on others become zero instead of noise."""
     matrix = normal(300).reshape(100, 3)
@@ -56,6 +67,16 @@ def test_a_scalar_product_is_that_of_numpy() -> None:
     for size in (0, 1, 2, 7, 1000):
         first, second = normal(size).astype(np.float64), normal(size, 1).astype(np.float64)
         np.testing.assert_allclose(powersgd.dot(first, second), first @ second, atol=1e-9)
+
+
+def test_a_product_is_made_in_blocks() -> None:
+    """Of any height; taken away again, hardly anything is left."""
+    for rows, columns in ((1, 1), (7, 70_000), (3000, 50), (2, 1)):
+        p, q = normal(2 * rows).reshape(rows, 2), normal(2 * columns, 1).reshape(columns, 2)
+        found = powersgd.product(p, q)
+        np.testing.assert_allclose(found, p @ q.T, atol=1e-5)
+        powersgd.take_away(found, p, q)
+        assert not found.any()
 
 
 def test_what_would_not_become_smaller_stays() -> None:

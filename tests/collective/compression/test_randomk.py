@@ -51,6 +51,26 @@ def test_with_feedback_it_is_not_scaled() -> None:
     assert np.count_nonzero(found) == 16
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("has_feedback", [False, True])
+def test_what_is_no_number_is_not_hidden(bad: float, *, has_feedback: bool) -> None:
+    """Even where nothing is drawn: the step is spoiled, and shows it."""
+    for place in range(64):
+        values = normal(64)
+        values[place] = bad
+        method = RandomK(0.1)
+        found = method.decode(method.encode(values, Turn((64,), 1, has_feedback)), 64)
+        assert np.isnan(found).any()
+
+
+def test_large_numbers_are_numbers() -> None:
+    """Their sum may overflow, they do not."""
+    values = np.full(64, 3e38, np.float32)
+    with np.errstate(over="ignore"):
+        drawn = RandomK(0.5).drawn(values, Turn((64,), 1, has_feedback=True))
+    assert (drawn == values[:32]).all()
+
+
 @given(st.binary(max_size=90), st.integers(0, 50))
 def test_any_bytes_are_unpacked_or_refused(data: bytes, total: int) -> None:
     """Fuzzing."""

@@ -59,3 +59,11 @@ def test_a_changed_byte_is_noticed_or_harmless(data: st.DataObject) -> None:
         return
     assert found.indices.size == found.values.size <= 300
     assert not found.indices.size or found.indices[-1] < 300
+
+
+def test_a_coding_that_is_not_known_is_refused() -> None:
+    """There are three."""
+    data = top_k(normal(500), 0.1).pack()
+    data[16] = 3
+    with pytest.raises(MalformedFrame, match="not known: 3"):
+        Sparse.unpack(data, 500)

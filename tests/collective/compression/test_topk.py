@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from potluck.collective.compression.base import Floats
-from potluck.collective.compression.topk import EXACT, count_for, top_k
+from potluck.collective.compression.topk import EXACT, RUN, SAMPLED, count_for, top_k
 from support.gradients import normal, vectors
 
 
@@ -60,6 +60,17 @@ def test_layers_of_different_size_are_no_trap() -> None:
         border = np.partition(np.abs(values), values.size - wanted)[values.size - wanted]
         assert 0.9 * wanted <= found.indices.size <= wanted
         assert np.abs(found.values).min() >= border
+
+
+def test_a_sample_that_misleads_is_not_believed() -> None:
+    """All of it lies among the largest values: so all are sorted out."""
+    seed, total = 3, 4 * EXACT
+    raw = np.random.PCG64(seed).random_raw(SAMPLED // RUN)
+    values = normal(total)
+    runs = values.reshape(-1, RUN)
+    runs[(raw % np.uint64(len(runs))).astype(np.int64)] *= 1000
+    found = top_k(values, 0.5, seed)
+    assert found.indices.size == total // 2
 
 
 def test_what_is_no_number_is_always_kept() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from potluck.backend.streams import PeerStream
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.vocabulary import NodeId
 
 __all__ = ["HybridBackend"]
 
@@ -86,6 +87,10 @@ class HybridBackend(Backend):
         """A connection for messages."""
         return self.messages.open_stream(rank, purpose, deadline, look)
 
+    def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
+        """Close connections that nobody here will ask for again."""
+        self.messages.abandon_streams(is_over)
+
     def make_poller(self) -> Poller:
         """A poller for such connections."""
         return self.messages.make_poller()
@@ -97,6 +102,10 @@ class HybridBackend(Backend):
     def peer_name(self, rank: int) -> str:
         """Where a rank is, for people."""
         return self.messages.peer_name(rank)
+
+    def node_of(self, rank: int) -> NodeId | None:
+        """The machine a rank is on."""
+        return self.messages.node_of(rank)
 
     def all_reduce_by_engine(
         self, array: npt.NDArray[np.generic], op: str, timeout: float | None

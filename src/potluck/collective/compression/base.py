@@ -24,7 +24,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from potluck.collective.reduce import quiet
+from potluck.arrays.base import Access
+from potluck.arrays.lending import lend
+from potluck.collective.reduce import BFLOAT16, quiet
 from potluck.errors import MalformedFrame
 
 __all__ = [
@@ -159,6 +161,15 @@ def take_front(data: Octets, size: int, what: str) -> tuple[Octets, Octets]:
     return data[:size], data[size:]
 
 
-def flat_floats(array: npt.NDArray[Any]) -> Floats:
-    """An array's values in one row, as float32."""
-    return np.ascontiguousarray(array, np.float32).reshape(-1)
+def flat_floats(gradient: Any) -> tuple[tuple[int, ...], Floats]:
+    """The shape of an array of any library, and its values in one row as float32."""
+    if isinstance(gradient, list | tuple):
+        gradient = np.asarray(gradient)
+    lease = lend(gradient, Access.READ)
+    dtype = lease.flat.dtype
+    if lease.is_raw or (dtype.kind not in "fiu" and dtype != BFLOAT16):
+        found = "raw bytes" if lease.is_raw else dtype
+        msg = f"A gradient is made of real numbers, not of {found}: convert it to float32"
+        raise TypeError(msg)
+    with quiet():
+        return lease.shape, lease.flat.astype(np.float32, copy=False)

@@ -67,8 +67,11 @@ def choose(
     speeds: Mapping[CompressionStrategy, Speed],
     *,
     has_feedback: bool = False,
+    itemsize: int = 4,
 ) -> Choice:
     """The compression for an all-reduce of so many values; top-k only with error feedback.
+
+    ``itemsize`` is the bytes that a value takes as it is.
 
     >>> speeds = {each: Speed(2_000_000_000, 4_000_000_000) for each in CANDIDATES[1:]}
     >>> links = LinkMatrix.uniform(4, rate=125_000_000, latency=100_000)
@@ -77,8 +80,8 @@ def choose(
     """
     none = CompressionStrategy.NONE
     slowest = min((*links.up, *links.down))
-    size = wording.size(4 * count)
-    if 4 * count < SMALL or links.size == 1:
+    size = wording.size(itemsize * count)
+    if itemsize * count < SMALL or links.size == 1:
         return Choice(none, f"none, because {size} are soon sent")
     if not slowest:
         return Choice(none, "none, because nobody has measured the links yet", is_known=False)
@@ -86,9 +89,9 @@ def choose(
         return Choice(none, "none, because the links are faster than the machines")
     planner = Planner(links)
     prices = {
-        each: _price(planner, each, count, speeds.get(each))
+        each: _price(planner, each, count, speeds.get(each), itemsize)
         for each in CANDIDATES
-        if each == none or (each in speeds and (has_feedback or each.method != "topk"))
+        if each == none or (each in speeds and _is_fit(each, itemsize, has_feedback=has_feedback))
     }
     lowest = min(prices.values())
     chosen = next(each for each in prices if prices[each] * ALIKE <= lowest * 100)
@@ -101,11 +104,21 @@ def choose(
     )
 
 
-def _price(planner: Planner, strategy: CompressionStrategy, count: int, speed: Speed | None) -> int:
+def _is_fit(strategy: CompressionStrategy, itemsize: int, *, has_feedback: bool) -> bool:
+    """Whether a method can be of use: forgetful ones need a memory, others fewer bytes."""
+    if strategy.quantization is None:
+        return has_feedback
+    return codec_for(strategy.quantization).size(1 << 10) < itemsize << 10
+
+
+def _price(
+    planner: Planner, strategy: CompressionStrategy, count: int, speed: Speed | None, itemsize: int
+) -> int:
     """Nanoseconds of an all-reduce."""
     ranks = planner.network.size
     if speed is None:
-        return planner.plan(Task.whole(Collective.ALL_REDUCE, ranks, count)).price
+        task = Task.whole(Collective.ALL_REDUCE, ranks, count)
+        return planner.plan(task, itemsize=itemsize, wide=4).price
     kind = strategy.quantization
     encoding = 4 * count * SECOND // max(1, speed.encode)
     if kind is None:

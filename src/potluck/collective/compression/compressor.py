@@ -8,20 +8,23 @@ after a failure finds what the first try found.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from potluck.collective.compression.base import Floats, Turn, flat_floats
 from potluck.collective.compression.feedback import Ledger, forget_the_unreal
 from potluck.collective.compression.packing import CompressedGradient
 from potluck.collective.compression.randomk import seed_for
 from potluck.collective.compression.registry import method_for
-from potluck.collective.compression.strategy import CompressionStrategy
+from potluck.collective.compression.strategy import CompressionStrategy, QuantizationType
 from potluck.collective.reduce import quiet
 
-__all__ = ["GradientCompressor", "TensorCompressor"]
+__all__ = ["LARGEST", "GradientCompressor", "TensorCompressor"]
+
+LARGEST = (1 << 53) - 1
+"""Of seeds and steps: what every language and file format can hold."""
 
 
 class GradientCompressor:
@@ -29,7 +32,12 @@ class GradientCompressor:
 
     Tensors are told apart by ``name``.  With ``auto_commit`` every compression counts at once;
     without, those since the last :meth:`commit` count when that is called, and never after
-    :meth:`discard`.  ``seed`` must be the same on all ranks.  One thread at a time may use it.
+    :meth:`discard`; until then a tensor is compressed once.  ``seed`` must be the same on all
+    ranks.
+
+    One thread at a time may use it.  Collectives may be under way meanwhile, on any number of
+    contexts; what concerns all tensors (``commit``, ``discard``, ``state_dict`` and the like) is
+    for the time when none is.
 
     >>> compressor = GradientCompressor("topk:0.5")
     >>> gradient = np.array([4, 1, -3, 2], np.float32)
@@ -41,29 +49,32 @@ class GradientCompressor:
 
     def __init__(
         self,
-        strategy: CompressionStrategy | str = CompressionStrategy.INT8,
+        strategy: CompressionStrategy | QuantizationType | str = CompressionStrategy.INT8,
         error_feedback: bool = True,  # noqa: FBT001, FBT002 - the order people know
         *,
         seed: int = 0,
         auto_commit: bool = True,
     ) -> None:
-        named = CompressionStrategy.named(strategy) if isinstance(strategy, str) else strategy
-        self.strategy = named
-        self.error_feedback = error_feedback and named.is_lossy
+        self.strategy = CompressionStrategy.of(strategy)
+        self.error_feedback = error_feedback and self.strategy.is_lossy
         self.auto_commit = auto_commit
-        self.seed = seed
-        self.method = method_for(named)
+        self.seed = _whole("seed", seed, -LARGEST, LARGEST)
+        self.method = method_for(self.strategy)
         self.residuals = Ledger()
         self.kept = Ledger()
-        self.step = 0
-        """Commits so far."""
-        self._bytes = [0, 0]  # before and after; shared with what `by` makes
+        self._counts = [0, 0, 0]  # commits, bytes before and after; shared with what `by` makes
+
+    @property
+    def step(self) -> int:
+        """Commits so far; in a group, those of the rank that has most."""
+        return self._counts[0]
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self._counts[0] = number
 
     def tensor(self, name: str) -> TensorCompressor:
-        """The compression of one tensor, for ``all_reduce(compression=...)``.
-
-        Operations on different tensors may be under way at the same time, one on each.
-        """
+        """The compression of one tensor, for ``all_reduce(compression=...)``."""
         return TensorCompressor(self, name)
 
     def by(self, strategy: CompressionStrategy) -> GradientCompressor:
@@ -77,14 +88,14 @@ class GradientCompressor:
         """The expression that makes it."""
         return f"GradientCompressor({self.strategy!r}, error_feedback={self.error_feedback})"
 
-    def compress(self, gradient: npt.ArrayLike, name: str = "") -> CompressedGradient:
-        """Fewer bytes for a gradient, and for what earlier ones left behind."""
-        array = np.asarray(gradient)
-        values = self.compensated(flat_floats(array), name)
-        turn = self.turn(array.shape, name)
+    def compress(self, gradient: Any, name: str = "") -> CompressedGradient:
+        """Fewer bytes for a gradient, of any library, and for what earlier ones left behind."""
+        shape, given = flat_floats(gradient)
+        values = self.compensated(given, name)
+        turn = self.turn(shape, name)
         with quiet():
             made = CompressedGradient(
-                self.strategy.concrete, array.shape, self.method.encode(values, turn)
+                self.strategy.concrete, shape, self.method.encode(values, turn)
             )
             if self.error_feedback:
                 self.leave_behind(values, self.method.decode(made.data, values.size), name)
@@ -105,24 +116,29 @@ class GradientCompressor:
     @property
     def compression_ratio(self) -> float:
         """Bytes before for each byte after, of everything so far; 1 before the first."""
-        before, after = self._bytes
+        _, before, after = self._counts
         return before / after if after else 1.0
 
     def note(self, before: int, after: int) -> None:
         """Count bytes."""
-        self._bytes[0] += before
-        self._bytes[1] += after
+        self._counts[1] += before
+        self._counts[2] += after
 
     # -- error feedback --------------------------------------------------------------------------
+
+    def has_residual(self, name: str) -> bool:
+        """Whether earlier gradients of a tensor left something behind."""
+        residual = self.residuals.get(name) if self.error_feedback else None
+        return residual is not None and residual.size > 0
 
     def compensated(self, values: Floats, name: str, out: Floats | None = None) -> Floats:
         """A gradient and what earlier ones left behind, in ``out`` or new memory if there is any.
 
         Otherwise it is the gradient as it is.
         """
-        residual = self.residuals.get(name) if self.error_feedback else None
-        if residual is None:
+        if not self.has_residual(name):
             return values
+        residual = self.residuals[name]
         if residual.size != values.size:
             msg = (
                 f"The tensor {name!r} has {values.size} values, but {residual.size} before: "
@@ -167,6 +183,11 @@ class GradientCompressor:
             self.kept.commit(name)
             self.step += 1
 
+    def fail(self, name: str) -> None:
+        """A tensor is not through: nothing of this try counts."""
+        self.residuals.discard(name)
+        self.kept.discard(name)
+
     def commit(self) -> None:
         """The step counts: what it left behind is added to the next."""
         self.residuals.commit()
@@ -186,7 +207,7 @@ class GradientCompressor:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What is committed, to be saved: numbers, texts and arrays."""
+        """What is committed, to be saved: numbers, texts and arrays of float32."""
         return {
             "strategy": str(self.strategy),
             "seed": self.seed,
@@ -195,14 +216,35 @@ class GradientCompressor:
             "kept": {name: array.copy() for name, array in self.kept.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved with the same strategy."""
-        if state["strategy"] != str(self.strategy):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was saved with the same strategy; arrays may have become lists.
+
+        Raises ``ValueError`` for anything else, and then nothing has changed.
+        """
+        missing = [each for each in self.state_dict() if each not in state]
+        if missing:
+            msg = f"This is no state of a GradientCompressor: {', '.join(missing)} is missing"
+            raise ValueError(msg)
+        if str(state["strategy"]) != str(self.strategy):
             msg = f"Saved for {state['strategy']}, but this compresses by {self.strategy}"
             raise ValueError(msg)
-        self.residuals.load(state["residuals"])
-        self.kept.load(state["kept"])
-        self.seed, self.step = int(state["seed"]), int(state["step"])
+        seed = _whole("seed", state["seed"], -LARGEST, LARGEST)
+        step = _whole("step", state["step"], 0, LARGEST)
+        residuals, kept = Ledger(), Ledger()
+        residuals.load(state["residuals"])
+        kept.load(state["kept"], dimensions=2)
+        self.residuals, self.kept, self.seed, self.step = residuals, kept, seed, step
+
+
+def _whole(name: str, number: Any, least: int, most: int) -> int:
+    try:
+        found = int(number)
+    except (TypeError, ValueError, OverflowError):
+        found = most + 1
+    if not (least <= found <= most and found == number):
+        msg = f"A {name} is a whole number from {least} to {most}, not {number!r}"
+        raise ValueError(msg)
+    return found
 
 
 class TensorCompressor(NamedTuple):

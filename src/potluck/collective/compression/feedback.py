@@ -63,9 +63,12 @@ class Ledger(MutableMapping[str, Floats]):
                     self._spare[name] = self._committed[name]
                 self._committed[name] = array
 
-    def discard(self) -> None:
-        """What was written never was."""
-        self._proposed.clear()
+    def discard(self, only: str | None = None) -> None:
+        """What was written never was: all of it, or what has this name."""
+        for name in list(self._proposed) if only is None else [only]:
+            array = self._proposed.pop(name, None)
+            if array is not None and name not in self._spare:
+                self._spare[name] = array
 
     def clear(self) -> None:
         """Know nothing."""
@@ -73,11 +76,31 @@ class Ledger(MutableMapping[str, Floats]):
         self._proposed.clear()
         self._spare.clear()
 
-    def load(self, arrays: Mapping[str, npt.ArrayLike]) -> None:
-        """Know what was saved."""
+    def load(self, arrays: Mapping[str, npt.ArrayLike], dimensions: int = 1) -> None:
+        """Know what was saved, or raise ``ValueError`` and know what was known before."""
+        if not isinstance(arrays, Mapping):
+            msg = f"Saved are arrays by the names of their tensors, not {type(arrays).__name__}"
+            raise ValueError(msg)  # noqa: TRY004 - what is wrong is what a file says
+        read = {str(name): _read(name, array, dimensions) for name, array in arrays.items()}
         self.clear()
-        for name, array in arrays.items():
-            self._committed[str(name)] = np.array(array, np.float32)
+        self._committed.update(read)
+
+
+def _read(name: object, saved: npt.ArrayLike, dimensions: int) -> Floats:
+    try:
+        array = np.array(saved, np.float32)
+    except (TypeError, ValueError) as error:
+        msg = f"What was saved for the tensor {name!r} is no array of numbers: {error}"
+        raise ValueError(msg) from None
+    if array.ndim != dimensions:
+        msg = (
+            f"What was saved for the tensor {name!r} has {array.ndim} dimensions: {dimensions} due"
+        )
+        raise ValueError(msg)
+    if not np.isfinite(array).all():
+        msg = f"What was saved for the tensor {name!r} holds NaN or infinity, which nobody saves"
+        raise ValueError(msg)
+    return array
 
 
 def forget_the_unreal(residual: Floats) -> None:

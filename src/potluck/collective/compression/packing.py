@@ -75,10 +75,7 @@ class CompressedGradient:
 
 
 def _strategy(method: str, parameter: float) -> CompressionStrategy:
-    name = f"{method}:{parameter!r}" if parameter else method  # never "auto"
     try:
-        if method == "powersgd":
-            return CompressionStrategy.power_sgd(int(parameter))
-        return CompressionStrategy.named(name)
-    except (ValueError, OverflowError) as error:
-        raise MalformedFrame(f"No encoder writes {name}", cause=error) from None
+        return CompressionStrategy(method, parameter)  # never "auto"
+    except ValueError as error:
+        raise MalformedFrame(f"No encoder writes {method}:{parameter}", cause=error) from None

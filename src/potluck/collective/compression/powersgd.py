@@ -11,13 +11,13 @@ A tensor becomes a matrix by its first dimension; one that would not become smal
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from potluck.collective.compression.base import Floats, Method, Octets, Turn, take_front
+from potluck.collective.compression.base import CHUNK, Floats, Method, Octets, Turn, take_front
 from potluck.errors import MalformedFrame
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "orthonormal",
     "pack",
     "product",
+    "take_away",
     "unpack",
 ]
 
@@ -50,11 +51,11 @@ class PowerSGD(Method):
         shape = matrix_shape(turn.shape, self._rank)
         if shape is None:
             return None
-        warm = turn.kept
-        fits = warm is not None and warm.shape == (shape[1], self._rank)
-        if warm is None or not fits or not np.isfinite(warm).all():
-            warm = first_q(shape[1], self._rank, turn.seed)
-        return shape, warm
+        fresh, warm = first_q(shape[1], self._rank, turn.seed), turn.kept
+        if warm is None or warm.shape != fresh.shape or not np.isfinite(warm).all():
+            return shape, fresh
+        # What was zero once would stay so for ever: a gradient of zeros, or of a lower rank.
+        return shape, np.where(warm.any(axis=0), warm, fresh)
 
     def encode(self, values: Floats, turn: Turn) -> Octets:
         """Both matrices, or the values."""
@@ -114,14 +115,32 @@ def orthonormal(matrix: Floats) -> Floats:
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def product(p: Floats, q: Floats) -> Floats:
-    """``P Qᵀ``, one column after the other: the same bits everywhere."""
-    total = np.multiply.outer(p[:, 0], q[:, 0])
-    term = np.empty_like(total)
-    for index in range(1, p.shape[1]):
-        np.multiply.outer(p[:, index], q[:, index], out=term)
-        total += term
+def product(p: Floats, q: Floats, out: Floats | None = None) -> Floats:
+    """``P Qᵀ``, in ``out`` or new memory: the same bits everywhere."""
+    total = np.empty((len(p), len(q)), np.float32) if out is None else out
+    for rows, block in _blocks(p, q):
+        total[rows] = block
     return total
+
+
+def take_away(matrix: Floats, p: Floats, q: Floats) -> None:
+    """Subtract ``P Qᵀ`` from a matrix, in place."""
+    for rows, block in _blocks(p, q):
+        matrix[rows] -= block
+
+
+def _blocks(p: Floats, q: Floats) -> Iterator[tuple[slice, Floats]]:
+    """Some rows of ``P Qᵀ`` at a time, which stay in the cache; one column after the other."""
+    height = max(1, CHUNK // max(1, len(q)))
+    total, term = np.empty((2, min(height, len(p)), len(q)), np.float32)
+    for start in range(0, len(p), height):
+        part = p[start : start + height]
+        block, more = total[: len(part)], term[: len(part)]
+        np.multiply.outer(part[:, 0], q[:, 0], out=block)
+        for index in range(1, p.shape[1]):
+            np.multiply.outer(part[:, index], q[:, index], out=more)
+            block += more
+        yield slice(start, start + len(part)), block
 
 
 def pack(p: Floats, q: Floats) -> Octets:

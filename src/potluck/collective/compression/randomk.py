@@ -38,9 +38,11 @@ class RandomK(Method):
         return draw(total, count_for(total, self._probability), turn.seed)
 
     def drawn(self, values: Floats, turn: Turn) -> Floats:
-        """The values of this turn."""
+        """The values of this turn; none of them is a number unless all values are."""
         kept = values[self.places(values.size, turn)]
-        if not turn.has_feedback:
+        if not np.isfinite(values.sum()) and not np.isfinite(values).all():  # the sum is quicker
+            kept.fill(np.nan)
+        elif not turn.has_feedback:
             kept *= lengths(values.size, kept.size)
         return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
@@ -43,49 +44,71 @@ class CompressionStrategy:
     INT8: ClassVar[CompressionStrategy]
     ONE_BIT: ClassVar[CompressionStrategy]
 
+    def __post_init__(self) -> None:
+        """Refuse what no method can do."""
+        match self.method:
+            case "topk" | "random":
+                _check_part(self.parameter)
+            case "powersgd":
+                _check_rank(self.parameter)
+            case _ if self.method not in _CONSTANTS:
+                raise _unknown(self.method)
+            case _ if self.parameter:
+                msg = f"{self.method} takes no number, but was given {self.parameter!r}"
+                raise ValueError(msg)
+
     @classmethod
-    def quantize(cls, kind: QuantizationType | str) -> Self:
+    def of(cls, wanted: CompressionStrategy | QuantizationType | str) -> CompressionStrategy:
+        """The strategy that a caller means: one, a number format, or a text that names one."""
+        if isinstance(wanted, CompressionStrategy):
+            return wanted
+        if isinstance(wanted, QuantizationType):
+            return cls(wanted.value)
+        if isinstance(wanted, str):
+            return cls.named(wanted)
+        msg = (
+            "A compression is a name such as 'int8' or 'topk:0.01', a CompressionStrategy or a "
+            f"GradientCompressor, not {wanted!r}"
+        )
+        raise TypeError(msg)
+
+    @classmethod
+    def quantize(cls, kind: QuantizationType | str) -> CompressionStrategy:
         """Every value in fewer bits."""
-        return cls(QuantizationType(kind).value)
+        found = cls.of(kind)
+        if found.quantization is None:
+            msg = f"{kind!r} is no number format; there are {', '.join(_QUANTIZED)}"
+            raise ValueError(msg)
+        return found
 
     @classmethod
     def top_k(cls, ratio: float = 0.01) -> Self:
         """Only the values of largest magnitude: ``ratio`` of them."""
-        return cls("topk", _part(ratio))
+        return cls("topk", float(ratio))
 
     @classmethod
     def random(cls, probability: float = 0.01) -> Self:
         """Values drawn by a seed that all ranks share, each with this probability."""
-        return cls("random", _part(probability))
+        return cls("random", float(probability))
 
     @classmethod
     def power_sgd(cls, rank: int = 4) -> Self:
         """Matrices as the product of two thin ones, with ``rank`` columns."""
-        if not 1 <= rank <= LARGEST_RANK:
-            msg = f"A rank is a whole number from 1 to {LARGEST_RANK}, not {rank!r}"
-            raise ValueError(msg)
         return cls("powersgd", float(rank))
 
     @classmethod
     def named(cls, text: str) -> Self:
         """The strategy that a text names: ``int8``, ``topk:0.01``, ``powersgd:4`` and so on."""
-        name, colon, number = text.strip().lower().replace("_", "").replace("-", "").partition(":")
+        name, colon, number = text.partition(":")
+        name = "".join(name.lower().split()).replace("_", "").replace("-", "")
         name = _ALIASES.get(name, name)
-        if name in _PLAIN and not colon:
-            return cls(name)
+        if name not in _METHODS:
+            raise _unknown(text, name)
         try:
-            match name:
-                case "topk":
-                    return cls.top_k(float(number)) if colon else cls.top_k()
-                case "random":
-                    return cls.random(float(number)) if colon else cls.random()
-                case "powersgd":
-                    return cls.power_sgd(int(number)) if colon else cls.power_sgd()
+            return cls(name, float(number) if colon else _USUAL.get(name, 0.0))
         except ValueError as error:
             msg = f"{text!r} is no compression: {error}"
             raise ValueError(msg) from None
-        msg = f"{text!r} is no compression; there are {', '.join(_PLAIN)}, {_OTHERS}"
-        raise ValueError(msg)
 
     @property
     def concrete(self) -> CompressionStrategy:
@@ -106,7 +129,8 @@ class CompressionStrategy:
         """The text that names it."""
         if not self.parameter:
             return self.method
-        return f"{self.method}:{self.parameter:g}"
+        short = f"{self.parameter:g}"
+        return f"{self.method}:{short if float(short) == self.parameter else repr(self.parameter)}"
 
     def __repr__(self) -> str:
         """The expression that makes it."""
@@ -131,17 +155,38 @@ _CONSTANTS = {
     "int8": "INT8",
     "onebit": "ONE_BIT",
 }
-_PLAIN = tuple(_CONSTANTS)
-_OTHERS = "topk:RATIO, random:PROBABILITY, powersgd:RANK"
+_USUAL = {"topk": 0.01, "random": 0.01, "powersgd": 4.0}
+"""Methods with a number, and the one they have unless told otherwise."""
+
+_METHODS = (*_CONSTANTS, *_USUAL)
+_WRITTEN = (*_CONSTANTS, "topk:RATIO", "random:PROBABILITY", "powersgd:RANK")
 _QUANTIZED = {kind.value: kind for kind in QuantizationType}
-_ALIASES = {"fp16": "float16", "bf16": "bfloat16", "1bit": "onebit", "randomk": "random"}
+_ALIASES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "1bit": "onebit",
+    "randomk": "random",
+}
+
+
+def _unknown(text: str, name: str | None = None) -> ValueError:
+    near = difflib.get_close_matches(name or text, (*_METHODS, *_ALIASES), 1)
+    meant = f": did you mean {_ALIASES.get(near[0], near[0])!r}? In all" if near else ";"
+    return ValueError(f"{text!r} is no compression{meant} there are {', '.join(_WRITTEN)}")
+
+
+def _check_part(ratio: float) -> None:
+    if not (isfinite(ratio) and 0 < ratio <= 1):
+        msg = f"a part of all values is more than 0 and at most 1, not {ratio!r}"
+        raise ValueError(msg)
+
+
+def _check_rank(rank: float) -> None:
+    if not (1 <= rank <= LARGEST_RANK and rank == int(rank)):
+        msg = f"a rank is a whole number from 1 to {LARGEST_RANK}, not {rank:g}"
+        raise ValueError(msg)
+
 
 for _method, _name in _CONSTANTS.items():
     setattr(CompressionStrategy, _name, CompressionStrategy(_method))
-
-
-def _part(ratio: float) -> float:
-    if not (isfinite(ratio) and 0 < ratio <= 1):
-        msg = f"A part of all values is more than 0 and at most 1, not {ratio!r}"
-        raise ValueError(msg)
-    return float(ratio)

@@ -1,0 +1,239 @@
+"""Checkpoints: saved beside the training, whole or not at all, by any number of ranks.
+
+Each rank writes its part of the arrays into one folder per step and then its manifest; when the
+last manifest is there the checkpoint is complete.  No rank waits for another, and a crash at any
+instant leaves the earlier ones as they were.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from potluck.arrays.base import Array
+from potluck.backend.base import read_view
+from potluck.runtime.control_errands import Errands
+from potluck.runtime.work import Work
+from potluck.training import trees
+from potluck.training.checkpoint_files import TEMPORARY, fsync_folder, remove, write_whole
+from potluck.training.checkpoint_format import Entry, dtype_of, encode_header, name_of
+from potluck.training.checkpoint_manifest import BLOCK, Manifest, Piece, digest, part_name
+from potluck.training.checkpoint_reading import Checkpoint, checkpoints, part_of
+
+__all__ = ["Checkpoint", "Checkpointer", "latest"]
+
+ENDING = 600.0
+"""Seconds that closing waits for a save under way."""
+
+
+def latest(folder: str | os.PathLike[str], *, verify: bool = False) -> Checkpoint | None:
+    """The latest complete checkpoint in a folder, or None.
+
+    With ``verify`` everything is read once, and damaged ones are passed over.
+    """
+    return next(checkpoints(Path(folder), verify=verify), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A part that is to be written: a copy, so that training can go on."""
+
+    folder: Path
+    manifest: Manifest
+    arrays: list[Array]
+
+
+class Checkpointer:
+    """Saves into one folder, on a thread of its own.
+
+    ``keep`` complete checkpoints stay, older ones are removed.  Several ranks that share a folder
+    each write their part; unless told otherwise there is one, which writes everything.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int = 3,
+    ) -> None:
+        if not 0 <= rank < world_size or keep < 1:
+            msg = f"Rank {rank} of {world_size} that keeps {keep} checkpoints makes no sense"
+            raise ValueError(msg)
+        self.folder = Path(folder)
+        self.rank, self.world_size, self.keep = rank, world_size, keep
+        self._errands = Errands(at_once=1)
+        self._work: Work[Path] | None = None
+
+    def save(
+        self, tree: Any, step: int, *, lineage: str = "", epoch: int = 0, wait: bool = False
+    ) -> Work[Path]:
+        """Save a tree of arrays and plain values as the state after ``step``.
+
+        Returns when this rank's part has been copied; the files are written meanwhile.  One save is
+        under way at a time: the next waits for it, and raises what went wrong with it.
+        """
+        if self._work is not None:
+            self._work.wait(ENDING)
+        job = self._prepare(tree, step, lineage, epoch)
+        work: Work[Path] = Work(lambda: f"Saving step {step}")
+        self._work = work
+
+        def run() -> None:
+            try:
+                work.succeed(self._write(job))
+            except Exception as error:  # noqa: BLE001 - raised where the work is waited for
+                work.fail(error)
+
+        self._errands.run(run)
+        if wait:
+            work.wait(ENDING)
+        return work
+
+    def wait(self, timeout: float | None = ENDING) -> None:
+        """Wait for the save under way; raises what went wrong with it."""
+        if self._work is not None:
+            self._work.wait(timeout)
+
+    def latest(self, *, verify: bool = False) -> Checkpoint | None:
+        """The latest complete checkpoint in the folder, or None."""
+        return latest(self.folder, verify=verify)
+
+    def close(self) -> None:
+        """Wait for the save under way and end the thread; raises what went wrong with it."""
+        try:
+            self.wait()
+        finally:
+            self._errands.close(1.0)
+
+    def __enter__(self) -> Self:
+        """Finish saving at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _prepare(self, tree: Any, step: int, lineage: str, epoch: int) -> _Job:
+        shape, arrays = trees.written(tree)
+        pieces: list[Piece] = []
+        copies: list[Array] = []
+        offset = 0
+        for place, name in enumerate(sorted(arrays)):
+            whole = tuple(int(side) for side in arrays[name].shape)
+            flat = trees.flat_array(arrays[name])
+            start, stop = part_of(flat.size, place, self.rank, self.world_size)
+            if stop == start and (flat.size or place % self.world_size != self.rank):
+                continue
+            copies.append(flat[start:stop].copy())
+            pieces.append(Piece(name, name_of(flat.dtype), whole, start, stop, offset))
+            offset += copies[-1].nbytes
+        manifest = Manifest(
+            checkpoint=f"{lineage}/{epoch}/{step}",
+            lineage=lineage,
+            epoch=epoch,
+            step=step,
+            rank=self.rank,
+            world_size=self.world_size,
+            begins=0,  # known when the header is
+            size=offset,
+            checksums=(),
+            pieces=tuple(pieces),
+            shape=shape,
+        )
+        name = f"step-{step:012d}-{epoch:06d}-{lineage[:8] or 'start'}-of-{self.world_size}"
+        return _Job(self.folder / name, manifest, copies)
+
+    def _write(self, job: _Job) -> Path:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        fsync_folder(self.folder)
+        name = part_name(self.rank, self.world_size)
+        # A manifest of an earlier try would vouch for a file that is being replaced.
+        (job.folder / f"{name}.json").unlink(missing_ok=True)
+        header = encode_header(_entries(job.manifest.pieces), _facts(job.manifest))
+        checksums: list[str] = []
+        blocks = _blocks(job.arrays, checksums)
+        write_whole(job.folder / f"{name}.safetensors", _chain(header, blocks))
+        manifest = msgspec.structs.replace(
+            job.manifest, begins=len(header), checksums=tuple(checksums)
+        )
+        write_whole(job.folder / f"{name}.json", [manifest.encode()])
+        self._tidy()
+        return job.folder
+
+    def _tidy(self) -> None:
+        """Remove this rank's parts of old checkpoints, and what crashes have left."""
+        kept = [each.folder.name for each in checkpoints(self.folder)][: self.keep]
+        for path in self.folder.glob("step-*"):
+            # Nobody still writes what is older than a complete one: each rank saves in order.
+            if kept and path.name not in kept and path.name < kept[0]:
+                remove(path, self._leftovers(path))
+
+    def _leftovers(self, path: Path) -> list[str]:
+        """This rank's files; those of another number of ranks are rank 0's to remove."""
+        if path.name.endswith(f"-of-{self.world_size}"):
+            name = part_name(self.rank, self.world_size)
+            files = [f"{name}.json", f"{name}.safetensors"]
+            return [*files, *(f"{TEMPORARY}{file}" for file in files)]
+        # The manifests first: what a crash in between leaves is not complete.
+        return sorted(each.name for each in path.iterdir()) if self.rank == 0 else []
+
+
+def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
+    entries = {}
+    for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
+        count = piece.stop - piece.start
+        whole = count == math.prod(piece.shape)
+        size = count * dtype_of(piece.dtype).itemsize
+        assert after is None or after.offset == piece.offset + size
+        shape = piece.shape if whole else (count,)
+        entries[piece.name] = Entry(piece.dtype, shape, piece.offset, piece.offset + size)
+    return entries
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    return {
+        "format": "potluck",
+        "step": str(manifest.step),
+        "part": f"{manifest.rank} of {manifest.world_size}",
+    }
+
+
+def _blocks(arrays: list[Array], checksums: list[str]) -> Iterator[bytes]:
+    """The bytes of arrays one after the other in blocks, whose checksums are noted."""
+    waiting = bytearray()
+    for array in arrays:
+        octets = read_view(array.view(np.uint8))
+        place = 0
+        while place < len(octets):
+            room = BLOCK - len(waiting)
+            waiting += octets[place : place + room]
+            place += room
+            if len(waiting) == BLOCK:
+                checksums.append(digest(waiting))
+                yield bytes(waiting)
+                waiting.clear()
+    if waiting:
+        checksums.append(digest(waiting))
+        yield bytes(waiting)
+
+
+def _chain(header: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    yield header
+    yield from blocks

@@ -1,0 +1,106 @@
+"""The manifest of one rank's part of a checkpoint: what is in its file, with checksums.
+
+It is written last, so it is also the mark that this part is complete.  A checkpoint is complete
+when the parts of all ranks are; nobody has to tell anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+from potluck.errors import IoError
+from potluck.training.checkpoint_format import dtype_of
+
+__all__ = ["BLOCK", "Manifest", "Piece", "digest", "part_name"]
+
+BLOCK = 1 << 20
+"""Bytes that have one checksum: a part of a file can be read and checked alone."""
+
+MAX_MANIFEST = 256 << 20
+_MAGIC = b"potluck-checkpoint 1 "
+_DIGEST = 16
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some elements of one array, as they lie in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole array."""
+    start: int
+    stop: int
+    """Elements of it that are here, in C order."""
+    offset: int
+    """Bytes from the beginning of the data."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What one rank has written."""
+
+    checkpoint: str
+    """The same for all parts of one checkpoint."""
+    lineage: str
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    begins: int
+    """Where the data begins in the file."""
+    size: int
+    """Bytes of data."""
+    checksums: tuple[str, ...]
+    """One for each block of the data."""
+    pieces: tuple[Piece, ...]
+    shape: bytes
+    """The tree to which the arrays belong, as :func:`potluck.training.trees.written` gives it."""
+
+    def encode(self) -> bytes:
+        """As the content of a file."""
+        text = msgspec.json.encode(self)
+        return _MAGIC + digest(text).encode() + b"\n" + text
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """From the content of a file; raises :class:`IoError` if anything is wrong with it."""
+        head, _, text = data.partition(b"\n")
+        if not head.startswith(_MAGIC):
+            raise IoError("This is no manifest of a checkpoint")
+        if head[len(_MAGIC) :] != digest(text).encode():
+            raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
+        try:
+            manifest = msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise IoError("The manifest of a checkpoint is damaged", cause=str(error)) from None
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise unless everything in it can be true."""
+        blocks = -(-self.size // BLOCK)
+        if not 0 <= self.rank < self.world_size or len(self.checksums) != blocks:
+            raise IoError("The manifest of a checkpoint contradicts itself")
+        for piece in self.pieces:
+            whole, width = math.prod(piece.shape), dtype_of(piece.dtype).itemsize
+            end = piece.offset + (piece.stop - piece.start) * width
+            if not 0 <= piece.start <= piece.stop <= whole or not 0 <= piece.offset <= end:
+                raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
+            if end > self.size:
+                raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
+
+
+def digest(data: bytes | bytearray | memoryview) -> str:
+    """A checksum that no accident passes."""
+    return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
+
+
+def part_name(rank: int, world_size: int) -> str:
+    """What a rank calls its file.
+
+    >>> part_name(1, 4)
+    'part-00001-of-00004'
+    """
+    return f"part-{rank:05d}-of-{world_size:05d}"

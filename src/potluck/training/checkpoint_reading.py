@@ -1,0 +1,207 @@
+"""Checkpoint: a complete one on disk, from which any number of ranks read what they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from potluck.arrays.base import Array
+from potluck.errors import IoError
+from potluck.training import trees
+from potluck.training.checkpoint_files import read_limited
+from potluck.training.checkpoint_format import dtype_of
+from potluck.training.checkpoint_manifest import (
+    BLOCK,
+    MAX_MANIFEST,
+    Manifest,
+    Piece,
+    digest,
+    part_name,
+)
+
+__all__ = ["Checkpoint", "Shard", "checkpoints", "part_of"]
+
+
+class Shard(NamedTuple):
+    """One rank's elements of an array."""
+
+    array: Array
+    """Flat, unless it is the whole array."""
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of the whole array."""
+
+
+SMALLEST_PART = 256
+"""Elements for each rank below which an array is not divided: one rank has all of it."""
+
+
+def part_of(size: int, place: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Which elements of an array a rank keeps; ``place`` is the array's among all.
+
+    >>> part_of(1000, 0, 1, 2), part_of(10, 0, 1, 2), part_of(10, 1, 1, 2)
+    ((500, 1000), (0, 0), (0, 10))
+    """
+    if size < SMALLEST_PART * world_size:
+        return (0, size) if place % world_size == rank else (0, 0)
+    return size * rank // world_size, size * (rank + 1) // world_size
+
+
+class Checkpoint:
+    """A complete checkpoint.  Nothing is read before it is asked for; what is read is checked.
+
+    Raises :class:`~potluck.IoError` if a part is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifests = _manifests(folder)
+        first = self._manifests[0]
+        self.lineage, self.epoch, self.step = first.lineage, first.epoch, first.step
+        self.world_size = first.world_size
+        """How many ranks have written it."""
+        self._last: tuple[tuple[int, int], bytes] = (-1, -1), b""
+        self._pieces: dict[str, list[tuple[Manifest, Piece]]] = {}
+        for manifest in self._manifests:
+            for piece in manifest.pieces:
+                self._pieces.setdefault(piece.name, []).append((manifest, piece))
+        for name in self._pieces:
+            self._check_whole(name)
+
+    def __repr__(self) -> str:
+        """What it is, for people."""
+        return f"<Checkpoint of step {self.step}, written by {self.world_size} ranks>"
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays in it."""
+        return sorted(self._pieces)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of an array."""
+        return self._piece(name).shape
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """Elements of an array, flat; only the blocks of the files that hold them are read."""
+        piece = self._piece(name)
+        end = math.prod(piece.shape) if stop is None else stop
+        made = np.empty(max(0, end - start), dtype_of(piece.dtype))
+        octets = made.view(np.uint8)
+        for manifest, each in self._pieces[name]:
+            low, high = max(start, each.start), min(end, each.stop)
+            if low >= high:
+                continue
+            width = made.itemsize
+            begin = each.offset + (low - each.start) * width
+            place = (low - start) * width
+            for data in self._blocks(manifest, begin, begin + (high - low) * width):
+                octets[place : place + len(data)] = np.frombuffer(data, np.uint8)
+                place += len(data)
+        return made
+
+    def arrays(self) -> dict[str, Array]:
+        """All arrays, whole."""
+        return {name: self.read(name).reshape(self.shape_of(name)) for name in self.names}
+
+    def tree(self) -> Any:
+        """What was saved, whole."""
+        return trees.read(self._manifests[0].shape, self.arrays())
+
+    def shard(self, rank: int, world_size: int) -> dict[str, Shard]:
+        """What a rank of another number of ranks keeps; nothing else is read."""
+        shards = {}
+        for place, name in enumerate(self.names):
+            shape = self.shape_of(name)
+            start, stop = part_of(math.prod(shape), place, rank, world_size)
+            if stop > start or (place % world_size == rank and not math.prod(shape)):
+                array = self.read(name, start, stop)
+                whole = stop - start == math.prod(shape)
+                shards[name] = Shard(array.reshape(shape) if whole else array, start, stop, shape)
+        return shards
+
+    def verify(self) -> None:
+        """Read everything once; raises if a byte differs from what was written."""
+        for manifest in self._manifests:
+            for _ in self._blocks(manifest, 0, manifest.size):
+                pass
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self._pieces:
+            raise KeyError(f"No array {name!r} is in this checkpoint; {', '.join(self.names)} are")
+        return self._pieces[name][0][1]
+
+    def _blocks(self, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
+        """Checked bytes of a part's data, block by block."""
+        path = self.folder / f"{part_name(manifest.rank, manifest.world_size)}.safetensors"
+        try:
+            with path.open("rb") as file:
+                for number in range(start // BLOCK, -(-stop // BLOCK)):
+                    data = self._block(file, path, manifest, number)
+                    low, high = max(start - number * BLOCK, 0), min(stop - number * BLOCK, BLOCK)
+                    yield data[low:high]
+        except IoError:
+            raise
+        except OSError as error:
+            raise IoError(
+                f"{path} could not be read", cause=error.strerror or str(error)
+            ) from error
+
+    def _block(self, file: BinaryIO, path: Path, manifest: Manifest, number: int) -> bytes:
+        if self._last[0] == (manifest.rank, number):
+            return self._last[1]  # many small arrays lie in one block
+        file.seek(manifest.begins + number * BLOCK)
+        data = file.read(min(BLOCK, manifest.size - number * BLOCK))
+        if digest(data) != manifest.checksums[number]:
+            raise IoError(
+                f"{path} is damaged",
+                cause=f"block {number} of it has another checksum than when it was written",
+                hint="Use an earlier checkpoint: latest(folder, verify=True) finds it.",
+            )
+        self._last = (manifest.rank, number), data
+        return data
+
+    def _check_whole(self, name: str) -> None:
+        covered = 0
+        kinds = {(piece.dtype, piece.shape) for _, piece in self._pieces[name]}
+        for _, piece in sorted(self._pieces[name], key=lambda pair: pair[1].start):
+            covered = piece.stop if piece.start == covered else -1
+        if len(kinds) > 1 or covered != math.prod(self._piece(name).shape):
+            raise IoError(f"The parts of {name[:100]!r} in {self.folder} do not fit together")
+
+
+def _manifests(folder: Path) -> list[Manifest]:
+    found = sorted(folder.glob("part-*-of-*.json"))
+    if not found:
+        raise IoError(f"There is no complete checkpoint in {folder}")
+    first = Manifest.decode(read_limited(found[0], MAX_MANIFEST))
+    manifests = []
+    for rank in range(first.world_size):
+        name = part_name(rank, first.world_size)
+        manifest = Manifest.decode(read_limited(folder / f"{name}.json", MAX_MANIFEST))
+        if manifest.checkpoint != first.checkpoint or manifest.rank != rank:
+            raise IoError(f"The parts in {folder} belong to different checkpoints")
+        path = folder / f"{name}.safetensors"
+        expected = manifest.begins + manifest.size
+        if not path.is_file() or path.stat().st_size != expected:
+            raise IoError(f"{path} is missing or has not the {expected} bytes that were written")
+        manifests.append(manifest)
+    return manifests
+
+
+def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:
+    """Complete checkpoints in a folder, the latest first; others are passed over."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            checkpoint = Checkpoint(path)
+            if verify:
+                checkpoint.verify()
+        except IoError:
+            continue
+        yield checkpoint

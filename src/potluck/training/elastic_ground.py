@@ -1,0 +1,64 @@
+"""The ground that elastic steps stand on: a cluster whose views change, or a group that stays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from potluck.core.cluster_events import MembershipEvent
+from potluck.runtime.cluster import Cluster
+from potluck.runtime.context import DistributedContext
+from potluck.vocabulary import NodeId, ProcessId, View
+
+__all__ = ["Ground"]
+
+
+class Ground:
+    """Where calls run: all those of one block in the same view."""
+
+    def __init__(self, group: DistributedContext) -> None:
+        self.group = group
+        self._cluster = group if isinstance(group, Cluster) else None
+        self._founded: set[str] = set()
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether members can come and go."""
+        return self._cluster is not None
+
+    @contextlib.contextmanager
+    def stand(self, timeout: float | None) -> Iterator[View]:
+        """A block in one view.
+
+        Raises what the cluster has to tell first; what fails because the view is over is raised as
+        that.
+        """
+        if self._cluster is None:
+            yield _lasting(self.group.world_size)
+            return
+        with self._cluster.innermost.stages.visit(timeout) as stage:  # type: ignore[attr-defined]
+            yield stage.view
+
+    def has_founded(self, view: View) -> bool:
+        """Whether this member has been in the lineage from its first view on."""
+        if self._cluster is None or view.epoch == 1:
+            return True
+        for event in self._cluster.events():
+            told = event.event
+            if isinstance(told, MembershipEvent) and told.view and told.view.epoch == 1:
+                self._founded.add(told.view.lineage)
+        return view.lineage in self._founded
+
+    def note_steps(self, steps: int) -> None:
+        """Let the cluster know how much is behind us: it decides what happens when two meet."""
+        note = (
+            None if self._cluster is None else getattr(self._cluster.innermost, "note_steps", None)
+        )
+        if note is not None:
+            note(steps)
+
+
+def _lasting(size: int) -> View:
+    """The only view of a group that does not change."""
+    nobody = NodeId("0" * 32)
+    return View("0" * 32, 1, tuple(ProcessId(nobody, rank) for rank in range(size)))

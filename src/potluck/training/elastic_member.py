@@ -1,0 +1,244 @@
+"""Member: one process's part in steps that are transactions.
+
+Everything here follows :mod:`potluck.core.steps`.  A view begins with settling; a step in it is a
+record from everybody, the averaging, and a barrier.  Whoever passes the barrier knows that all hold
+the average, and applies it.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from potluck.arrays.base import Array
+from potluck.collective.compression.compressor import GradientCompressor
+from potluck.core.steps import Action, Position, Report
+from potluck.errors import BackendUnavailable, PeerLost, ViewChanged
+from potluck.runtime.context import DistributedContext
+from potluck.training.elastic_averaging import Gradients
+from potluck.training.elastic_ground import Ground
+from potluck.training.elastic_record import LENGTH, Record, check_records
+from potluck.training.elastic_settling import Standing, pieces, settle
+from potluck.training.sampler import ElasticSampler
+from potluck.training.sampler_intervals import Intervals
+from potluck.training.shares import Speedometer, shares_of
+from potluck.training.state import TrainingState
+from potluck.training.state_sync import StateSync, SyncReport
+from potluck.vocabulary import View
+
+__all__ = ["Member", "StepOutcome"]
+
+logger = logging.getLogger(__name__)
+
+PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
+"""Machines of which this is the same compute the same bits."""
+
+PAUSE = 0.05
+"""Seconds before another try in a view that has just failed: its end is being agreed on."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """How a step went."""
+
+    step: int
+    """Steps that are committed now."""
+    counted: bool
+    """Whether this member's gradients are in it; if not, they were for a state it no longer has."""
+    world_size: int
+    """How many members there are now."""
+    weight: float
+    """Of all gradients in it together."""
+    tries: int
+    """How often its averaging was begun."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step under way: what went into it stays as it is until the step is applied."""
+
+    gradients: Gradients
+    weight: float
+    tries: int = 0
+    records: tuple[Record, ...] = ()
+    """Of all members, for the try that this member holds."""
+
+
+class Member:
+    """Settles, averages and commits."""
+
+    def __init__(
+        self, group: DistributedContext, state: TrainingState, apply: Callable[[Any], None]
+    ) -> None:
+        self._ground = Ground(group)
+        self._group = group
+        self._apply = apply
+        self._state = state
+        self._sync = StateSync(state)
+        self.sampler: ElasticSampler | None = None
+        self.batch = 0
+        """Samples of all members together in one step."""
+        self._compressor: GradientCompressor | None = None
+        self._verify_every = 0
+        self._timeout: float | None = None
+        self._speed = Speedometer()
+        self._room: dict[bool, Array] = {}
+        self._report = Report()
+        self._settled: View | None = None
+        self._rank = 0  # in that view
+        self._pending: Pending | None = None
+        self._outcome = StepOutcome(0, counted=False, world_size=0, weight=0.0, tries=0)
+        self._taken: Intervals | None = None
+        self._reserved: tuple[Intervals, ...] = ()
+        self._speeds: tuple[int, ...] = ()
+        self._broken: BaseException | None = None
+        self.last_sync: SyncReport | None = None
+        """What the last exchange of states did, if there was one."""
+
+    @property
+    def position(self) -> Position:
+        """The last step that this member has applied, and the view it was made in."""
+        return self._report.position
+
+    def _repeat(self, action: Callable[[View], Result]) -> Result:
+        """Settle in the view that holds and do something there, until no view ends in between."""
+        while True:
+            if self._broken is not None:
+                raise BackendUnavailable(
+                    "This member's state is no longer what the others have",
+                    cause=f"applying a step failed: {self._broken!r}",
+                    hint="Start it again: it gets the state from the others.",
+                ) from self._broken
+            try:
+                with self._ground.stand(self._timeout) as view:
+                    if self._settled != view:
+                        self._settle(view)
+                    return action(view)
+            except (PeerLost, ViewChanged) as error:
+                if not self._ground.is_elastic:
+                    raise
+                logger.info("After step %d: %s", self.position.step, error)
+                if self._settled is None:
+                    time.sleep(PAUSE)
+                self._settled = None
+
+    # -- a view begins ---------------------------------------------------------------------------
+
+    def _settle(self, view: View) -> None:
+        self._settled = None
+        self._report = replace(self._report, founder=self._ground.has_founded(view))
+        standing = Standing(self._report, self._taken or (), self._speed.speed)
+        found = settle(self._group, view, standing)
+        decision = found.decision
+        logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
+        if found.action is Action.APPLY:
+            self._commit()
+        alike: Sequence[int] = decision.sources
+        if decision.receivers:
+            self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
+            alike = self.last_sync.servers
+        kept = found.kept(alike)
+        if found.action is Action.RECEIVE:
+            self._become(decision.target, keep=kept[self._group.rank] is not None)
+        self._report = replace(self._report, attended=(view.lineage, view.epoch))
+        self._reserved, self._speeds = tuple(share or () for share in kept), found.speeds
+        self._rank, self._settled = self._group.rank, view
+
+    def _become(self, target: Position, *, keep: bool = False) -> None:
+        """Stand elsewhere; what was computed for another state is of no use, unless told so."""
+        if not keep:
+            if self._pending is not None:
+                size = self._group.world_size
+                self._outcome = StepOutcome(target.step, False, size, 0.0, self._pending.tries)
+                logger.warning("The gradients at %s were for a state that is gone", self.position)
+            self._pending, self._taken = None, None
+        if self._compressor is not None:
+            self._compressor.discard()
+        self._report = replace(self._report, position=target, attempt=None, holds=False)
+        self._ground.note_steps(target.step)
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def _try(self, view: View) -> StepOutcome:
+        """Average and commit the step under way, unless settling has done so."""
+        pending = self._pending
+        if pending is None:
+            return self._outcome
+        step = self.position.step + 1
+        pending.tries += 1
+        if self._compressor is not None:
+            self._compressor.discard()
+        attempt = Position(view.lineage, view.epoch, step)
+        self._report = replace(self._report, attempt=attempt, holds=False)
+        records = self._exchange_records(pending, step)
+        if self._verify_every and step > 1 and (step - 1) % self._verify_every == 0:
+            self._sync.run(self._group, range(len(view.members)), PLATFORM)
+        pending.gradients.pack(pending.weight)
+        pending.gradients.reduce(self._group, self._compressor, records)
+        pending.records = records
+        self._report = replace(self._report, holds=True)
+        self._group.barrier(self._timeout)
+        self._commit()
+        return self._outcome
+
+    def _exchange_records(self, pending: Pending, step: int) -> tuple[Record, ...]:
+        mine = Record(
+            step,
+            pending.gradients.signature if pending.weight else 0,
+            pending.weight,
+            self._speed.speed,
+            0 if self.sampler is None else self.sampler.epoch,
+            self._taken or (),
+        )
+        rows = self._group.all_gather(mine.encode(), timeout=self._timeout).reshape(-1, LENGTH)
+        records = tuple(Record.decode(row) for row in rows.tolist())
+        check_records(records)
+        if self.sampler is not None:
+            # Whatever is wrong with somebody's samples, all find it before anybody averages.
+            trial = ElasticSampler(self.sampler.size)
+            trial.committed = self.sampler.committed
+            trial.commit(record.share for record in records)
+        return records
+
+    def _commit(self) -> None:
+        """Everybody holds the result: apply it, and count what went into it."""
+        pending, attempt = self._pending, self._report.attempt
+        assert pending is not None
+        assert attempt is not None
+        try:
+            self._apply(pending.gradients.mean())
+        except BaseException as error:
+            self._broken = error
+            raise
+        if self.sampler is not None:
+            self.sampler.commit(record.share for record in pending.records)
+        if self._compressor is not None:
+            self._compressor.commit()
+        weight = sum(record.weight for record in pending.records)
+        size = self._group.world_size
+        self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
+        self._speeds = tuple(record.speed for record in pending.records)
+        self._reserved = ()
+        self._pending, self._taken = None, None
+        self._report = replace(self._report, position=attempt, holds=False)
+        self._ground.note_steps(attempt.step)
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def _share(self, view: View) -> Intervals:
+        """This member's part of the next batch; all members compute the same parts."""
+        assert self.sampler is not None
+        size = len(view.members)
+        speeds = self._speeds if len(self._speeds) == size else (0,) * size
+        counts = shares_of(self.batch, speeds)
+        reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
+        counts = [0 if has else count for has, count in zip(reserved, counts, strict=True)]
+        return self.sampler.assign(counts, pieces(reserved))[self._rank]

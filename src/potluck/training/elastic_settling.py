@@ -1,0 +1,112 @@
+"""Settling: the first thing the members of a new view do together.
+
+They tell each other where they stand, decide the step that was under way, bring the state to those
+who lack it, and share out what is left of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.core.steps import Action, Decision, Position, Report, decide
+from potluck.errors import BackendUnavailable, MalformedFrame
+from potluck.runtime.distributed import DistributedBackend
+from potluck.training.sampler_intervals import Intervals, overlap
+from potluck.vocabulary import View
+
+__all__ = ["Settlement", "Standing", "pieces", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a member reports."""
+
+    report: Report
+    taken: Intervals
+    """Samples it has in hand for its next step."""
+    speed: int
+
+    def encode(self) -> tuple[Any, ...]:
+        """As plain values."""
+        report = self.report
+        attempt = None if report.attempt is None else tuple(report.attempt)
+        place = tuple(report.position), report.attended, attempt, report.holds, report.founder
+        return place, self.taken, self.speed
+
+    @classmethod
+    def decode(cls, value: Any) -> Standing:
+        """From what another member sent."""
+        try:
+            (position, attended, attempt, holds, founder), taken, speed = value
+            report = Report(
+                _position(position),
+                (str(attended[0]), int(attended[1])),
+                None if attempt is None else _position(attempt),
+                bool(holds),
+                bool(founder),
+            )
+            return cls(report, tuple((int(a), int(b)) for a, b in taken), int(speed))
+        except (TypeError, ValueError, IndexError) as error:
+            raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
+
+
+def _position(value: Any) -> Position:
+    lineage, epoch, step = value
+    return Position(str(lineage), int(epoch), int(step))
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What the members of a view have found out."""
+
+    decision: Decision
+    action: Action
+    """What this member has to do."""
+    taken: tuple[Intervals, ...]
+    """In rank order: samples that members had in hand."""
+    speeds: tuple[int, ...]
+
+    def kept(self, alike: Container[int]) -> list[Intervals | None]:
+        """In rank order, what members still have in hand; None for what was for another state.
+
+        ``alike`` are the ranks that had the state before anything was sent.
+        """
+        kept: list[Intervals | None] = [
+            taken if action is Action.KEEP else () if action is Action.APPLY else None
+            for taken, action in zip(self.taken, self.decision.actions, strict=True)
+        ]
+        for rank in self.decision.receivers:
+            others = pieces([share for share in kept if share])
+            # Two who began apart may have taken the same: what the first one has counts.
+            if rank in alike and not overlap(self.taken[rank], others):
+                kept[rank] = self.taken[rank]
+        return kept
+
+
+def settle(group: DistributedBackend, view: View, mine: Standing) -> Settlement:
+    """Ask everybody, and decide; all members call this first in a view."""
+    told = [Standing.decode(value) for value in group.all_gather_object(mine.encode())]
+    decision = decide(view, [each.report for each in told])
+    if decision.is_lost:
+        raise BackendUnavailable(
+            "This member has never had the state of the training",
+            cause=decision.reason,
+            hint="Start it again: it then begins anew, or from a checkpoint.",
+        )
+    return Settlement(
+        decision,
+        decision.actions[group.rank],
+        tuple(each.taken for each in told),
+        tuple(each.speed for each in told),
+    )
+
+
+def pieces(shares: Sequence[Intervals]) -> list[tuple[int, int]]:
+    """All intervals of several shares.
+
+    >>> pieces([((0, 2),), (), ((5, 7), (9, 10))])
+    [(0, 2), (5, 7), (9, 10)]
+    """
+    return [piece for share in shares for piece in share]

@@ -1,0 +1,174 @@
+"""Local SGD and DiLoCo: members train by themselves and meet every H steps.
+
+Each member changes its own copy of the parameters.  At a meeting the way that each has gone since
+the last one, its *outer gradient*, is averaged, compressed if wanted; an outer optimiser (SGD with
+Nesterov's momentum) changes what all had in common by that, and everybody goes on from there.  A
+meeting is an elastic step, so members may come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from potluck.arrays.base import Access, Array
+from potluck.arrays.lending import adapter_of, lend
+from potluck.collective.compression.compressor import GradientCompressor
+from potluck.runtime.context import DistributedContext
+from potluck.training import trees
+from potluck.training.elastic import ElasticTrainer, StepOutcome
+from potluck.training.sampler import ElasticSampler
+from potluck.training.sampler_order import Indices
+from potluck.training.state import TrainingState
+
+__all__ = ["LocalSgd"]
+
+RATE, MOMENTUM = 0.7, 0.9
+"""Of the outer optimiser: what DiLoCo's authors found to work over a wide range."""
+
+
+class LocalSgd:
+    """Lets members meet every ``every`` steps.
+
+    ``parameters`` is a tree of arrays that are changed in place, or a pair of functions that get
+    and set such a tree.  With ``rate=1`` and ``momentum=0`` a meeting averages the parameters, which
+    is plain local SGD; the defaults are DiLoCo's.  ``compression`` is a method such as ``"int8"`` or
+    ``"topk:0.01"``, always with error feedback; None sends all bits.  ``sampler`` and ``batch``
+    (samples of all members between two meetings) hand out data.  Further parts of the state that
+    all have in common may be given by name; optimisers of the steps in between are each member's
+    own.
+
+    >>> from potluck import DistributedContext, SimulatedBackend
+    >>> weights = np.zeros(3, np.float32)
+    >>> with DistributedContext(SimulatedBackend.create_group(1)[0]) as group:
+    ...     meetings = LocalSgd(group, weights, every=2, rate=1.0, momentum=0.0)
+    ...     for _ in range(2):
+    ...         weights += 1
+    ...         outcome = meetings.step()
+    >>> outcome.step, weights.tolist()
+    (1, [2.0, 2.0, 2.0])
+    """
+
+    def __init__(
+        self,
+        cluster: DistributedContext,
+        parameters: Any,
+        *,
+        every: int = 50,
+        rate: float = RATE,
+        momentum: float = MOMENTUM,
+        compression: str | None = "int8",
+        sampler: ElasticSampler | None = None,
+        batch: int | None = None,
+        timeout: float | None = None,
+        **parts: Any,
+    ) -> None:
+        if every < 1 or not 0 <= momentum < 1:
+            msg = f"Members meet every so many steps, with a momentum below 1: {every}, {momentum}"
+            raise ValueError(msg)
+        self.every, self.rate, self.momentum = every, rate, momentum
+        self._get, self._set = _access(parameters)
+        self._anchor = [_copy(leaf) for leaf in self._leaves()]
+        self._speed = [np.zeros_like(array) for array in self._anchor]
+        self._made, self._weight = 0, 0.0
+        self.compressor = None if compression is None else GradientCompressor(compression)
+        state = TrainingState(**{"outer": (self._capture, self._restore), **parts})
+        self.trainer = ElasticTrainer(
+            cluster,
+            state,
+            self._apply,
+            sampler=sampler,
+            batch=batch,
+            compressor=self.compressor,
+            timeout=timeout,
+        )
+        """Runs the meetings."""
+
+    def start(self) -> None:
+        """Meet the others and get the parameters; returns when this member can begin."""
+        self.trainer.start()
+
+    def take(self) -> Indices:
+        """This member's samples until the next meeting."""
+        return self.trainer.take()
+
+    def step(self, weight: float = 1.0) -> StepOutcome | None:
+        """Call it after every step; every so many it meets the others and returns how that went.
+
+        ``weight`` is how much the step counts, such as its number of samples.
+        """
+        self._made += 1
+        self._weight += weight
+        return self.meet() if self._made >= self.every else None
+
+    def meet(self) -> StepOutcome:
+        """Meet now; all members call this."""
+        way = [
+            (anchor - trees.flat_array(leaf)).astype(np.float32)
+            for anchor, leaf in zip(self._anchor, self._leaves(), strict=True)
+        ]
+        outcome = self.trainer.step(way, self._weight)
+        self._made, self._weight = 0, 0.0
+        return outcome
+
+    # -- the outer optimiser ---------------------------------------------------------------------
+
+    def _apply(self, mean: Any) -> None:
+        for anchor, speed, way in zip(self._anchor, self._speed, mean, strict=True):
+            speed *= self.momentum
+            speed += way
+            anchor -= self.rate * (way + self.momentum * speed if self.momentum else way)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Everybody goes on from what all have in common."""
+        tree = self._get()
+        made = []
+        for (_, leaf), anchor in zip(trees.leaves_of(tree), self._anchor, strict=True):
+            lease = adapter_of(leaf).allocate(leaf, tuple(leaf.shape))
+            np.copyto(lease.flat, anchor, casting="same_kind")
+            made.append(lease.give_back())
+        self._set(trees.replaced(tree, iter(made)))
+
+    def _leaves(self) -> list[Any]:
+        return [leaf for _, leaf in trees.leaves_of(self._get())]
+
+    def _capture(self) -> dict[str, Any]:
+        return {"anchor": self._anchor, "speed": self._speed}
+
+    def _restore(self, tree: dict[str, Any]) -> None:
+        for mine, theirs in ((self._anchor, tree["anchor"]), (self._speed, tree["speed"])):
+            if [array.shape for array in mine] != [array.shape for array in theirs]:
+                msg = "The members have other parameters than these: all train the same model"
+                raise ValueError(msg)
+            for array, value in zip(mine, theirs, strict=True):
+                np.copyto(array, value)
+        self._made, self._weight = 0, 0.0
+        self._publish()
+
+
+def _access(parameters: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    if isinstance(parameters, tuple) and len(parameters) == 2 and all(map(callable, parameters)):  # noqa: PLR2004
+        return parameters
+    if not trees.leaves_of(parameters):
+        msg = "There are no arrays in these parameters"
+        raise ValueError(msg)
+
+    def put(tree: Any) -> None:
+        for (_, mine), (_, new) in zip(
+            trees.leaves_of(parameters), trees.leaves_of(tree), strict=True
+        ):
+            lease = lend(mine, Access.WRITE)
+            np.copyto(lease.flat, trees.flat_array(new))
+            lease.give_back()
+
+    return lambda: parameters, put
+
+
+def _copy(leaf: Any) -> Array:
+    """The elements in at least single precision."""
+    flat = trees.flat_array(leaf)
+    wide = flat.dtype if flat.dtype == np.float64 else np.dtype(np.float32)
+    return flat.astype(wide)

@@ -1,0 +1,94 @@
+"""``init_method="potluck://"``: the ranks meet as Potluck's own do, and nothing listens in clear.
+
+Where a launcher has said who is who (``torchrun``, ``mpirun``, ``srun``, or the variables by hand),
+rank 0 listens at the master address.  Otherwise (``potluck run``, or nothing at all) the machines
+of the namespace find each other, and ranks are those of the view that they agree on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from potluck.backend.base import Backend
+from potluck.backend.simulated import SimulatedBackend
+from potluck.backend.tcp import TcpBackend
+from potluck.config import read_launch
+from potluck.errors import BackendUnavailable
+from potluck.runtime.auto import AutoDiscoveryBackend
+from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.training.store import PotluckStore
+from potluck.training.work import seconds
+
+__all__ = ["SCHEME", "register_scheme", "store_below"]
+
+SCHEME = "potluck"
+
+DEFAULT = 1800.0
+"""Seconds to wait for the others unless told otherwise."""
+
+_RANKED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def _meet(timeout: float) -> tuple[Backend, Callable[[], None] | None]:
+    """Meet the others; also how to leave whatever stands around the backend."""
+    if any(name in os.environ for name in _RANKED):
+        launch = read_launch(os.environ)
+        if launch.world_size == 1:
+            return SimulatedBackend.create_group(1)[0], None
+        return TcpBackend(launch.rank, launch.world_size, launch.masters, timeout=timeout), None
+    config = AutoDiscoveryConfig()
+    node = AutoDiscoveryBackend(config)
+    try:
+        stage = node.stages.wait_for(lambda found: found.world_size >= config.wanted_nodes, timeout)
+    except BaseException:
+        node.close()
+        raise
+    assert stage.backend is not None
+    return stage.backend, node.close
+
+
+def _handle(
+    url: str,
+    rank: int = -1,
+    world_size: int = -1,
+    timeout: timedelta | None = None,
+    **_: Any,
+) -> Iterator[tuple[Store, int, int]]:
+    """What PyTorch asks for: a store, and who we are."""
+    del url, rank, world_size  # they are what was agreed on
+    backend, close = _meet(seconds(timeout) or DEFAULT)
+    store: Store
+    if backend.world_size == 1:
+        store = HashStore()
+        if close is not None:
+            close()
+    else:
+        store = PotluckStore(backend, close)
+    yield store, backend.rank, backend.world_size
+    raise BackendUnavailable(
+        "The ranks that met by potluck:// meet once",
+        hint="Destroy the process group, and initialise it anew.",
+    )
+
+
+def store_below(store: Any) -> PotluckStore | None:
+    """Our own store below those that only add a prefix, if it is that."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store if isinstance(store, PotluckStore) else None
+
+
+_known: list[str] = []
+
+
+def register_scheme() -> None:
+    """Make the scheme known to PyTorch; once is enough, twice does no harm."""
+    if not _known:
+        _known.append(SCHEME)
+        register_rendezvous_handler(SCHEME, _handle)  # type: ignore[no-untyped-call]

@@ -1,0 +1,120 @@
+"""Shares: how much of a batch each member takes, so that all finish at the same time.
+
+Speeds are whole numbers that the members have told each other, so all come to the same shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.training.sampler import divided
+
+__all__ = ["Speedometer", "Straggler", "find_straggler", "shares_of"]
+
+UNKNOWN = 0
+"""The speed of a member that has not measured yet."""
+
+SMOOTHING = 0.3
+"""How much of a new measurement counts: one odd step changes little, three change most."""
+
+
+def shares_of(batch: int, speeds: Sequence[int]) -> list[int]:
+    """Divide a batch by speed; everybody gets at least one sample while there are enough.
+
+    A member that has not measured yet counts as an average one.
+
+    >>> shares_of(130, [400, 400, 400, 100]), shares_of(9, [0, 300, 300])
+    ([40, 40, 40, 10], [3, 3, 3])
+    """
+    known = [speed for speed in speeds if speed > UNKNOWN]
+    average = max(1, sum(known) // len(known)) if known else 1
+    weights = [speed if speed > UNKNOWN else average for speed in speeds]
+    if batch <= len(weights):
+        return [1] * batch + [0] * (len(weights) - batch)
+    shares = divided(batch, weights)
+    while 0 in shares:  # a slow one must go on measuring, or it stays slow for ever
+        shares[shares.index(0)] = 1
+        shares[shares.index(max(shares))] -= 1
+    return shares
+
+
+class Speedometer:
+    """Samples per second of this member, from what it did and how long that took."""
+
+    def __init__(self) -> None:
+        self._rate: float | None = None
+
+    def note(self, samples: int, seconds: float) -> None:
+        """So many samples took so long; nothing is learned from no samples or no time."""
+        if samples < 1 or seconds <= 0:
+            return
+        rate = samples / seconds
+        before = self._rate
+        self._rate = rate if before is None else before + SMOOTHING * (rate - before)
+
+    @property
+    def speed(self) -> int:
+        """In thousandths of a sample per second, to be told to the others."""
+        return UNKNOWN if self._rate is None else max(1, min(1 << 62, round(self._rate * 1000)))
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A member that holds up the others, and why."""
+
+    rank: int
+    factor: float
+    """How many times slower than the median of the others it is."""
+    cause: str
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"Rank {self.rank} is {self.factor:.1f} times slower than the others: {self.cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a member knows of itself, in whole numbers: percent, and tenths of a degree."""
+
+    load: int = 0
+    """Of its processors, by others than this training."""
+    on_battery: bool = False
+    heat: int = 0
+    """Degrees Celsius; 0 where that is not known."""
+    link: int = 0
+    """Bytes per second it can send; 0 where that is not known."""
+
+
+BUSY, HOT, SLOW = 50, 90, 2.0
+"""Percent of foreign load, degrees, and times slower from which on somebody should know."""
+
+
+def find_straggler(speeds: Sequence[int], conditions: Sequence[Condition]) -> Straggler | None:
+    """The slowest member, if it is much slower than the others, with its likely cause.
+
+    >>> str(find_straggler([400, 400, 100], [Condition(), Condition(), Condition(load=80)]))
+    'Rank 2 is 4.0 times slower than the others: its processors do other work (80 %)'
+    """
+    if len(speeds) < 2 or UNKNOWN in speeds:  # noqa: PLR2004 - nobody to compare with
+        return None
+    rank = min(range(len(speeds)), key=lambda each: speeds[each])
+    others = sorted(speed for place, speed in enumerate(speeds) if place != rank)
+    factor = others[len(others) // 2] / speeds[rank]
+    if factor < SLOW:
+        return None
+    return Straggler(rank, factor, _cause(rank, conditions))
+
+
+def _cause(rank: int, conditions: Sequence[Condition]) -> str:
+    mine = conditions[rank]
+    others = [each.link for place, each in enumerate(conditions) if place != rank and each.link]
+    if mine.heat >= HOT:
+        return f"it is hot ({mine.heat} °C) and slows itself down"
+    if mine.on_battery:
+        return "it runs on its battery"
+    if mine.load >= BUSY:
+        return f"its processors do other work ({mine.load} %)"
+    if mine.link and others and mine.link * SLOW < min(others):
+        return f"its link is slow ({mine.link / 1e6:.1f} MB/s)"
+    return "its processor is slower"

@@ -1,0 +1,182 @@
+"""State sync: a newcomer gets the state, and a replica that has come apart is put right.
+
+All members take part.  They compare hashes of chunks, and each receiver gets the chunks that differ
+from several members at once.  What has arrived stays here if the view changes in the middle: the
+next try sends only what is still missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from potluck.errors import DistributedError, MalformedFrame
+from potluck.runtime.distributed import DistributedBackend
+from potluck.training import trees
+from potluck.training.state import TrainingState
+from potluck.training.state_chunks import CHUNK, Chunks, Layout, chunk_digest, size_of, sizes
+
+__all__ = ["StateSync", "SyncReport"]
+
+logger = logging.getLogger(__name__)
+
+ROUND = 32
+"""Chunks that a receiver gets in one exchange: 32 MiB of memory on either side."""
+
+_MARK = 16  # bytes of a digest
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync has done."""
+
+    receivers: tuple[int, ...]
+    """Ranks that lacked something."""
+    servers: tuple[int, ...]
+    """Ranks that had everything."""
+    nbytes: int
+    """Bytes that this rank has received."""
+    whole: int
+    """Bytes of the state."""
+
+
+class StateSync:
+    """Brings the state of some members to all; keeps what has arrived from one try to the next."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._arrived: dict[bytes, bytes] = {}
+
+    def run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
+        """Give all members the state of ``sources``; all of them call this, with the same ones.
+
+        Where sources differ, the state of most of them counts, else that of the first.
+        """
+        mine = Chunks(self._state.capture())
+        everyone = group.all_gather_object((mine.digest, platform))
+        chosen = _reference([(rank, everyone[rank]) for rank in sources])
+        servers = [rank for rank, (digest, _) in enumerate(everyone) if digest == chosen]
+        receivers = [rank for rank in range(len(everyone)) if rank not in servers]
+        if not receivers:
+            return SyncReport((), tuple(servers), 0, mine.nbytes)
+        _name_the_diverged(sources, everyone, servers)
+        plan = group.broadcast_object(
+            (tuple(mine.layout), b"".join(mine.digests)) if group.rank == servers[0] else None,
+            servers[0],
+        )
+        layout, digests = _read_plan(plan)
+        needed = self._needed(mine, layout, digests) if group.rank in receivers else []
+        wishes = group.all_gather_object(needed)
+        received = self._exchange(group, mine, wishes, (servers, layout, digests))
+        if group.rank in receivers:
+            self._assemble(mine, layout, digests)
+        return SyncReport(tuple(receivers), tuple(servers), received, layout.nbytes)
+
+    def _needed(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> list[int]:
+        have = set(self._arrived)
+        if mine.layout.arrays == layout.arrays:
+            have.update(
+                theirs for theirs, own in zip(digests, mine.digests, strict=True) if theirs == own
+            )
+        return [number for number, digest in enumerate(digests) if digest not in have]
+
+    def _exchange(
+        self,
+        group: DistributedBackend,
+        mine: Chunks,
+        wishes: list[list[int]],
+        plan: tuple[list[int], Layout, list[bytes]],
+    ) -> int:
+        """Rounds in which servers send chunks to those who wish for them; bytes received."""
+        servers, layout, digests = plan
+        ranks, total = range(len(wishes)), layout.nbytes
+        _check_wishes(wishes, len(digests))
+        received = 0
+        for start in range(0, max(map(len, wishes)), ROUND):
+            # Each chunk of a receiver comes from another server, so that all of them send.
+            parcels = [
+                [
+                    [n for n in wishes[to][start : start + ROUND] if _server(servers, n, to) == who]
+                    for to in ranks
+                ]
+                for who in ranks
+            ]
+            outgoing = b"".join(mine.read(n) for to in ranks for n in parcels[group.rank][to])
+            counts = [[sizes(numbers, total) for numbers in row] for row in parcels]
+            data = group.all_to_all(np.frombuffer(outgoing, np.uint8), counts=counts).tobytes()
+            received += len(data)
+            place = 0
+            for who in ranks:
+                for number in parcels[who][group.rank]:
+                    chunk = data[place : place + size_of(number, total)]
+                    place += len(chunk)
+                    if chunk_digest(chunk) != digests[number]:
+                        raise DistributedError(
+                            f"Rank {who} sent a part of the state that is not what it announced",
+                            rank=who,
+                            hint="Its memory may be faulty, or its state changed meanwhile.",
+                        )
+                    self._arrived[digests[number]] = chunk
+        return received
+
+    def _assemble(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> None:
+        stream = bytearray(layout.nbytes)
+        is_alike = mine.layout.arrays == layout.arrays
+        for number, digest in enumerate(digests):
+            chunk = self._arrived.get(digest)
+            if chunk is None and is_alike and mine.digests[number] == digest:
+                chunk = mine.read(number)
+            if chunk is None:  # the same content elsewhere in our own state
+                chunk = mine.read(mine.digests.index(digest))
+            stream[number * CHUNK : number * CHUNK + len(chunk)] = chunk
+        self._state.restore(trees.read(layout.shape, layout.parts(stream)))
+        self._arrived.clear()
+
+
+def _server(servers: list[int], number: int, receiver: int) -> int:
+    return servers[(number + receiver) % len(servers)]
+
+
+def _reference(states: list[tuple[int, tuple[bytes, str]]]) -> bytes:
+    """What most sources have; where that is no majority, what the first one has."""
+    votes = Counter(digest for _, (digest, _) in states)
+    first = states[0][1][0]
+    digest, count = votes.most_common(1)[0]
+    return digest if count > len(states) // 2 else first
+
+
+def _name_the_diverged(
+    sources: Sequence[int], everyone: list[tuple[bytes, str]], servers: list[int]
+) -> None:
+    """Equal machines compute equal bits: where they do not, somebody should know."""
+    platform = everyone[servers[0]][1]
+    for rank in sources:
+        if rank not in servers and everyone[rank][1] == platform:
+            logger.warning(
+                "Rank %d has come apart from the others, though it is of the same kind (%s): "
+                "its state is replaced. Faulty memory, or code that is not the same, may be why.",
+                rank,
+                platform,
+            )
+
+
+def _read_plan(plan: Any) -> tuple[Layout, list[bytes]]:
+    try:
+        described, marks = plan
+    except (TypeError, ValueError) as error:
+        raise MalformedFrame("The plan of a state makes no sense", cause=str(error)) from None
+    layout = Layout.checked(described)
+    if not isinstance(marks, bytes) or len(marks) != _MARK * -(-layout.nbytes // CHUNK):
+        raise MalformedFrame("The hashes of a state do not fit its size")
+    return layout, [marks[at : at + _MARK] for at in range(0, len(marks), _MARK)]
+
+
+def _check_wishes(wishes: list[list[int]], chunks: int) -> None:
+    for rank, wish in enumerate(wishes):
+        if not all(isinstance(number, int) and 0 <= number < chunks for number in wish):
+            raise MalformedFrame(f"Rank {rank} wishes for parts of the state that do not exist")

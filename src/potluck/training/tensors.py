@@ -1,0 +1,107 @@
+"""Several tensors as one vector: collectives know vectors, PyTorch knows lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from potluck.arrays.base import Access
+
+__all__ = ["Bundle", "counts_of", "is_dense"]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie one after the other in the host's memory."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def counts_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many elements each has."""
+    return [tensor.numel() for tensor in tensors]
+
+
+class Bundle:
+    """Tensors of one type as one vector: their own memory where they lie side by side.
+
+    Otherwise a temporary vector stands in for them, and :meth:`give_back` copies it to them.
+
+    >>> parts = [torch.ones(2), torch.zeros(1, 2)]
+    >>> bundle = Bundle(parts, Access.UPDATE)
+    >>> bundle.vector += 1
+    >>> bundle.give_back(); parts
+    [tensor([2., 2.]), tensor([[1., 1.]])]
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], access: Access) -> None:
+        self._tensors = [tensor.detach() for tensor in tensors]
+        self._access = access
+        _check(tensors)
+        whole = _side_by_side(self._tensors)
+        self.is_copy = whole is None
+        if whole is None:
+            first = tensors[0]
+            count = sum(counts_of(tensors))
+            whole = torch.empty(count, dtype=first.dtype, device="cpu")
+            if access.reads:
+                for part, tensor in zip(self._parts(whole), self._tensors, strict=True):
+                    part.copy_(tensor)
+        self.vector = whole
+
+    def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        parts = whole.split(counts_of(self._tensors))  # type: ignore[no-untyped-call]
+        return [part.view(tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]
+
+    def give_back(self) -> None:
+        """Bring the result to where it belongs."""
+        if not self._access.writes:
+            return
+        if self.is_copy:
+            for part, tensor in zip(self._parts(self.vector), self._tensors, strict=True):
+                with torch.inference_mode(tensor.is_inference()):
+                    tensor.copy_(part)
+        else:
+            for tensor in self._tensors:
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
+
+
+def _check(tensors: Sequence[torch.Tensor]) -> None:
+    if not tensors:
+        msg = "An operation on tensors needs at least one"
+        raise ValueError(msg)
+    kinds = {tensor.dtype for tensor in tensors}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(map(str, kinds)))
+        msg = f"Tensors of one operation must be of one type, not of {names}"
+        raise TypeError(msg)
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        msg = "Sparse tensors can only be summed by all_reduce: pass tensor.to_dense()"
+        raise TypeError(msg)
+
+
+def _side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """One vector over the memory of all, where that is one piece."""
+    filled = [tensor for tensor in tensors if tensor.numel()]  # the others have no address
+    first = (filled or tensors)[0]
+    if not is_dense(first):
+        return None
+    if len(filled) <= 1:
+        return first.view(-1)
+    storage = first.untyped_storage().data_ptr()
+    place = first.data_ptr()
+    for tensor in filled:
+        if (
+            not is_dense(tensor)
+            or tensor.data_ptr() != place
+            or tensor.untyped_storage().data_ptr() != storage
+        ):
+            return None
+        place += tensor.numel() * tensor.element_size()
+    return first.as_strided((sum(counts_of(tensors)),), (1,))

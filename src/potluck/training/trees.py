@@ -1,0 +1,142 @@
+"""Trees: dicts, lists and tuples with arrays at their ends, of any library.
+
+Gradients are such a tree, and so is what ``state_dict()`` returns.  A tree can be taken apart into
+its arrays and put together again; its shape can be written down without them, and never by pickle.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from potluck.arrays.base import Access, Array
+from potluck.arrays.lending import lend
+from potluck.runtime.object_codec import decode, encode
+
+__all__ = ["flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
+
+_KINDS = ("torch", "jax", "mlx")
+
+
+def is_array(thing: Any) -> bool:
+    """Whether this is the end of a branch that holds numbers in an array."""
+    return isinstance(thing, np.ndarray | np.generic) or (
+        hasattr(thing, "dtype") and hasattr(thing, "shape")
+    )
+
+
+def leaves_of(tree: Any) -> list[tuple[str, Any]]:
+    """All arrays of a tree, each with the path to it, in the order of the tree.
+
+    >>> [path for path, _ in leaves_of({"layer": [np.zeros(1), {"bias": np.ones(2)}]})]
+    ['layer.0', 'layer.1.bias']
+    """
+    return list(_walk(tree, ""))
+
+
+def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if is_array(tree):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _walk(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list | tuple):
+        for place, value in enumerate(tree):
+            yield from _walk(value, f"{path}.{place}" if path else str(place))
+
+
+def replaced(tree: Any, arrays: Iterator[Any]) -> Any:
+    """The same tree with other arrays, taken in the order of :func:`leaves_of`."""
+    if is_array(tree):
+        return next(arrays)
+    if isinstance(tree, Mapping):
+        made = {key: replaced(value, arrays) for key, value in tree.items()}
+        return made if type(tree) is dict else type(tree)(made)  # type: ignore[call-arg]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(replaced(value, arrays) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(replaced(value, arrays) for value in tree)
+    return tree
+
+
+def flat_array(thing: Any) -> Array:
+    """The elements of an array as flat memory of numpy; its own where that is possible."""
+    return lend(thing, Access.READ).flat
+
+
+# -- the shape of a tree, written down ------------------------------------------------------------
+
+_ARRAY, _MAPPING, _LIST, _TUPLE, _VALUE = range(5)
+
+
+def written(tree: Any) -> tuple[bytes, dict[str, Any]]:
+    """The shape of a tree as bytes, and its arrays by name.
+
+    >>> shape, arrays = written({"weight": np.ones(2), "steps": 3, "betas": (0.9, 0.99)})
+    >>> list(arrays), read(shape, arrays)["betas"]
+    (['weight'], (0.9, 0.99))
+    """
+    arrays: dict[str, Any] = {}
+    return encode(_outline(tree, "", arrays)), arrays
+
+
+def _outline(tree: Any, path: str, arrays: dict[str, Any]) -> list[Any]:
+    if is_array(tree):
+        name = path or "array"
+        while name in arrays:  # {"a.b": x, "a": {"b": y}}
+            name += "'"
+        arrays[name] = tree
+        return [_ARRAY, name, type(tree).__module__.partition(".")[0]]
+    if isinstance(tree, Mapping):
+        items = [
+            [key, _outline(value, f"{path}.{key}" if path else str(key), arrays)]
+            for key, value in tree.items()
+        ]
+        return [_MAPPING, items]
+    if isinstance(tree, list | tuple):
+        parts = [
+            _outline(value, f"{path}.{place}" if path else str(place), arrays)
+            for place, value in enumerate(tree)
+        ]
+        return [_LIST if isinstance(tree, list) else _TUPLE, parts]
+    return [_VALUE, tree]
+
+
+def read(shape: bytes, arrays: Mapping[str, Array]) -> Any:
+    """The tree for which bytes stand, with these arrays of numpy as the kinds they were."""
+    return _built(decode(shape), arrays)
+
+
+def _built(outline: Any, arrays: Mapping[str, Array]) -> Any:
+    kind, content, *rest = outline
+    if kind == _ARRAY:
+        return _as_kind(arrays[content], rest[0])
+    if kind == _MAPPING:
+        return {key: _built(value, arrays) for key, value in content}
+    if kind in (_LIST, _TUPLE):
+        parts = [_built(value, arrays) for value in content]
+        return parts if kind == _LIST else tuple(parts)
+    return content
+
+
+def _as_kind(array: Array, library: str) -> Any:
+    """An array of another library, if that is in use here."""
+    module = sys.modules.get(library) if library in _KINDS else None
+    if module is None:
+        return array
+    if library == "torch":
+        import torch
+
+        tensor = torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)))
+        lease = lend(tensor, Access.WRITE)
+        np.copyto(lease.flat, array.reshape(-1))
+        return lease.give_back()
+    return _elsewhere(array, library)
+
+
+def _elsewhere(array: Array, library: str) -> Any:
+    numpy_like = sys.modules.get({"jax": "jax.numpy", "mlx": "mlx.core"}[library])
+    return array if numpy_like is None else numpy_like.array(array)

@@ -1,0 +1,20 @@
+"""The benchmark of training steps runs, and both contenders learn the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ddp.py"
+
+
+def test_a_step_is_measured_beside_gloo(tmp_path: Path) -> None:
+    """A quick run gives a ratio, how much was hidden, and weights that do not differ."""
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--parts", "small", "--json", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(file.read_text(encoding="utf-8"))
+    assert row["ratio"] > 0
+    assert row["hidden"].keys() == row["median_seconds"].keys() == {"Gloo", "potluck"}
+    assert row["difference"] < 1e-5

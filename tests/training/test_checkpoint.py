@@ -1,0 +1,331 @@
+"""Checkpoints: whole or not at all, checked, removed in time, and read by any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+
+from potluck.errors import IoError
+from potluck.training.checkpoint import Checkpointer, latest
+from potluck.training.checkpoint_format import decode_header, encode_header
+from potluck.training.checkpoint_manifest import BLOCK, Manifest
+from support.threads import PATIENCE
+
+
+def tree(step: int = 1) -> dict[str, Any]:
+    """A state with arrays of all kinds, larger and smaller than a block."""
+    chance = np.random.default_rng(step)
+    return {
+        "model": {
+            "large": chance.normal(size=(700, 401)).astype(np.float32),
+            "small": np.arange(7, dtype=np.int64) * step,
+            "scalar": np.float64(step),
+            "empty": np.empty((0, 3), np.float16),
+            "half": chance.normal(size=5000).astype(ml_dtypes.bfloat16),
+        },
+        "steps": step,
+        "betas": (0.9, None),
+    }
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Two such states are equal, bit by bit."""
+    assert left["steps"] == right["steps"]
+    assert left["betas"] == right["betas"]
+    for name, array in left["model"].items():
+        other = right["model"][name]
+        assert (array.dtype, array.shape) == (other.dtype, other.shape)
+        assert array.tobytes() == other.tobytes()
+
+
+def save(folder: Path, world_size: int, step: int = 1, **facts: Any) -> None:
+    """All ranks save, one after the other."""
+    for rank in range(world_size):
+        with Checkpointer(folder, rank=rank, world_size=world_size) as saver:
+            saver.save(tree(step), step, **facts)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_what_was_saved_comes_back(tmp_path: Path, world_size: int) -> None:
+    """Every array bit by bit, and every plain value."""
+    save(tmp_path, world_size, 3, lineage="f" * 32, epoch=2)
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert (found.lineage, found.epoch, found.step) == ("f" * 32, 2, 3)
+    assert_same(found.tree(), tree(3))
+    assert repr(found) == f"<Checkpoint of step 3, written by {world_size} ranks>"
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 8])
+def test_any_number_of_ranks_can_read_it(tmp_path: Path, readers: int) -> None:
+    """Saved by 4, each of 2, 3 or 8 reads its own part; together they have everything once."""
+    save(tmp_path, 4)
+    found = latest(tmp_path)
+    assert found is not None
+    shards = [found.shard(rank, readers) for rank in range(readers)]
+    for name, whole in tree()["model"].items():
+        parts = sorted(
+            (shard[f"model.{name}"] for shard in shards if f"model.{name}" in shard),
+            key=lambda part: part.start,
+        )
+        together = np.concatenate([part.array.reshape(-1) for part in parts])
+        assert together.tobytes() == whole.tobytes()
+        assert {part.shape for part in parts} == {np.shape(whole)}
+    sizes = [sum(part.array.nbytes for part in shard.values()) for shard in shards]
+    assert max(sizes) < sum(sizes) / readers + BLOCK
+
+
+def test_a_reader_touches_only_what_it_needs(tmp_path: Path) -> None:
+    """Damage in the part of another rank does not concern it."""
+    save(tmp_path, 2)
+    found = latest(tmp_path)
+    assert found is not None
+    damage(next(tmp_path.glob("step-*/part-00001-of-00002.safetensors")), -1)
+    found.shard(0, 2)
+    with pytest.raises(IoError, match="is damaged"):
+        found.shard(1, 2)
+
+
+def damage(path: Path, place: int) -> None:
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    """Where a byte has changed the checkpoint before it is found, in data and in manifests."""
+    for step in (1, 2, 3):
+        save(tmp_path, 1, step)
+    damage(next(tmp_path.glob("step-*003-*/*.safetensors")), -5)
+    damage(next(tmp_path.glob("step-*002-*/*.json")), 60)
+    unchecked = latest(tmp_path)
+    assert unchecked is not None
+    assert unchecked.step == 3
+    with pytest.raises(IoError, match=r"is damaged: block \d+ .*earlier checkpoint"):
+        unchecked.tree()
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_one_that_lacks_a_part_is_not_complete(tmp_path: Path) -> None:
+    """While one of the ranks has not finished, the one before is the latest."""
+    save(tmp_path, 2, 1)
+    with Checkpointer(tmp_path, rank=0, world_size=2) as saver:
+        saver.save(tree(2), 2)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    with Checkpointer(tmp_path, rank=1, world_size=2) as saver:
+        saver.save(tree(2), 2)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_parts_of_different_checkpoints_are_no_checkpoint(tmp_path: Path) -> None:
+    """A part of another lineage in the same folder does not pass for the missing one."""
+    save(tmp_path, 2, 1, lineage="a" * 32)
+    save(tmp_path / "other", 2, 1, lineage="a" * 31 + "b")
+    (mine,), (other,) = tmp_path.glob("step-*"), (tmp_path / "other").glob("step-*")
+    for name in ("json", "safetensors"):
+        part = f"part-00001-of-00002.{name}"
+        (other / part).replace(mine / part)
+    assert latest(tmp_path) is None
+
+
+def test_old_ones_are_removed(tmp_path: Path) -> None:
+    """So many complete ones stay; what a crash has left, and other numbers of ranks, go as well."""
+    leftover = tmp_path / "step-000000000001-000000-start-of-1"
+    leftover.mkdir()
+    (leftover / ".writing-part-00000-of-00001.json").write_bytes(b"half")
+    save(tmp_path, 2, 2)
+    with Checkpointer(tmp_path, keep=2) as saver:
+        for step in (3, 4, 5):
+            saver.save(tree(step), step)
+    assert sorted(path.name[:17] for path in tmp_path.iterdir()) == [
+        "step-000000000004",
+        "step-000000000005",
+    ]
+
+
+def test_saving_does_not_hold_up_training(tmp_path: Path) -> None:
+    """What is saved is what was there at the call, whatever training does meanwhile."""
+    state = tree()
+    with Checkpointer(tmp_path) as saver:
+        work = saver.save(state, 1)
+        state["model"]["large"][:] = 0
+        assert work.wait(PATIENCE).is_dir()
+    found = latest(tmp_path)
+    assert found is not None
+    assert_same(found.tree(), tree())
+
+
+def test_a_failure_to_save_is_told(tmp_path: Path) -> None:
+    """A folder that cannot be made: whoever waits learns it, and so does the next save."""
+    (tmp_path / "file").write_bytes(b"")
+    saver = Checkpointer(tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="below"):
+        saver.save(tree(), 1, wait=True)
+    with pytest.raises(OSError, match="below"):
+        saver.save(tree(), 2)
+    with pytest.raises(OSError, match="below"):
+        saver.close()
+    with pytest.raises(ValueError, match="makes no sense"):
+        Checkpointer(tmp_path, rank=2, world_size=2)
+    with pytest.raises(TypeError, match="cannot be saved as safetensors"):
+        Checkpointer(tmp_path).save({"a": np.zeros(2, np.longdouble)}, 1)
+
+
+def test_the_files_are_safetensors(tmp_path: Path) -> None:
+    """A length, a JSON header with types, shapes and offsets, then the bytes; nothing else."""
+    save(tmp_path, 1)
+    data = next(tmp_path.glob("step-*/*.safetensors")).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0
+    assert header.pop("__metadata__")["step"] == "1"
+    large = header["model.large"]
+    start, stop = large["data_offsets"]
+    assert (large["dtype"], large["shape"]) == ("F32", [700, 401])
+    assert data[8 + length + start : 8 + length + stop] == tree()["model"]["large"].tobytes()
+    assert max(each["data_offsets"][1] for each in header.values()) == len(data) - 8 - length
+    entries, _, begins = decode_header(data)
+    assert begins == 8 + length
+    assert entries["model.half"].dtype == "BF16"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        b"\x02" + bytes(7) + b"[]",
+        encode_header({}, {})[:-1] + b"x",
+        (30).to_bytes(8, "little") + b'{"a":{"dtype":"F9","shape":[]}',
+        (58).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}  ',
+    ],
+)
+def test_other_files_are_refused(data: bytes) -> None:
+    """A header that cannot be true is an error and allocates nothing."""
+    with pytest.raises(IoError):
+        decode_header(data)
+
+
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """Numbers that point outside are an error even where the checksum is right."""
+    save(tmp_path, 1)
+    good = Manifest.decode(next(tmp_path.glob("step-*/*.json")).read_bytes())
+    piece = good.pieces[0]
+    for wrong in (
+        msgspec.structs.replace(good, rank=1),
+        msgspec.structs.replace(good, size=good.size + BLOCK),
+        msgspec.structs.replace(
+            good, pieces=(msgspec.structs.replace(piece, offset=good.size + 1, stop=0, start=0),)
+        ),
+        msgspec.structs.replace(good, pieces=(msgspec.structs.replace(piece, stop=1 << 60),)),
+    ):
+        with pytest.raises(IoError, match=r"contradicts|wrong about"):
+            Manifest.decode(wrong.encode())
+    with pytest.raises(IoError, match="no manifest"):
+        Manifest.decode(b"hello")
+    found = latest(tmp_path)
+    assert found is not None
+    with pytest.raises(KeyError, match="No array 'x'"):
+        found.read("x")
+
+
+# -- killed at any instant --------------------------------------------------------------------
+
+NURSERY = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from potluck.training.checkpoint import Checkpointer, latest
+
+def save_for_ever(folder):
+    found = latest(folder)
+    step = found.step if found else 0
+    saver = Checkpointer(folder, keep=2)
+    while True:
+        step += 1
+        saver.save({"a": np.full(100_000, step, np.int64), "b": np.full(10, step), "s": step}, step)
+        if step == 2:
+            saver.wait()
+            os.write(1, b"begun\\n")
+
+os.write(1, b"ready\\n")
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        save_for_ever(Path(line.strip()))
+    os.write(1, b"%d\\n" % child)
+    os.waitpid(child, 0)
+    os.write(1, b"ended\\n")
+"""
+
+
+@pytest.fixture
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """A process that starts others which save, one after the other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def kill_again_and_again(process: subprocess.Popen[str], folder: Path, times: int) -> None:
+    """The last complete checkpoint loads each time, is the right one, and never an older one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    chance = random.Random(7)
+    before, pace = 0, 0.0
+    for kill in range(times):
+        started = time.monotonic()
+        process.stdin.write(f"{folder}\n")
+        process.stdin.flush()
+        child = int(process.stdout.readline())
+        if kill == 0:
+            assert process.stdout.readline() == "begun\n"
+            pace = time.monotonic() - started  # of two saves on this machine, today
+        time.sleep(chance.uniform(0.0, 1.5 * pace))  # any instant will do
+        os.kill(child, signal.SIGKILL)
+        assert process.stdout.readline() == "ended\n"
+        found = latest(folder, verify=True)
+        assert found is not None
+        state = found.tree()
+        assert state["s"] == found.step >= before
+        assert set(state["a"].tolist()) == {found.step} == set(state["b"].tolist())
+        before = found.step
+
+
+def test_killed_while_saving_the_last_good_one_loads(
+    nursery: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """Eight kills at random instants."""
+    kill_again_and_again(nursery, tmp_path, 8)
+
+
+@pytest.mark.soak
+def test_killed_a_hundred_times_while_saving(
+    nursery: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """A hundred kills at random instants."""
+    kill_again_and_again(nursery, tmp_path, 100)

@@ -1,0 +1,317 @@
+"""Elastic steps on groups and on real clusters, with losses placed exactly."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from potluck import (
+    BackendUnavailable,
+    CollectiveMismatch,
+    DistributedContext,
+    GradientCompressor,
+    SimulatedBackend,
+)
+from potluck.training.checkpoint import Checkpointer, latest
+from potluck.training.elastic import ElasticTrainer
+from potluck.training.state import TrainingState
+from support.clusters import clusters, everywhere, join, new_job
+from support.elastic import SAMPLES, Regression
+from support.threads import together
+
+
+@pytest.fixture
+def group() -> Iterator[list[DistributedContext]]:
+    """Three ranks that stay."""
+    contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(3)]
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
+def train(runs: list[Regression], steps: int) -> None:
+    """Every member makes steps until so many are committed."""
+
+    def work(run: Regression) -> None:
+        while run.trainer.step_count < steps:
+            run.step()
+
+    everywhere(runs, work)
+
+
+# --- a group that stays ---
+
+
+def test_members_begin_alike_and_stay_alike(group: list[DistributedContext]) -> None:
+    """Each begins from weights of its own: the first one's count, and all go on bit-identical."""
+    runs = [Regression(context, seed=context.rank) for context in group]
+    first = runs[0].weights.copy()
+    everywhere(runs, lambda run: run.trainer.start())
+    assert all(np.array_equal(run.weights, first) for run in runs)
+    assert runs[1].trainer.last_sync is not None
+    assert runs[1].trainer.last_sync.receivers == (1, 2)
+    train(runs, 16)
+    assert len({run.fingerprint for run in runs}) == 1
+    counted = Counter(pair for run in runs for pair in run.counted)
+    assert counted == {(epoch, sample): 1 for epoch in range(2) for sample in range(SAMPLES)}
+
+
+def test_unequal_batches_weigh_what_they_are(group: list[DistributedContext]) -> None:
+    """The mean is that of one big batch; a weight of zero counts nothing, whatever it holds."""
+    seen: list[Any] = []
+    state = [TrainingState(model=np.zeros(1)) for _ in group]
+    trainers = [
+        ElasticTrainer(each, part, seen.append) for each, part in zip(group, state, strict=True)
+    ]
+    parts = [(np.array([1.0, 2.0]), 3), (np.array([5.0, 6.0]), 1), (np.array([np.nan, np.inf]), 0)]
+    outcomes = together(
+        *(
+            lambda one=one, part=part: one.step({"g": part[0]}, part[1])
+            for one, part in zip(trainers, parts, strict=True)
+        )
+    )
+    assert [mean["g"].tolist() for mean in seen] == [[2.0, 3.0]] * 3
+    assert {(each.step, each.weight, each.tries) for each in outcomes} == {(1, 4.0, 1)}
+
+
+def test_the_undisturbed_run_is_that_of_one_machine(group: list[DistributedContext]) -> None:
+    """Three members reach what one reaches that takes the same batches alone."""
+    runs = [Regression(context) for context in group]
+    train(runs, 24)
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        single = Regression(alone)
+        train([single], 24)
+    assert np.allclose(runs[0].weights, single.weights, atol=1e-9)
+    assert runs[0].loss < 0.1
+
+
+def test_tensors_and_narrow_types_are_averaged(group: list[DistributedContext]) -> None:
+    """Gradients of PyTorch in bfloat16 and float32 come back as what they were."""
+    means: list[Any] = []
+    trainers = [
+        ElasticTrainer(each, TrainingState(model=np.zeros(1)), means.append) for each in group
+    ]
+
+    def step(trainer: ElasticTrainer) -> None:
+        narrow = torch.full((3,), float(trainer._group.rank), dtype=torch.bfloat16)
+        trainer.step([narrow, (torch.ones(2, 2), np.float64(3.0))])
+
+    everywhere(trainers, step)
+    for mean in means:
+        assert mean[0].dtype == torch.bfloat16
+        assert mean[0].tolist() == [1.0] * 3
+        assert torch.equal(mean[1][0], torch.ones(2, 2))
+        assert mean[1][1] == 3.0
+
+
+def test_compressed_steps_remember_what_they_left_behind(group: list[DistributedContext]) -> None:
+    """Only a committed step changes the memory, and all members stay alike."""
+    targets = np.linspace(-1, 1, 300).astype(np.float32)
+    weights = [np.zeros(300, np.float32) for _ in group]
+    compressors = [GradientCompressor("topk:0.1") for _ in group]
+
+    def work(rank: int) -> None:
+        mine = weights[rank]
+
+        def apply(mean: Any) -> None:
+            mine[:] -= 0.05 * mean
+
+        trainer = ElasticTrainer(
+            group[rank], TrainingState(model=mine), apply, compressor=compressors[rank]
+        )
+        for _ in range(150):
+            trainer.step(mine - targets)
+
+    together(*(lambda rank=rank: work(rank) for rank in range(3)))
+    assert {each.step for each in compressors} == {150}
+    assert len({each.tobytes() for each in weights}) == 1
+    assert np.abs(weights[0] - targets).max() < 0.3
+
+
+def test_a_replica_that_comes_apart_is_named_and_put_right(
+    group: list[DistributedContext], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The majority's state counts; only the chunk that differs is sent."""
+    runs = [Regression(context, verify_every=4) for context in group]
+    train(runs, 3)
+    runs[0].weights[2] += 1e-9
+    train(runs, 8)
+    assert len({run.fingerprint for run in runs}) == 1
+    assert "Rank 0 has come apart from the others" in caplog.text
+    runs[2].speed[0] += 1
+    reports = everywhere(runs, lambda run: run.trainer.verify())
+    assert {report.receivers for report in reports} == {(2,)}
+    assert len({run.fingerprint for run in runs}) == 1
+
+
+def test_ranks_that_disagree_are_told_on_all_sides(group: list[DistributedContext]) -> None:
+    """Other shapes, other steps or no samples at all: the same error everywhere."""
+    trainers = [
+        ElasticTrainer(each, TrainingState(model=np.zeros(1)), lambda _: None) for each in group
+    ]
+
+    def shapes(trainer: ElasticTrainer) -> None:
+        with pytest.raises(CollectiveMismatch, match="Rank 2 brings other gradients than rank 0"):
+            trainer.step(np.zeros(2 + (trainer._group.rank == 2)))
+
+    def nothing(trainer: ElasticTrainer) -> None:
+        with pytest.raises(CollectiveMismatch, match="No rank brings anything"):
+            trainer.step(np.zeros(2), 0)
+
+    def negative(trainer: ElasticTrainer) -> None:
+        with pytest.raises(
+            CollectiveMismatch, match=r"Rank 0 gives its gradients the weight -1\.0"
+        ):
+            trainer.step(np.zeros(2), -1)
+
+    for attempt in (shapes, nothing, negative):
+        everywhere(trainers, attempt)
+    everywhere(trainers, lambda trainer: trainer.step(np.zeros(2)))
+    assert {trainer.step_count for trainer in trainers} == {1}
+
+
+def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None:
+    """A sampler without a batch, samples without a sampler, gradients without numbers."""
+    state = TrainingState(model=np.zeros(1))
+    with pytest.raises(ValueError, match="belong together"):
+        ElasticTrainer(group[0], state, lambda _: None, batch=4)
+    trainer = ElasticTrainer(group[0], state, lambda _: None)
+    with pytest.raises(ValueError, match="no sampler"):
+        trainer.take()
+    with pytest.raises(ValueError, match="no arrays"):
+        trainer.step({})
+    with pytest.raises(TypeError, match="floating-point numbers, not int64"):
+        trainer.step(np.zeros(2, np.int64))
+
+
+def test_a_failure_to_apply_ends_this_member() -> None:
+    """Its state is no longer what the others have, and it says so."""
+
+    def fail(_: Any) -> None:
+        raise ZeroDivisionError
+
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        trainer = ElasticTrainer(alone, TrainingState(model=np.zeros(1)), fail)
+        with pytest.raises(ZeroDivisionError):
+            trainer.step(np.zeros(1))
+        with pytest.raises(BackendUnavailable, match="applying a step failed: ZeroDivisionError"):
+            trainer.step(np.zeros(1))
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Model, optimiser, samples and the number of steps: as if it had never stopped."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        straight = Regression(alone)
+        train([straight], 12)
+        first = Regression(alone)
+        train([first], 5)
+        with Checkpointer(tmp_path) as saver:
+            first.trainer.save(saver)
+        found = latest(tmp_path)
+        assert found is not None
+        second = Regression(alone, seed=9)
+        second.trainer.resume(found)
+        assert second.trainer.step_count == 5
+        train([second], 12)
+        assert second.fingerprint == straight.fingerprint
+        with pytest.raises(ValueError, match="before the trainer starts"):
+            second.trainer.resume(found)
+
+
+# --- clusters ---
+
+
+class Trap:
+    """Something that happens to a member at a certain point of its steps."""
+
+    def __init__(self, run: Regression, place: str, step: int, spring: Callable[[], None]) -> None:
+        self.sprung = threading.Event()
+        member: Any = run.trainer
+        target, name = {
+            "averaging": (member._group, "all_reduce"),
+            "acknowledging": (member._group, "barrier"),
+            "applying": (member, "_apply"),
+        }[place]
+        original = getattr(target, name)
+
+        def trapped(*arguments: Any, **options: Any) -> Any:
+            if run.trainer.step_count == step and not self.sprung.is_set():
+                self.sprung.set()
+                spring()
+            return original(*arguments, **options)
+
+        setattr(target, name, trapped)
+
+
+class Gone(Exception):
+    """This member's program ends here."""
+
+
+@pytest.mark.parametrize("place", ["averaging", "acknowledging", "applying"])
+def test_a_member_leaves_in_the_middle_of_a_step(place: str) -> None:
+    """Before its part of the averaging, before the barrier, or between commit and apply.
+
+    The survivors go on together, bit-identical, and every sample of the epoch counts once.
+    """
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        lost = runs[1]
+
+        def leave() -> None:
+            nodes[1].close()
+            raise Gone
+
+        Trap(lost, place, 3, leave)
+
+        def work(run: Regression) -> None:
+            try:
+                while run.trainer.step_count < 16:
+                    run.step()
+            except Gone:
+                pass
+
+        everywhere(runs, work)
+        survivors = [runs[0], runs[2]]
+        assert len({run.fingerprint for run in survivors}) == 1
+        assert {run.trainer.step_count for run in survivors} == {16}
+        survivors[0].sampler.check()
+        assert survivors[0].sampler.log == survivors[1].sampler.log
+        assert survivors[0].sampler.epoch >= 1
+        mine = Counter(pair for run in runs for pair in run.counted)
+        assert max(mine.values()) == 1
+        assert set(mine) <= set(survivors[0].sampler.log)
+
+
+def test_a_newcomer_gets_the_state_and_takes_its_share() -> None:
+    """It begins from other weights, gets those of the others, and all go on alike."""
+    job = new_job()
+    with clusters(2, job) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 3)
+        goal: list[int] = []  # known to all long before anybody is there
+
+        def go_on(run: Regression) -> None:
+            while not goal or run.trainer.step_count < goal[0]:
+                run.step()
+
+        def come() -> None:
+            with join(1, job) as node:  # and leaves as soon as it is through
+                newcomer = Regression(node, seed=8)
+                newcomer.step()
+                goal.append(newcomer.trainer.step_count + 9)
+                runs.append(newcomer)
+                go_on(newcomer)
+
+        before = runs[:2]
+        together(come, *(lambda run=run: go_on(run) for run in before))
+        assert len({run.fingerprint for run in runs}) == 1
+        assert runs[2].counted
+        runs[0].sampler.check()
+        assert set(runs[2].counted) <= set(runs[0].sampler.log)

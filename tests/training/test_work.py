@@ -1,0 +1,88 @@
+"""Works as PyTorch sees them: errors as they are, futures that never end the process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from potluck.errors import PeerLost, Timeout
+from potluck.runtime.work import Work
+from potluck.training.work import AllWork, PotluckWork
+
+
+def test_waiting_raises_the_error_itself() -> None:
+    """Not one of PyTorch's that has its words."""
+    work: Work[None] = Work()
+    made = PotluckWork(work, [torch.ones(1)])
+    assert not made.is_completed()
+    assert made.exception() is None
+    work.fail(PeerLost("Rank 1 is gone", rank=1))
+    with pytest.raises(PeerLost, match="Rank 1"):
+        made.wait()
+    with pytest.raises(PeerLost):
+        made.result()
+    assert made.is_completed()
+    assert not made.is_success()
+    assert isinstance(made.exception(), PeerLost)
+
+
+def test_a_future_has_the_tensors_or_the_words_of_the_error() -> None:
+    """Also one that was asked for before the end, and one with callbacks."""
+    good: Work[None] = Work()
+    tensor = torch.ones(1)
+    early = PotluckWork(good, [tensor]).get_future().then(lambda done: done.value()[0] + 1)
+    good.succeed(None)
+    assert early.wait().item() == 2
+    assert PotluckWork(good, [tensor]).get_future_result().wait()[0] is tensor
+    bad: Work[None] = Work()
+    future = PotluckWork(bad, [tensor]).get_future()
+    bad.fail(PeerLost("Rank 1 is gone", rank=1))
+    with pytest.raises(RuntimeError, match="Rank 1 is gone"):
+        future.wait()
+
+
+@pytest.mark.parametrize("limit", [timedelta(milliseconds=5), 0.005])
+def test_a_wait_gives_up_after_its_limit(limit: timedelta | float) -> None:
+    """And says so in the words of whoever has set it; the work goes on."""
+    work: Work[None] = Work(lambda: "all_reduce")
+    made = PotluckWork(work)
+    with pytest.raises(Timeout, match=r"all_reduce .* the timeout of 0\.005 s"):
+        made.wait(limit)
+    work.succeed(None)
+    assert made.wait(timedelta(0))
+    made.synchronize()
+    made.block_current_stream()
+
+
+def test_only_a_receive_has_a_source() -> None:
+    """The rank whose message it was."""
+    work: Work[None] = Work()
+    assert PotluckWork(work, source=lambda: 3)._source_rank() == 3
+    with pytest.raises(RuntimeError, match="receive"):
+        PotluckWork(work).source_rank()
+
+
+def test_several_works_are_waited_for_as_one() -> None:
+    """All have ended, all tensors are there, and the first error is the error."""
+    works: list[Work[None]] = [Work(), Work()]
+    tensors = [torch.ones(1), torch.zeros(1)]
+    both = AllWork([PotluckWork(work, [each]) for work, each in zip(works, tensors, strict=True)])
+    works[0].succeed(None)
+    assert not both.is_completed()
+    future = both.get_future()
+    works[1].succeed(None)
+    assert both.wait()
+    both.synchronize()
+    assert both.is_success()
+    assert both.exception() is None
+    assert [each.item() for each in both.result()] == [1, 0]
+    assert len(future.wait()) == 2
+    lost: Work[None] = Work()
+    lost.fail(PeerLost("gone", rank=1))
+    failed = AllWork([PotluckWork(works[0]), PotluckWork(lost)])
+    assert isinstance(failed.exception(), PeerLost)
+    assert not failed.is_success()
+    with pytest.raises(PeerLost):
+        failed.wait()
