@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = architecture.load(ROOT / "src" / "potluck")
 
 # Module -> why it is longer than 300 lines.  400 is the end without appeal.
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {"potluck": "the index of public names: one table"}
 
 
 def planted(**sources: str) -> dict[str, architecture.Module]:

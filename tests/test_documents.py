@@ -46,7 +46,14 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("cluster", 3), ("collectives", 6), ("compression", 3), ("engines", 1), ("testing", 3)],
+    [
+        ("cluster", 3),
+        ("collectives", 6),
+        ("compression", 3),
+        ("engines", 1),
+        ("testing", 3),
+        ("training", 3),
+    ],
 )
 def test_the_examples_of_a_page_are_true(tmp_path: Path, page: str, least: int) -> None:
     """All of them run as one program, in which every thread's assertion counts."""

@@ -115,6 +115,13 @@ if _typing.TYPE_CHECKING:
     from potluck.runtime.rpc_tcp import TcpRpcBackend
     from potluck.runtime.topology import SharedTopology
     from potluck.runtime.work import Work
+    from potluck.training.checkpoint import Checkpointer
+    from potluck.training.checkpoint_reading import Checkpoint
+    from potluck.training.elastic import ElasticTrainer
+    from potluck.training.elastic_member import StepOutcome
+    from potluck.training.local_sgd import LocalSgd
+    from potluck.training.sampler import ElasticSampler
+    from potluck.training.state import TrainingState
 
 __version__ = "0.1.0"
 
@@ -127,6 +134,8 @@ __all__ = [
     "BackendUnavailable",
     "BroadcastStrategy",
     "ChannelClosed",
+    "Checkpoint",
+    "Checkpointer",
     "Cluster",
     "ClusterEvent",
     "ClusterTopology",
@@ -141,6 +150,8 @@ __all__ = [
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "ElasticSampler",
+    "ElasticTrainer",
     "ElectionConfig",
     "ElectionEvent",
     "ElectionManager",
@@ -156,6 +167,7 @@ __all__ = [
     "InvalidRank",
     "InvalidWorldSize",
     "IoError",
+    "LocalSgd",
     "MalformedFrame",
     "MetricsSnapshot",
     "MpiBackend",
@@ -188,11 +200,13 @@ __all__ = [
     "SimulatedBackend",
     "SimulatedFaults",
     "SizeMismatch",
+    "StepOutcome",
     "SubBackend",
     "TcpBackend",
     "TcpRpcBackend",
     "Timeout",
     "TorchBackend",
+    "TrainingState",
     "UnsupportedOperation",
     "ViewChange",
     "ViewChanged",
@@ -218,6 +232,8 @@ _HOMES = {
     "AutoDiscoveryConfig": "potluck.runtime.auto_config",
     "Backend": "potluck.backend.base",
     "BroadcastStrategy": "potluck.collective.strategies",
+    "Checkpoint": "potluck.training.checkpoint_reading",
+    "Checkpointer": "potluck.training.checkpoint",
     "Cluster": "potluck.runtime.cluster",
     "ClusterEvent": "potluck.runtime.cluster_events",
     "ClusterTopology": "potluck.core.topology",
@@ -229,6 +245,8 @@ _HOMES = {
     "DistributedConfig": "potluck.runtime.config",
     "DistributedContext": "potluck.runtime.context",
     "DistributedMetrics": "potluck.metrics",
+    "ElasticSampler": "potluck.training.sampler",
+    "ElasticTrainer": "potluck.training.elastic",
     "ElectionConfig": "potluck.core.election_events",
     "ElectionEvent": "potluck.core.election_events",
     "ElectionManager": "potluck.core.election",
@@ -240,6 +258,7 @@ _HOMES = {
     "HealthStatus": "potluck.core.health_records",
     "HealthSummary": "potluck.core.health_records",
     "HybridBackend": "potluck.backend.engines.hybrid",
+    "LocalSgd": "potluck.training.local_sgd",
     "MetricsSnapshot": "potluck.metrics",
     "MpiBackend": "potluck.backend.engines.mpi",
     "NetworkNamespace": "potluck.net.namespace",
@@ -267,10 +286,12 @@ _HOMES = {
     "SharedTopology": "potluck.runtime.topology",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
+    "StepOutcome": "potluck.training.elastic_member",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
     "TcpRpcBackend": "potluck.runtime.rpc_tcp",
     "TorchBackend": "potluck.backend.engines.torch",
+    "TrainingState": "potluck.training.state",
     "ViewChange": "potluck.runtime.cluster_events",
     "Work": "potluck.runtime.work",
     "all_gather": "potluck.runtime.functions",

@@ -285,9 +285,7 @@ def test_a_candidate_learns_of_a_later_term() -> None:
     ("facts", "granted"),
     [({}, False), ({"term": 1}, True), ({"lineage": "0" * 32}, True)],
 )
-def test_a_canvass_is_granted_only_without_a_leader(
-    facts: dict[str, Any], granted: bool
-) -> None:
+def test_a_canvass_is_granted_only_without_a_leader(facts: dict[str, Any], granted: bool) -> None:
     """One that votes for others, or has gone to another lineage, is no leader any more."""
     net = ClusterNet()
     a, b, c = net.form("abc")

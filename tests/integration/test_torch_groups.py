@@ -328,3 +328,26 @@ def test_ranks_that_do_not_come_are_named(ranks: Ranks, store: str) -> None:
     failure = ranks.start(miss_somebody, 2, store, ranks=[0])[0].value()
     assert failure["missing"] == [1]
     assert "did not come" in failure["text"]
+
+
+def mix_backends(place: Place, store: str) -> list[Any]:
+    """Gloo for the whole, Potluck for a group; and what is for Potluck alone."""
+    with torch_group(place, store, backend="gloo"):
+        hook = potluck.torch.compress_hook("int8")
+        failures = [
+            place.failure_of(hook, None, None)["text"],
+            place.failure_of(potluck.torch.monitored_barrier)["text"],
+        ]
+        ours = dist.new_group(backend="potluck")
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=ours)
+        dist.all_reduce(tensor)
+        return [tensor.tolist(), *failures]
+
+
+def test_it_stands_beside_other_backends(ranks: Ranks, store: str) -> None:
+    """A group of its own within a world of Gloo; what needs Potluck says so."""
+    for sums, hook, barrier in ranks.run(mix_backends, 2, store):
+        assert sums == [4.0, 4.0]
+        assert "needs a process group of the backend 'potluck', not of 'gloo'" in hook
+        assert "for groups of the backend 'potluck'" in barrier

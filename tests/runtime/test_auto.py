@@ -209,9 +209,9 @@ def test_a_connection_that_breaks_between_two_who_live_is_made_anew() -> None:
         for one in told:
             with pytest.raises((potluck.PeerLost, potluck.ViewChanged)):
                 one.result()
+        eventually(lambda: all(node.view != before for node in nodes))
         sums = everywhere(nodes, lambda node: insist(lambda: node.all_reduce(1.0)))
         assert sums == [2.0, 2.0]
-        assert nodes[0].view != before
 
 
 def test_without_its_control_thread_a_node_is_of_no_use_and_says_so(
@@ -234,3 +234,19 @@ def test_without_its_control_thread_a_node_is_of_no_use_and_says_so(
         assert "The control thread failed" in caplog.text
         nodes[0].close()
         assert insist(lambda: nodes[1].all_reduce(1.0)) == 1.0
+
+
+def test_an_abort_by_the_program_is_that_and_nothing_else() -> None:
+    """The view stays, and the next call works."""
+    with clusters(2) as nodes:
+        before = nodes[0].view
+        group = nodes[0].group
+        waiting = Background(lambda: nodes[0].all_reduce(1.0))
+        eventually(lambda: group._is_busy)
+        nodes[0].abort("changed my mind")
+        with pytest.raises(potluck.Aborted, match="changed my mind"):
+            waiting.result()
+        with pytest.raises(potluck.Aborted, match="changed my mind"):
+            nodes[1].all_reduce(1.0)
+        assert everywhere(nodes, lambda node: node.all_reduce(1.0)) == [2.0, 2.0]
+        assert nodes[0].view == before

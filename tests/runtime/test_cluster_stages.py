@@ -29,7 +29,7 @@ def add(stages: Stages, epoch: int, ending: Exception = CAME, *, built: bool = T
     """The next stage, with this process alone in it."""
     stage = Stage(view(epoch), 0)
     assert isinstance(ending, ViewChanged | PeerLost)
-    stages.install(stage, ending)
+    stages.install(stage, ending, orderly=True)
     if built:
         build(stages, stage)
     return stage
@@ -162,7 +162,7 @@ def test_calls_wait_for_connections_and_say_why_in_vain(stages: Stages) -> None:
     with pytest.raises(Timeout, match=r"in no view.*it has met nobody yet"):
         stages.visit(0.01).__enter__()
     stage = add(stages, 1, built=False)
-    stages.troubled(stage, ChannelClosed("attic does not answer"))
+    stage.trouble = ChannelClosed("attic does not answer")
     with pytest.raises(Timeout, match=r"not connected yet.*attic does not answer"):
         stages.visit(0.01).__enter__()
     build(stages, stage)

@@ -114,6 +114,21 @@ def test_tensors_that_differ_are_told_apart() -> None:
         assert "Ranks compress different tensors" in str(found[0])
 
 
+def test_its_parts_are_nobody_else_s() -> None:
+    """Who sums as many values as random-k has drawn gets no sum of them, but is told."""
+
+    def action(context: DistributedContext) -> None:
+        if context.rank:
+            context.all_gather(np.zeros(4, np.int64))
+            context.all_reduce(normal(30))
+        else:
+            context.all_reduce(normal(3000), compression=GradientCompressor("random:0.01"))
+
+    outcomes = outcomes_in_group(2, action)
+    assert all(isinstance(outcome, CollectiveMismatch) for outcome in outcomes), outcomes
+    assert "called all_reduce with compression='random'" in str(outcomes[0])
+
+
 def test_large_tensors_need_no_further_copies() -> None:
     """PowerSGD multiplies in blocks; besides the compressor's memory there is next to nothing."""
     values = normal(1 << 20)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from potluck.collective.reduce import BFLOAT16, DTYPES, Dtype, ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 from potluck.runtime.fingerprint import SIZE, Fingerprint, describe_mismatch
 
 
@@ -54,6 +54,24 @@ def test_roots_and_blocks_are_told_apart() -> None:
     second = fingerprint(Task.blocks(Collective.ALL_GATHER, (6, 4)))
     assert first != second
     assert "divided in another way" in describe_mismatch((0, first), (1, second), str)
+
+
+def test_calls_are_named_as_they_were_written() -> None:
+    """Not by what they are made of; one is not many."""
+    barrier = fingerprint(Task.whole(Collective.BARRIER, 4, 1), "u1", ReduceOp.BIT_OR)
+    assert str(barrier) == "barrier()"
+    lengths = fingerprint(Task.whole(Collective.BROADCAST, 4, 1, root=2), "i8")
+    assert str(lengths) == "broadcast(int64, 1 element, root 2)"
+    told = lengths._replace(purpose=Purpose.BROADCAST_OBJECT)
+    assert str(told) == "broadcast_object"
+    moved = told._replace(elements=700)
+    words = describe_mismatch((0, told), (1, moved), str)
+    parts = (
+        "broadcast(int64, 1 element, root 2), the other at broadcast(int64, 700 elements, root 2)"
+    )
+    assert words.endswith(f"called broadcast_object; the one is at its part {parts}")
+    other = told._replace(root=1)
+    assert describe_mismatch((0, told), (1, other), str).endswith(", with roots 2 and 1")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -162,6 +162,25 @@ def test_a_rank_that_does_not_come_is_named(count: int) -> None:
     assert "rank 1" in str(error).lower()
 
 
+@pytest.mark.parametrize("world_size", [3, 4, 5])
+@pytest.mark.parametrize("count", [0, SHORT, LONG])
+def test_only_who_does_not_come_is_named(world_size: int, count: int) -> None:
+    """On all ranks, and not somebody who waits for it as well."""
+    absent, gone = world_size - 1, threading.Barrier(world_size)
+
+    def action(group: Group) -> tuple[int, ...] | None:
+        missing: tuple[int, ...] | None = None
+        if group.rank != absent:
+            try:
+                group.run(sum_call(np.ones(count, "f4"), world_size), 0.4)
+            except Timeout as error:
+                missing = tuple(error.missing)
+        gone.wait(LIMIT)
+        return missing
+
+    assert in_world(world_size, action) == [(absent,)] * absent + [None]
+
+
 @pytest.mark.parametrize("count", [SHORT, LONG])
 def test_an_abort_ends_the_operation_on_all_ranks(count: int) -> None:
     """From another thread, at once; afterwards the group is as good as new."""

@@ -8,7 +8,7 @@ import pytest
 from potluck.collective.config import CollectiveConfig
 from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
 from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 from potluck.runtime.plans import KEPT, Plans, confirmation, needs_confirming
 from potluck.vocabulary import LinkMatrix
 from support.groups import sum_call
@@ -48,6 +48,25 @@ def test_what_was_compiled_is_kept() -> None:
     for count in range(KEPT):
         plans.compiled(sum_call(np.zeros(count + 10), 2))
     assert plans.compiled(sum_call(np.zeros(3), 2)) is not first
+
+
+def test_a_call_is_not_taken_for_one_that_is_gone() -> None:
+    """Though its parts may stand where those of an earlier one stood in memory."""
+    plans = Plans(0, 2, None)
+    for count in range(1, 3 * KEPT):
+        made = plans.compiled(sum_call(np.zeros(count), 2))
+        assert made.nbytes == 8 * count
+        assert made.fingerprint.elements == count
+
+
+def test_what_is_part_of_another_call_has_a_fingerprint_of_its_own() -> None:
+    """Though it is done in the same way."""
+    plans, array = Plans(0, 2, None), np.zeros(3)
+    task = Task.whole(Collective.BROADCAST, 2, 3)
+    own = plans.compiled(Call(task, array, array))
+    part = plans.compiled(Call(task, array, array, purpose=Purpose.BROADCAST_OBJECT))
+    assert own.plan == part.plan
+    assert own.packed != part.packed
 
 
 def test_a_plan_changes_only_for_a_real_gain() -> None:

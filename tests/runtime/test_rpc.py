@@ -16,8 +16,8 @@ from potluck import (
     SubBackend,
     Timeout,
 )
-from support.agents import agents
-from support.threads import PATIENCE, together
+from support.agents import Hold, agents
+from support.threads import PATIENCE, eventually, together
 
 
 def echo(payload: bytes) -> bytes:
@@ -152,6 +152,30 @@ def test_a_future_can_be_awaited() -> None:
             return await caller.rpc_async(1, "echo", b"soup")
 
         assert asyncio.run(main()) == b"soup"
+
+
+def test_a_task_that_is_cancelled_cancels_its_call() -> None:
+    """The function learns it, and no answer comes for nobody."""
+    with agents() as (caller, server):
+        hold = Hold()
+        server.register("hold", hold)
+
+        async def main() -> bool:
+            future = caller.rpc_async(1, "hold")
+
+            async def wait() -> bytes:
+                return await future
+
+            task = asyncio.ensure_future(wait())
+            await asyncio.to_thread(eventually, lambda: hold.running == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return future.done
+
+        assert asyncio.run(main())
+        eventually(lambda: all(call.cancelled for call in hold.calls))
+        hold.go.set()
 
 
 def test_a_node_can_be_named() -> None:

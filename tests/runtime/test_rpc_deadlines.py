@@ -103,7 +103,7 @@ def test_cancelling_reaches_the_function() -> None:
             future.wait(PATIENCE)
         assert not future.cancel()
         eventually(lambda: outcome == [RpcCancelled])
-        eventually(lambda: hold.calls[0].cancelled)  # type: ignore[attr-defined]
+        eventually(lambda: hold.calls[0].cancelled)
         hold.go.set()
 
 
@@ -172,6 +172,6 @@ def test_an_interrupt_cancels_the_call() -> None:
         server.register("echo", lambda payload: payload)
         with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: hold.running == 1):
             caller.rpc_sync(1, "hold", timeout=PATIENCE)
-        eventually(lambda: hold.calls[0].cancelled)  # type: ignore[attr-defined]
+        eventually(lambda: hold.calls[0].cancelled)
         hold.go.set()
         assert caller.rpc_sync(1, "echo", b"on") == b"on"

@@ -126,8 +126,9 @@ def test_limits_that_cannot_work_are_refused() -> None:
 def test_a_request_in_a_message_is_answered_with_two() -> None:
     """Eight bytes of length, then the response; also when there is no such function."""
     left, right = SimulatedBackend.create_group(2)
-    with left, right, RpcAgent(right) as server:
+    with left, right, RpcAgent(right, RpcConfig(max_message=1000)) as server:
         server.register("shout", lambda payload: payload.upper())
+        server.register("pour", lambda payload: payload * 1000)
         mail = TcpRpcBackend(left)
 
         def ask(number: int, name: str) -> bytes:
@@ -142,6 +143,8 @@ def test_a_request_in_a_message_is_answered_with_two() -> None:
         reply = RpcResponse.deserialize(ask(6, "whisper"))
         assert reply.request_id == 6
         assert reply.error == "function 'whisper' not registered on rank 1"
+        reply = RpcResponse.deserialize(ask(7, "pour"))
+        assert reply.error == "RPC response size 4014 exceeds maximum 1000"
         with pytest.raises(RpcInvalidMessage, match="expected request tag 0x01"):
             server.handle_request(0, b"no request")
 
@@ -174,7 +177,7 @@ def test_calls_to_oneself_have_deadlines_and_limits_too() -> None:
         future = agent.rpc_async(0, "hold")
         eventually(lambda: hold.running == 2)
         assert future.cancel()
-        eventually(lambda: all(call.cancelled for call in hold.calls))  # type: ignore[attr-defined]
+        eventually(lambda: all(call.cancelled for call in hold.calls))
         with pytest.raises(RpcTooLarge, match="RPC response size 2000"):
             agent.rpc_sync(0, "give", b"2000")
         with pytest.raises(RpcFunctionNotFound):
@@ -212,5 +215,5 @@ def test_closing_fails_what_is_under_way() -> None:
         caller.close()
         with pytest.raises(RpcNoConnection, match="the agent of this rank was closed"):
             future.wait(PATIENCE)
-        eventually(lambda: all(call.cancelled for call in hold.calls))  # type: ignore[attr-defined]
+        eventually(lambda: all(call.cancelled for call in hold.calls))
         hold.go.set()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from potluck import RpcInvalidMessage
 from potluck.runtime.rpc_values import ALIGNMENT, Values
+from support.agents import agents
 
 
 @dataclass
@@ -204,3 +205,40 @@ def test_arguments_are_a_tuple_and_names() -> None:
     for wrong in wrongs:
         with pytest.raises(RpcInvalidMessage, match="these are no arguments"):
             values.unpack_arguments(b"".join(values.pack(wrong)))
+
+
+@pytest.mark.parametrize("count", [3, 1000, 100_000])
+@pytest.mark.parametrize("dst", [0, 1])
+def test_arrays_arrive_ready_for_use(count: int, dst: int) -> None:
+    """Large or small, from another rank or our own: they can be changed, and computing is fast."""
+    with agents() as group:
+        for agent in group:
+
+            @agent.expose
+            def double(array: np.ndarray) -> np.ndarray:
+                assert array.flags.aligned
+                array += array
+                return array
+
+        given = np.arange(count, dtype=np.float64)
+        found = group[0].call(dst, "double", given)
+        np.testing.assert_array_equal(found, np.arange(count) * 2)
+        np.testing.assert_array_equal(given, np.arange(count))
+        assert found.flags.aligned
+        assert found.flags.writeable
+
+
+def test_large_arrays_lie_where_processors_like_them() -> None:
+    """At multiples of 64 bytes, without a copy of what came in."""
+    with agents() as (caller, server):
+        server.expose(lambda array: array.ctypes.data % 64, name="place")
+        server.expose(np.ones, name="ones")
+        assert caller.call(1, "place", np.ones(100_000)) == 0
+        assert caller.call(1, "ones", 100_000).ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("value", [object(), range(3), np.array([None]), np.array(["a"])])
+def test_what_cannot_travel_is_refused_with_a_list_of_what_can(value: object) -> None:
+    """Before anything is sent."""
+    with pytest.raises(TypeError, match=r"cannot travel in a call: .*dataclasses and arrays"):
+        Values().pack(value)

@@ -25,7 +25,7 @@ class Patrol:
         if len(self.looks) > 100:
             raise TimeoutError
 
-    def check(self) -> None:
+    def check(self, awaited: Sequence[int]) -> None:
         """Count."""
         self.checks += 1
 

@@ -27,7 +27,7 @@ class Hold:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.running = 0
-        self.calls: list[object] = []
+        self.calls: list[Any] = []
         self._lock = threading.Lock()
 
     def __call__(self, payload: bytes) -> bytes:

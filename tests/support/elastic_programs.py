@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import time
 from typing import Any
 
 import numpy as np
 
 import potluck
+from potluck import DistributedContext, SimulatedBackend
 from support.clusters import OPTIONS
 from support.elastic import Regression
 from support.place import Place
@@ -34,10 +38,33 @@ class Stoppable(Regression):
         self.is_over = bool(gradient["stop"][0] > 0)
 
 
-def train(place: Place, job: str, min_nodes: int, seed: int) -> dict[str, Any]:
+def die_at(run: Regression, where: str, step: int) -> None:
+    """Let the process be killed at a point of a step: there is no later instruction."""
+    target: Any
+    target, name = {
+        "averaging": (run.trainer._group, "all_reduce"),
+        "acknowledging": (run.trainer._group, "barrier"),
+        "applying": (run.trainer, "_apply"),
+        "settling": (run.trainer._group, "all_gather_object"),
+    }[where]
+    original = getattr(target, name)
+
+    def trapped(*arguments: Any, **options: Any) -> Any:
+        if run.trainer.step_count >= step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    setattr(target, name, trapped)
+
+
+def train(
+    place: Place, job: str, min_nodes: int, seed: int, death: tuple[str, int] | None
+) -> dict[str, Any]:
     """Train until the test says "stop" to any member; say where it stands after every step."""
     with potluck.join(min_nodes, job=job, timeout=PATIENCE, **OPTIONS) as cluster:
         run = Stoppable(cluster, seed)
+        if death is not None:
+            die_at(run, *death)
         run.trainer.start()
         place.say("begun", step=run.trainer.step_count, size=cluster.world_size)
         while not run.is_over:
@@ -72,12 +99,14 @@ class Crew:
         self.prints: dict[int, set[str]] = {}
         """Fingerprints by step, of all members."""
 
-    def start(self, count: int, min_nodes: int) -> list[Rank]:
-        """So many more; they wait until there are ``min_nodes``."""
+    def start(
+        self, count: int, min_nodes: int, *, death: tuple[str, int] | None = None
+    ) -> list[Rank]:
+        """So many more; they wait until there are ``min_nodes``, and may have to die."""
         started = []
         for _ in range(count):
             member = self._ranks.take()
-            member.begin(train, self._count, count, "", self._job, min_nodes, self._count)
+            member.begin(train, self._count, count, "", self._job, min_nodes, self._count, death)
             self._count += 1
             started.append(member)
         return started
@@ -108,3 +137,30 @@ class Crew:
             member.is_idle = True
             results.append(message["value"])
         return results
+
+
+def undisturbed(steps: int) -> float:
+    """The loss that one machine reaches by itself in so many steps."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        run = Regression(alone)
+        while run.trainer.step_count < steps:
+            run.step()
+        return run.loss
+
+
+def check(crew: Crew, results: list[dict[str, Any]]) -> None:
+    """All have the same bits after every step, and every sample of every epoch counted once.
+
+    The first result is of a member that was there all the time.
+    """
+    assert len({result["print"] for result in results}) == 1
+    assert all(len(prints) == 1 for prints in crew.prints.values())
+    assert len({str((each["epoch"], each["committed"])) for each in results}) == 1
+    log = [tuple(pair) for pair in results[0]["log"]]
+    whole = itertools.product(range(results[0]["epoch"]), range(results[0]["size"]))
+    assert len(log) == len(set(log))
+    assert set(whole) <= set(log)
+    assert all({tuple(pair) for pair in result["log"]} <= set(log) for result in results)
+    counted = [tuple(pair) for result in results for pair in result["counted"]]
+    assert len(counted) == len(set(counted))
+    assert set(counted) <= set(log)

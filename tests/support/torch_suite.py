@@ -1,10 +1,11 @@
 """PyTorch's own tests of ``torch.distributed``, run on a backend of choice.
 
-    python -m support.torch_suite gloo|potluck [test ...]
+    python -m support.torch_suite gloo|potluck[:mpi] [test ...]
 
 Prints one line of JSON for each test: its name, ``passed``, ``skipped`` or ``failed``, and why.
 The suite decides at import which tests suit the backend, by its name; it is imported under the
-name ``gloo`` for both, so all that Gloo runs is run here too.
+name ``gloo`` for both, so all that Gloo runs is run here too; with ``:mpi`` under that name, for
+what is said to need MPI.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ LONGEST = 60  # seconds for one test
 
 def load(backend: str) -> type[unittest.TestCase]:
     """The suite, as a class with all its tests."""
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(RANKS), "INIT_METHOD": "env://"}
-    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-suite-")
+    backend, _, posing_as = backend.partition(":")
+    posing_as = posing_as or "gloo"
+    os.environ |= {"BACKEND": posing_as, "WORLD_SIZE": str(RANKS), "INIT_METHOD": "env://"}
     _stand_in("expecttest")  # the suite imports it and needs none of it here
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test as suite
 
     common_distributed.TIMEOUT_DEFAULT = LONGEST
     if backend == "potluck":
-        _lift(suite)
+        _lift(suite, posing_as)
     return _with_processes(suite)
 
 
@@ -48,12 +50,13 @@ def _stand_in(name: str) -> None:
 
 
 class _Name(str):
-    """The name of our backend, which passes for Gloo's where a test asks whether it is that."""
+    """The name of our backend, which passes for another's where a test asks whether it is that."""
 
     __slots__ = ()
+    posing_as = "gloo"
 
     def __eq__(self, other: object) -> bool:
-        return str(self) == other or other == "gloo"
+        return str.__eq__(self, other) is True or other == self.posing_as
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -61,8 +64,8 @@ class _Name(str):
     __hash__ = str.__hash__
 
 
-def _lift(suite: Any) -> None:
-    """Run on our backend what the suite would run on Gloo."""
+def _lift(suite: Any, posing_as: str) -> None:
+    """Run on our backend what the suite would run on another."""
     import torch.distributed as dist
 
     import potluck.torch
@@ -70,6 +73,7 @@ def _lift(suite: Any) -> None:
     os.environ["BACKEND"] = "potluck"
     os.environ["POTLUCK_NAMESPACE"] = "insecure"
     suite.BACKEND = _Name("potluck")
+    _Name.posing_as = posing_as
     suite.PROFILING_SUPPORTED_BACKENDS.append("potluck")
     suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("potluck")
     ours = potluck.torch.ProcessGroup.monitored_barrier
@@ -120,12 +124,14 @@ def run(suite: type[unittest.TestCase], name: str) -> dict[str, Any]:
 def main() -> None:
     """Run the tests that were named, or all."""
     backend, *names = sys.argv[1:]
-    suite = load(backend)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the ranks print is no result
-    for name in names or unittest.TestLoader().getTestCaseNames(suite):
-        out.write(json.dumps(run(suite, name)) + "\n")
-        out.flush()
+    with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
+        os.environ["TEMP_DIR"] = folder
+        suite = load(backend)
+        for name in names or unittest.TestLoader().getTestCaseNames(suite):
+            out.write(json.dumps(run(suite, name)) + "\n")
+            out.flush()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,11 +18,19 @@ from potluck import (
     CollectiveMismatch,
     DistributedContext,
     GradientCompressor,
+    MalformedFrame,
+    PeerLost,
     SimulatedBackend,
 )
+from potluck.core.steps import Report
+from potluck.training import elastic
 from potluck.training.checkpoint import Checkpointer, latest
 from potluck.training.elastic import ElasticTrainer
+from potluck.training.elastic_record import Record, check_records
+from potluck.training.elastic_settling import Standing, settle
+from potluck.training.shares import Condition
 from potluck.training.state import TrainingState
+from potluck.vocabulary import NodeId, ProcessId, View
 from support.clusters import clusters, everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
 from support.threads import together
@@ -44,6 +53,14 @@ def train(runs: list[Regression], steps: int) -> None:
             run.step()
 
     everywhere(runs, work)
+
+
+def run_to(run: Regression, steps: int) -> list[bool]:
+    """One member makes steps until so many are committed."""
+    outcomes = []
+    while run.trainer.step_count < steps:
+        outcomes.append(run.step().counted)
+    return outcomes
 
 
 # --- a group that stays ---
@@ -225,6 +242,111 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
             second.trainer.resume(found)
 
 
+class Stopwatch(threading.local):
+    """A clock of its own for every member."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        """Seconds that this member has computed."""
+        return self.now
+
+
+def test_shares_follow_speed_and_the_slow_one_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speeds 1, 1, 1 and a quarter: all finish together, at 90 % of their summed throughput."""
+    clock = Stopwatch()
+    monkeypatch.setattr(elastic, "time", clock)
+    costs = [0.5, 0.5, 0.5, 2.0]  # seconds per sample, emulated
+    contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(4)]
+    runs = [Regression(context, batch=32) for context in contexts]
+    sizes: list[list[int]] = [[], [], [], []]
+
+    def work(rank: int) -> None:
+        run = runs[rank]
+        while run.trainer.step_count < 12:
+            indices = run.trainer.take()
+            sizes[rank].append(len(indices))
+            clock.now += costs[rank] * len(indices)
+            run.trainer.step(run.gradient(indices))
+
+    together(*(lambda rank=rank: work(rank) for rank in range(4)))
+    for context in contexts:
+        context.close()
+    assert [each[0] for each in sizes] == [8, 8, 8, 8]  # nobody knows yet
+    assert {sum(step) for step in zip(*sizes, strict=True)} == {32}
+    slowest = max(each[-1] * cost for each, cost in zip(sizes, costs, strict=True))
+    assert 32 / slowest >= 0.9 * sum(1 / cost for cost in costs), sizes
+    straggler = runs[0].trainer.straggler
+    assert straggler is not None
+    assert straggler.rank == 3
+    assert "Rank 3 is 4.0 times slower than the others" in caplog.text
+    assert len({run.fingerprint for run in runs}) == 1
+
+
+def test_gradients_for_a_state_that_is_gone_do_not_count(tmp_path: Path) -> None:
+    """One has a checkpoint, the other has begun to compute: it gets the state, and begins again."""
+    contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(2)]
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        first = Regression(alone)
+        train([first], 5)
+        with Checkpointer(tmp_path) as saver:
+            first.trainer.save(saver)
+    runs = [Regression(context, seed=context.rank) for context in contexts]
+    found = latest(tmp_path)
+    assert found is not None
+    runs[1].trainer.resume(found)
+
+    runs[0].trainer._taken = ((0, 2),)  # as if it had not waited for the others
+    results = together(lambda: run_to(runs[0], 8), lambda: run_to(runs[1], 8))
+    for context in contexts:
+        context.close()
+    assert results[0][0] is False
+    assert len({run.fingerprint for run in runs}) == 1
+
+
+def test_a_group_that_stays_cannot_go_on_without_a_member() -> None:
+    """There the loss is raised, as everywhere else."""
+    contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(2)]
+    trainers = [
+        ElasticTrainer(each, TrainingState(model=np.zeros(1)), lambda _: None) for each in contexts
+    ]
+    everywhere(trainers, lambda trainer: trainer.step(np.zeros(1)))
+    contexts[1].close()
+    with pytest.raises(PeerLost):
+        trainers[0].step(np.zeros(1))
+    contexts[0].close()
+
+
+def test_a_newcomer_that_finds_nobody_with_the_state_says_so() -> None:
+    """It does not begin anew where others may have been training."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        late = View("f" * 32, 7, (ProcessId(NodeId("a" * 32), 1),))
+        with pytest.raises(BackendUnavailable, match=r"never had the state.*are gone.*begins anew"):
+            settle(alone, late, Standing(Report(), (), 0, Condition()))
+
+
+@pytest.mark.parametrize("value", [None, (), ((1, 2, 3), (), 0, ()), ((("", 0, 0), "", None), 1)])
+def test_a_report_that_makes_no_sense_is_refused(value: Any) -> None:
+    """Whatever another member sends, it is understood or refused."""
+    with pytest.raises(MalformedFrame):
+        Standing.decode(value)
+
+
+def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
+    """Weights, speeds and intervals as numbers; more pieces than can be are an error."""
+    record = Record(3, 99, 0.1, 5000, 2, ((0, 5), (9, 12)))
+    row = record.encode().tolist()
+    assert Record.decode(row) == record
+    with pytest.raises(CollectiveMismatch, match="claims 99 intervals"):
+        Record.decode([*row[:5], 99, *row[6:]])
+    with pytest.raises(CollectiveMismatch, match="Rank 1 is at step 4, rank 0 at step 3"):
+        check_records([record, dataclasses.replace(record, step=4)])
+    with pytest.raises(CollectiveMismatch, match="different epochs"):
+        check_records([record, dataclasses.replace(record, epoch=1)])
+
+
 # --- clusters ---
 
 
@@ -302,7 +424,7 @@ def test_a_newcomer_gets_the_state_and_takes_its_share() -> None:
                 run.step()
 
         def come() -> None:
-            with join(1, job) as node:  # and leaves as soon as it is through
+            with join(2, job) as node:  # and leaves as soon as it is through
                 newcomer = Regression(node, seed=8)
                 newcomer.step()
                 goal.append(newcomer.trainer.step_count + 9)

@@ -261,6 +261,15 @@ def test_a_server_that_sends_something_else_is_named(group: list[DistributedCont
     assert not states[3].any()
 
 
+@pytest.mark.parametrize("plan", [None, (1, 2), ((b"", ()), b"short"), ((b"", ()), 5)])
+def test_a_plan_that_makes_no_sense_is_refused(plan: Any) -> None:
+    """And so are wishes for chunks that do not exist."""
+    with pytest.raises(MalformedFrame):
+        state_sync._read_plan(plan)
+    with pytest.raises(MalformedFrame, match="Rank 1 wishes"):
+        state_sync._check_wishes([[0], [7]], 3)
+
+
 # --- the source dies ---
 
 
@@ -301,7 +310,7 @@ def test_the_source_leaves_in_the_middle_of_a_transfer(monkeypatch: pytest.Monke
             return trainers[1].step_count
 
         def newcomer() -> int:
-            with join(1, job) as node:
+            with join(2, job) as node:
                 trainer = trainer_on(node, weights[2])
                 trainer.start()
                 done.append(True)

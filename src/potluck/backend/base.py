@@ -100,6 +100,7 @@ class Backend(ABC):
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message from rank ``src`` has begun to arrive that no receive has asked for."""
+        del src, tag, group
         raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
 
     def open_stream(

@@ -102,7 +102,7 @@ DTYPES = tuple(_FAMILIES)
 
 def quiet() -> AbstractContextManager[None]:
     """A context in which overflow and NaN pass without a warning; wrap an operation in it once."""
-    return np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore")
+    return np.errstate(all="ignore")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ class Succession:
         gone = s.gone.union(*(word.proofs for word in words))
         if not has_quorum(view.members, {s.id, *self._acceptors}, gone):
             return False
-        living = [word for who, word in self._acceptors.items() if who not in gone]
+        voices = {who: word for who, word in self._acceptors.items() if who not in gone}
+        living = [word for who, word in voices.items() if not self._has_long_ended(who)]
         silent = self._silent().intersection(*(word.silent for word in living))
         if not gone | silent | {s.id, *self._acceptors} >= set(view.members):
             return False
@@ -127,6 +128,12 @@ class Succession:
         s.tell(dict.fromkeys([*s.others(), *proposal.members]), commit)
         self._tenure.take_commit(s.id, commit)
         return True
+
+    def _has_long_ended(self, who: ProcessId) -> bool:
+        """Whether an acceptor ended so long ago that nobody holds a lease of it any more."""
+        s = self._situation
+        ended = s.ended.get(who)
+        return ended is not None and s.time - ended[1] >= 2 * s.pause_after
 
     def _silent(self) -> frozenset[ProcessId]:
         """Members that have paused themselves, if they are alive, for all we hear of them."""

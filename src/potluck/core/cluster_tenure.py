@@ -190,7 +190,7 @@ class Tenure:
             return "we have agreed to be left out of the next view"
         if not missing:
             return "we have agreed to a next view, and have no quorum of it in contact"
-        here = len(view.members) - len(missing)
+        here = sum(who not in missing and who not in s.absent for who in view.members)
         reasons = "; ".join(f"{s.name(who)}: {s.why_doubtful(who)}" for who in missing)
         return (
             f"{here} of {len(view.members)} members are in contact, which is no quorum; "

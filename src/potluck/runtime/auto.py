@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.backend.base import WORLD, Backend
 from potluck.errors import Disconnected, DistributedError
+from potluck.runtime import clock
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_calls import InOneView
@@ -95,7 +96,7 @@ class AutoDiscoveryBackend(InOneView):
     def health(self) -> HealthSummary:
         """How the others are, with reasons."""
         control = self._node.control
-        return control.ask(lambda: control.core.health.summary(time.monotonic()))
+        return control.ask(lambda: control.core.health.summary(clock.now()))
 
     @property
     def topology(self) -> SharedTopology:

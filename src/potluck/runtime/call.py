@@ -33,11 +33,15 @@ class Purpose(IntEnum):
     ALL_GATHER_COUNTS = 7
     GATHER_COUNTS = 8
     ALL_TO_ALL_COUNTS = 9
+    AUTO_COMPRESSION = 10
+    TOP_K = 11
+    RANDOM_K = 12
+    POWER_SGD = 13
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen, it would take five times as long to make
 class Call:
-    """What to do, and the memory to do it on.
+    """What to do, and the memory to do it on.  Nobody changes one.
 
     ``source`` has the elements of ``task.input(rank)`` and is only read; ``target`` those of
     ``task.output(rank)``.  Both are one-dimensional, contiguous and of one type.  Where the task

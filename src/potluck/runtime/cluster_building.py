@@ -58,7 +58,7 @@ class Builders:
                         before.wait_until_unused(GRACE)
                     clear_away(before)
 
-        self._start(work, f"potluck-view-{stage.view.epoch}")
+        self.start(work, f"potluck-view-{stage.view.epoch}")
 
     def abort(self, stage: Stage) -> None:
         """End what runs in a stage that is over, on a thread of its own.
@@ -74,9 +74,11 @@ class Builders:
             abort_stage(stage)
 
         if stage.backend is not None:
-            self._start(work, f"potluck-abort-{stage.view.epoch}")
+            self.start(work, f"potluck-abort-{stage.view.epoch}")
 
-    def _start(self, task: Callable[[], None], name: str) -> None:
+    def start(self, task: Callable[[], None], name: str) -> None:
+        """Have something done on a short-lived thread; what goes wrong is logged."""
+
         def work() -> None:
             try:
                 task()
@@ -98,7 +100,7 @@ class Builders:
             except (DistributedError, OSError) as error:
                 words = error if isinstance(error, DistributedError) else _in_words(error)
                 if stage.ending is None:
-                    self._stages.troubled(stage, words)
+                    stage.trouble = words
                     logger.info("view %d is not connected yet: %s", stage.view.epoch, words)
                 stage.over.wait(PAUSE)
                 continue

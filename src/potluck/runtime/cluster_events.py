@@ -89,10 +89,10 @@ class Bulletin:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def post(self, event: object) -> None:
-        """Keep an event and write it to the log."""
+    def post(self, event: object, *, quietly: bool = False) -> None:
+        """Keep an event and write it to the log; ``quietly`` what nobody needs to look at."""
         self._kept.append(ClusterEvent(event))
-        logger.log(_level(event), "%s", event)
+        logger.log(logging.DEBUG if quietly else _level(event), "%s", event)
 
     def changed(self, change: ViewChange) -> None:
         """Tell the callbacks of another view."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from potluck.backend.view import ViewBackend
 from potluck.core.cluster import ClusterCore
 from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.core.health_records import HealthEvent
 from potluck.errors import DistributedError
 from potluck.messages import Peer
 from potluck.net import descriptors
 from potluck.net.addresses import Address
 from potluck.net.discovery import Advert, Discovery
 from potluck.net.discovery_records import Sighting
+from potluck.runtime import clock
 from potluck.runtime import cluster_words as words
 from potluck.runtime.cluster_building import Builders, clear_away
 from potluck.runtime.cluster_events import Bulletin, ViewChange
@@ -40,6 +41,9 @@ __all__ = ["ClusterNode"]
 
 logger = logging.getLogger("potluck.cluster")
 
+WHY_WITHIN = 0.3
+"""Seconds to learn why others have ended a view."""
+
 GOODBYE_WITHIN = 2.0
 """Seconds for each step of leaving."""
 
@@ -55,13 +59,13 @@ class ClusterNode:
         self.bulletin = Bulletin()
         self._view: View | None = None
         self._peers: dict[int, list[Peer]] = {}
-        self._paths = PathFinder()
+        self._paths = PathFinder(clock.now)
         self._closed = False
         self.port = open_port(config, discovery.rendezvous.listen_port)
         try:
             self.card = make_card(self.port, config, Role.MEMBER)
             self._errands = Errands()
-            core = ClusterCore(self.card, settings, time.monotonic())
+            core = ClusterCore(self.card, settings, clock.now())
             self.control = Control(core, self, self._errands)
         except BaseException:
             self.port.close()
@@ -96,15 +100,24 @@ class ClusterNode:
         stage = Stage(view, rank)
         stage.complain = lambda rank, why: self._make_sure_of(view.members[rank], why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
-        before = self.stages.install(stage, words.changed(reason))
+        change, self._view = ViewChange(view, self._view, reason), view
+        self.bulletin.changed(change)  # before anybody can see the view itself
+        ending, orderly = self._ending_before(change)
+        before = self.stages.install(stage, ending, orderly=orderly)
         if before is not None:
             self._builders.abort(before)
         self.stages.pause(None)
         self._builders.build(stage, before)
-        change = ViewChange(view, self._view, reason)
-        self._view = view
-        self.bulletin.changed(change)
         self._remember(cards)
+
+    def _ending_before(self, change: ViewChange) -> tuple[DistributedError, bool]:
+        """What the view before ends with if nothing has ended it, and whether in good order."""
+        if change.previous is None or not change.left:
+            return words.changed(change.reason), True
+        first = change.left[0]
+        card, rank = self.control.card_of(first), change.previous.rank_of(first)
+        orderly = all(self.control.has_departed(each) for each in change.left)
+        return words.lost(card, rank, change.reason), orderly
 
     def _peer(self, card: ProcessCard) -> Peer:
         addresses = self.control.links.addresses_of(card.process)
@@ -147,11 +160,22 @@ class ClusterNode:
     ) -> None:
         """End what runs in the present view: at once, unless whoever left did so in good order."""
         if lost is None:
-            self._end_stage(words.changed(reason), orderly=True)
+            self._end_soon(words.changed(reason))
         elif lost.process == self.card.process:
             self._end_stage(words.removed(reason))
         else:
             self._end_stage(words.lost(lost, rank, reason), orderly=orderly)
+
+    def _end_soon(self, error: DistributedError) -> None:
+        """Somebody else has ended this view; the next one, or whoever is lost, will say why."""
+        stage = self.stages.latest
+
+        def work() -> None:
+            if stage is not None and not stage.over.wait(WHY_WITHIN):
+                self.stages.end(error, orderly=True, stage=stage)
+                self._builders.abort(stage)
+
+        self._builders.start(work, "potluck-why")
 
     def pause(self, reason: str | None) -> None:
         """Let calls wait."""
@@ -171,7 +195,13 @@ class ClusterNode:
     def note(self, event: object) -> None:
         """Something happened."""
         self.stages.explain(self.control.core.reason)
-        self.bulletin.post(event)
+        view = self.control.core.view
+        members = view.members if view is not None else ()
+        # That somebody who has left, or was left behind, is silent is no news.
+        is_idle_talk = isinstance(event, HealthEvent) and (
+            event.peer not in members or self.control.has_departed(event.peer)
+        )
+        self.bulletin.post(event, quietly=is_idle_talk)
 
     def look_around(self) -> None:
         """Now and then: the secret may have changed, and what we show follows from it."""

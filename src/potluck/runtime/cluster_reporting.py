@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from potluck.runtime import clock
 from potluck.runtime.control_reports import (
     MAX_LINES,
     HealthLine,
@@ -41,7 +41,7 @@ class Reporter:
         view = core.view
         members = view.members[:MAX_LINES] if view else ()
         rank = view.rank_of(card.process) if view else None
-        health = core.health.summary(time.monotonic()).peers[:MAX_LINES]
+        health = core.health.summary(clock.now()).peers[:MAX_LINES]
         return Report(
             node=card.node,
             incarnation=card.incarnation,

@@ -56,10 +56,11 @@ class Stage:
         """The error of the stage's end, if what was seen is but a symptom of it."""
         if not isinstance(error, Disconnected | Aborted | BackendUnavailable):
             return None
-        if self.ending is None and not self.over.wait(VERDICT):
-            rank = error.rank if isinstance(error, Disconnected) else None
-            if self.complain is not None and rank not in (None, self.rank):
-                self.complain(int(rank or 0), str(error))
+        is_from_here = isinstance(error, BackendUnavailable) or error.rank == self.rank
+        if self.ending is None and not is_from_here and not self.over.wait(VERDICT):
+            is_lost = isinstance(error, Disconnected) and error.rank is not None
+            if is_lost and self.complain is not None:
+                self.complain(int(error.rank or 0), str(error))
         return None if self.ending is None else copy.copy(self.ending)
 
     def end(self, error: DistributedError, *, orderly: bool = False) -> None:

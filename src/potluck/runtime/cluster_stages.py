@@ -67,20 +67,23 @@ class Stages:
 
     # -- the control thread --------------------------------------------------------------------
 
-    def install(self, stage: Stage, ending: DistributedError) -> Stage | None:
+    def install(self, stage: Stage, ending: DistributedError, *, orderly: bool) -> Stage | None:
         """Go on with another stage; the one before ends with this error and is returned."""
         with self._changed:
             before, self._current = self._current, stage
             if before is not None:
-                before.end(ending, orderly=True)
+                before.end(ending, orderly=orderly)
             self._settle()
         return before
 
-    def end(self, error: DistributedError, *, orderly: bool = False) -> None:
-        """The present stage ends with this error; the next one follows."""
+    def end(
+        self, error: DistributedError, *, orderly: bool = False, stage: Stage | None = None
+    ) -> None:
+        """The present stage, or the one given, ends with this error; the next one follows."""
         with self._changed:
-            if self._current is not None:
-                self._current.end(error, orderly=orderly)
+            ending = stage or self._current
+            if ending is not None:
+                ending.end(error, orderly=orderly)
             self._settle()
 
     def built(self, stage: Stage, backend: Backend, group: Group) -> bool:
@@ -94,10 +97,6 @@ class Stages:
         for follower in followers:
             follower(stage)
         return True
-
-    def troubled(self, stage: Stage, error: DistributedError) -> None:
-        """The connections of a stage could not be made; they are tried again."""
-        stage.trouble = error
 
     def pause(self, reason: str | None) -> None:
         """Calls wait until this is called with None."""

@@ -7,11 +7,11 @@ has.  What earlier views taught about the links is kept.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from potluck.runtime import clock
 from potluck.runtime.bandwidth import probe_links
 from potluck.runtime.profile import local_profile
 from potluck.runtime.topology import SharedTopology
@@ -63,7 +63,7 @@ def facts_of(control: Control) -> Facts:
                 )
                 for lane in links.opened_lanes
             ],
-            control.core.health.summary(time.monotonic()),
+            control.core.health.summary(clock.now()),
         )
 
     return control.ask(collect)
@@ -84,7 +84,7 @@ class Topographer:
         facts = self._collect()
         with self._lock:
             if self._shared is None:
-                self._shared = SharedTopology(self._me, local_profile(), clock=time.monotonic)
+                self._shared = SharedTopology(self._me, local_profile(), clock=clock.now)
             shared = self._shared
             for each in facts.acquaintances:
                 shared.introduce(

@@ -26,7 +26,7 @@ from potluck.collective.compression.topk import TopK
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
 from potluck.errors import CollectiveMismatch, MalformedFrame
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 
 __all__ = ["Exchange", "low_rank_sum", "random_sum", "sparse_sum"]
 
@@ -36,18 +36,21 @@ class Exchange(NamedTuple):
 
     world_size: int
     run: Callable[[Call], None]
+    purpose: Purpose = Purpose.OWN
 
     def gather(self, mine: npt.NDArray[Any], counts: Sequence[int] | None = None) -> Any:
         """All ranks' vectors, one after the other."""
         lengths = (mine.size,) * self.world_size if counts is None else tuple(counts)
         target = np.empty(sum(lengths), mine.dtype)
-        self.run(Call(Task.blocks(Collective.ALL_GATHER, lengths), mine, target))
+        task = Task.blocks(Collective.ALL_GATHER, lengths)
+        self.run(Call(task, mine, target, purpose=self.purpose))
         return target
 
     def add_up(self, vector: Floats) -> Floats:
         """The sum of all ranks' vectors, in place."""
         task = Task.whole(Collective.ALL_REDUCE, self.world_size, vector.size)
-        self.run(Call(task, vector, vector, Reducer.of(ReduceOp.SUM, vector.dtype)))
+        reducer = Reducer.of(ReduceOp.SUM, vector.dtype)
+        self.run(Call(task, vector, vector, reducer, purpose=self.purpose))
         return vector
 
 

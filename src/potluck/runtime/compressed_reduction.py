@@ -14,16 +14,17 @@ import numpy as np
 
 from potluck.arrays.base import Array, Lease
 from potluck.collective.compression.base import Floats
-from potluck.collective.compression.codecs import codec_for
+from potluck.collective.compression.codecs import CODECS
 from potluck.collective.compression.compressor import GradientCompressor, TensorCompressor
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.collective.reduce import BFLOAT16, ReduceOp, Reducer, quiet
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.runtime.call import Call, Purpose
 from potluck.runtime.choices import Choices
 from potluck.runtime.compressed import Exchange, low_rank_sum, random_sum, sparse_sum
 from potluck.runtime.group import Group
+from potluck.runtime.requests import Place
 
 __all__ = ["COMPRESSIBLE", "CompressedReduction"]
 
@@ -35,6 +36,8 @@ COMPRESSIBLE = (FLOAT32, np.dtype(np.float16), BFLOAT16)
 NOTHING: Floats = np.empty(0, np.float32)
 """What is left behind where everything was sent."""
 
+_PURPOSES = {"topk": Purpose.TOP_K, "random": Purpose.RANDOM_K, "powersgd": Purpose.POWER_SGD}
+
 Run: TypeAlias = Callable[[Call], None]
 
 
@@ -43,7 +46,7 @@ class CompressedReduction:
     """What shall be reduced, where the result goes, and how it travels."""
 
     group: Group
-    world_size: int
+    place: Place
     reads: Lease
     into: Lease
     reducer: Reducer
@@ -57,8 +60,13 @@ class CompressedReduction:
         source, target = self.reads.flat, self.into.flat
         return Call(self._task(source.size), source, target, self.reducer, routine=self)
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.place.world_size
+
     def _task(self, count: int) -> Task:
-        return Task.whole(Collective.ALL_REDUCE, self.world_size, count)
+        return self.place.whole(Collective.ALL_REDUCE, count)
 
     def _sum(self, source: Array, target: Array) -> Call:
         if source is not target and np.may_share_memory(source, target):
@@ -85,7 +93,7 @@ class CompressedReduction:
             return compressor
         flat = self.reads.flat
         key = (flat.size, flat.itemsize, compressor.error_feedback)
-        exchange = Exchange(self.world_size, run)
+        exchange = Exchange(self.world_size, run, Purpose.AUTO_COMPRESSION)
         return compressor.by(Choices.of(self.group).settle(self.group, exchange, key))
 
     def _reduce(self, run: Run, compressor: GradientCompressor) -> None:
@@ -126,15 +134,16 @@ class CompressedReduction:
             source = compressor.compensated(source, name, target)
             residual = compressor.residuals.room(name, source.size)
         run(replace(self._sum(source, target), codec=kind, residual=residual))
-        return codec_for(kind).size(source.size)
+        return CODECS[kind].size(source.size)
 
     def _several(
         self, run: Run, compressor: GradientCompressor, source: Floats, target: Floats
     ) -> int:
         """Several collectives, one after the other."""
-        name, exchange = self.tensor.name, Exchange(self.world_size, run)
+        name, method = self.tensor.name, compressor.strategy.method
+        exchange = Exchange(self.world_size, run, _PURPOSES[method])
         values = compressor.staged(source, name)
-        match compressor.strategy.method:
+        match method:
             case "topk":
                 sent = sparse_sum(exchange, values, compressor, name, target)
             case "random":

@@ -73,9 +73,7 @@ class Compressing(Launching):
         reads, into = memory
         _check(reads, reducer, strategy, tensor.compressor.strategy)
         # The group as it is now: that of a cluster may be another when the turn comes.
-        made = CompressedReduction(
-            self.group, self.world_size, reads, into, reducer, tensor, strategy
-        )
+        made = CompressedReduction(self.group, self._place, reads, into, reducer, tensor, strategy)
         return self._launch(Request(made.call(), into.give_back), timeout, async_op=async_op)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from potluck.core.cluster_events import MembershipChange, MembershipEvent
 from potluck.core.cluster_messages import decode, encode
 from potluck.core.health_records import HealthEvent, HealthStatus
 from potluck.errors import BackendUnavailable
+from potluck.runtime import clock
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.control_links import REPORTS, Links
 from potluck.runtime.control_reports import Ask, Report, read_said, write
@@ -86,11 +86,11 @@ class Control:
         self.core = core
         self.me = core.me
         self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
-        self._departed: set[ProcessId] = set()  # who has left in good order
+        self._departed: set[ProcessId] = set()  # members who have left in good order
         self._theatre = theatre
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
-        self._look_at = time.monotonic() + LONGEST
+        self._look_at = clock.now() + LONGEST
         self.links = Links(core.me, self, errands, self.post)
         self._thread = threading.Thread(target=self._run, name="potluck-control", daemon=True)
 
@@ -151,7 +151,7 @@ class Control:
 
     def _turn(self) -> None:
         moments = [self.core.next_deadline, self.links.contacts.next_deadline]
-        now = time.monotonic()
+        now = clock.now()
         due = min((each for each in moments if each is not None), default=now + LONGEST)
         with contextlib.suppress(queue.Empty):
             wait = min(due - now, LONGEST)
@@ -161,7 +161,7 @@ class Control:
                     self._inbox.get_nowait()()
         if self._ended:
             return
-        now = time.monotonic()
+        now = clock.now()
         deadline = self.core.next_deadline
         if deadline is not None and now >= deadline:
             self._carry_out(self.core.tick(now))
@@ -172,7 +172,7 @@ class Control:
 
     def _leave(self) -> None:
         if not self._ended:
-            self._carry_out(self.core.leave(time.monotonic()))
+            self._carry_out(self.core.leave(clock.now()))
             self._ended = self.links.is_over = True
 
     # -- what the links tell -------------------------------------------------------------------
@@ -181,15 +181,15 @@ class Control:
         """There is a lane to a process."""
         if card.role is Role.MEMBER:
             self._cards[card.process] = card
-            self._carry_out(self.core.connected(card, time.monotonic()))
+            self._carry_out(self.core.connected(card, clock.now()))
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
-        self._carry_out(self.core.disconnected(process, cause, time.monotonic()))
+        self._carry_out(self.core.disconnected(process, cause, clock.now()))
 
     def probed(self, process: ProcessId, why: str | None) -> None:
         """Its port was tried."""
-        now = time.monotonic()
+        now = clock.now()
         if why is None:
             self._carry_out(self.core.refused(process, now))
         else:
@@ -198,7 +198,7 @@ class Control:
     def said(self, process: ProcessId, payload: bytes) -> None:
         """It sent a message."""
         message = decode(payload)
-        self._carry_out(self.core.receive(process, message, time.monotonic()))
+        self._carry_out(self.core.receive(process, message, clock.now()))
 
     def asked(self, lane: Lane, payload: bytes) -> None:
         """Somebody wants to know how we are."""
@@ -209,7 +209,7 @@ class Control:
 
     def step_down(self) -> None:
         """Hand rank 0 to the next member, if it is ours."""
-        self._carry_out(self.core.step_down(time.monotonic()))
+        self._carry_out(self.core.step_down(clock.now()))
 
     def _carry_out(self, wanted: Sequence[effects.Effect]) -> None:
         for effect in wanted:
@@ -221,7 +221,7 @@ class Control:
                 case effects.Send(to, message):
                     self.links.send(to, encode(message))
                 case effects.Meet(card):
-                    self.links.contacts.introduced(card, time.monotonic())
+                    self.links.contacts.introduced(card, clock.now())
                 case effects.Probe(peer):
                     self.links.probe(peer)
                 case effects.Note(event):
@@ -267,6 +267,10 @@ class Control:
         rank = view.rank_of(lost) if view is not None and lost is not None else None
         card = self.card_of(lost) if lost is not None else None
         self._theatre.abort(card, rank, reason, orderly=lost in self._departed)
+
+    def has_departed(self, process: ProcessId) -> bool:
+        """Whether a member has left in good order."""
+        return process in self._departed
 
     def card_of(self, process: ProcessId) -> ProcessCard:
         """The card of somebody, as it said itself."""

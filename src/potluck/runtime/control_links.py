@@ -6,13 +6,14 @@ Belongs to the control thread, which asks and is told; errands and the I/O threa
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from potluck.core.cluster_cards import ProcessCard, Role
+from potluck.core.cluster_messages import MAX_MEMBERS
 from potluck.errors import ChannelClosed, DistributedError, MalformedFrame
 from potluck.net.discovery_records import Gone
+from potluck.runtime import clock
 from potluck.runtime.control_contacts import Contact, Contacts
 from potluck.runtime.control_doors import SAME_PROCESS
 from potluck.runtime.control_errands import Errands, probe
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 CLUSTER, REPORTS = 0, 1
 """Tags of control messages: for the core, and of those who ask how we are."""
+
+MAX_LANES = 2 * MAX_MEMBERS
+"""Processes that have a lane at once: all members of the largest view, and as many who wait."""
 
 MAX_OBSERVERS = 64
 """Observers that have a lane at once."""
@@ -71,7 +75,7 @@ class Links:
         self._post = post
         self._lanes = LaneTable(me.process)
         self.contacts = Contacts(me.process)
-        self.observers: dict[Lane, OpenedLane] = {}
+        self._onlookers = LaneTable(me.process)  # lanes of which one end is an observer
         self._last: dict[ProcessId, OpenedLane] = {}  # the latest lane of everybody we have met
         self._banned: dict[ProcessId, str] = {}
         self.doors: Doors | None = None
@@ -163,6 +167,20 @@ class Links:
         """The lanes in use."""
         return self._lanes.opened
 
+    @property
+    def observers(self) -> dict[Lane, OpenedLane]:
+        """The lanes in use of which one end is an observer; any thread."""
+        return {each.lane: each for each in self._onlookers.opened}
+
+    def observer_behind(self, lane: Lane) -> ProcessCard | None:
+        """Who is at the other end of such a lane, also if it is not used any more."""
+        return self._onlookers.behind(lane)
+
+    def _remember(self, opened: OpenedLane) -> None:
+        self._last[opened.card.process] = opened
+        if len(self._last) > 2 * MAX_LANES:
+            self.forget_except(set())
+
     def forget_except(self, processes: set[ProcessId]) -> None:
         """Remember no more of those who are gone than is of use."""
         for process in [each for each in self._last if each not in processes]:
@@ -193,43 +211,41 @@ class Links:
         contact.is_self = contact.is_self or SAME_PROCESS in trouble
         if trouble != contact.trouble and not contact.is_self:  # once for each reason
             logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
-        self.contacts.failed(contact, trouble, time.monotonic())
+        self.contacts.failed(contact, trouble, clock.now())
 
     def _on_opened(self, opened: OpenedLane, via: Contact | None = None) -> None:
         process = opened.card.process
         if via is not None:
             via.is_dialled = False
+        is_watch = Role.OBSERVER in {opened.card.role, self._me.role}
+        table, most = (self._onlookers, MAX_OBSERVERS) if is_watch else (self._lanes, MAX_LANES)
         if self.is_over or process in self._banned:
-            opened.lane.close()
+            self._decline(opened, via, self._banned.get(process, "this process is leaving"))
             return
-        self._last[process] = opened
-        if Role.OBSERVER in {opened.card.role, self._me.role}:
-            self._on_observer(opened, via)
+        if len(table) >= most and table.to(process) is None:
+            self._decline(opened, via, "there are too many connections already")
             return
-        self.contacts.introduced(opened.card, time.monotonic())
+        self._remember(opened)
+        if not is_watch:
+            self.contacts.introduced(opened.card, clock.now())
         self.contacts.connected(process, via)
-        is_new, unwanted = self._lanes.add(opened, time.monotonic())
+        is_new, unwanted = table.add(opened, clock.now())
         self.io.add(opened.lane)
         if unwanted is not None:
             self.io.retire(unwanted)
         if is_new:
             self._listener.met(opened.card)
 
-    def _on_observer(self, opened: OpenedLane, via: Contact | None) -> None:
-        process = opened.card.process
-        known = any(each.card.process == process for each in self.observers.values())
-        if len(self.observers) >= MAX_OBSERVERS or (known and via is not None):
-            opened.lane.close()
-            return
-        self.contacts.connected(process, via)
-        self.observers[opened.lane] = opened
-        self.io.add(opened.lane)
-        self._listener.met(opened.card)
+    def _decline(self, opened: OpenedLane, via: Contact | None, why: str) -> None:
+        """Do without a lane; who was dialled is not dialled again at once."""
+        opened.lane.close()
+        if via is not None:
+            self.contacts.failed(via, why, clock.now())
 
     def _on_ended(self, lane: Lane, cause: str) -> None:
-        opened = self.observers.pop(lane, None) or self._lanes.ended(lane)
+        opened = self._onlookers.ended(lane) or self._lanes.ended(lane)
         if opened is not None and not self.is_over:
-            self.contacts.disconnected(opened.card.process, time.monotonic())
+            self.contacts.disconnected(opened.card.process, clock.now())
             self._listener.lost(opened.card.process, cause)
 
     def _on_message(self, lane: Lane, frame: Frame) -> None:
@@ -255,7 +271,7 @@ class Links:
         self._draining = False
         if self.discovery is None or self.is_over:
             return
-        now = time.monotonic()
+        now = clock.now()
         for event in self.discovery.drain():
             if isinstance(event, Gone):
                 self.contacts.unsighted(event.sighting.key)

@@ -65,13 +65,15 @@ class Courier:
                 self._changed.notify_all()
 
     def _run(self) -> None:
+        pause = MOMENT
         while self._has_work():
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(MOMENT)
+                    self._changed.wait(pause)
                 errands = list(self._errands)
+            pause = MOMENT
             with contextlib.suppress(DistributedError):  # the backend is closed: all have ended
-                self._pump(errands)
+                pause = LOOK if self._pump(errands) else MOMENT
             ended = {id(errand) for errand in errands if _is_done(errand)}
             del errands  # while this thread waits, the arrays belong to their owners alone
             with self._changed:
@@ -86,13 +88,14 @@ class Courier:
                 return False
             return True
 
-    def _pump(self, errands: list[Errand]) -> None:
-        """Move bytes until something is done or another thread pumps."""
+    def _pump(self, errands: list[Errand]) -> bool:
+        """Move bytes until something is done, or another thread does (True)."""
         while not self._closed and not any(map(_is_done, errands)):
             begun = time.monotonic()
             self._progress(LOOK)
             if time.monotonic() - begun < TAKEN:
-                return
+                return True
+        return False
 
     def close(self) -> None:
         """End; what is under way is left to those who wait for it."""

@@ -47,6 +47,10 @@ _COMPOSED: dict[int, str] = {
     Purpose.ALL_GATHER_COUNTS: "all_gather with counts='ask'",
     Purpose.GATHER_COUNTS: "gather with counts='ask'",
     Purpose.ALL_TO_ALL_COUNTS: "all_to_all with send_counts",
+    Purpose.AUTO_COMPRESSION: "all_reduce with compression='auto'",
+    Purpose.TOP_K: "all_reduce with compression='topk'",
+    Purpose.RANDOM_K: "all_reduce with compression='random'",
+    Purpose.POWER_SGD: "all_reduce with compression='powersgd'",
 }
 """Calls that are made of several collectives, as a person would have written them."""
 
@@ -158,8 +162,10 @@ def _describe_hidden(mine: Fingerprint, theirs: Fingerprint) -> str:
     if mine.purpose != theirs.purpose:
         return ", and one of them is a call ahead of the other"
     if mine.purpose in _COMPOSED:
-        roots = f", with roots {mine.root} and {theirs.root}"
-        return roots if mine.root != theirs.root else ", and one of them is further than the other"
+        if mine.root != theirs.root:
+            return f", with roots {mine.root} and {theirs.root}"
+        here, there = mine._replace(purpose=Purpose.OWN), theirs._replace(purpose=Purpose.OWN)
+        return f"; the one is at its part {here}, the other at {there}"
     if mine.other_dtype != theirs.other_dtype:
         return ", of types that differ in their parts or units"
     if mine.counts != theirs.counts:

@@ -205,6 +205,6 @@ class Memory:
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy, unless both are the same memory."""
-    if source.ctypes.data != target.ctypes.data:
+    """Copy, unless both are the same memory: then each cell is shared with itself."""
+    if not np.may_share_memory(source, target):
         np.copyto(target, source)

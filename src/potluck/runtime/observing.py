@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.errors import DistributedError, Timeout
 from potluck.net.discovery import Advert, Discovery, job_tag
+from potluck.runtime import clock
 from potluck.runtime.control_doors import Doors
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.control_links import REPORTS, Links
@@ -182,7 +183,7 @@ class Observer:
     def _run(self) -> None:
         ask_at = 0.0
         while not self._ended:
-            now = time.monotonic()
+            now = clock.now()
             if now >= ask_at:
                 ask_at = now + ASK_EVERY
                 for lane in list(self._links.observers):
@@ -192,7 +193,7 @@ class Observer:
             with contextlib.suppress(queue.Empty):
                 self._inbox.get(timeout=max(0.001, until - now))()
             if not self._ended:
-                self._links.dial_due(time.monotonic())
+                self._links.dial_due(clock.now())
 
     def _tell_all(self) -> None:
         for lane in list(self._links.observers):
@@ -230,7 +231,7 @@ class Observer:
         if isinstance(said, Ask):
             self._links.io.send(lane, write(self.own_report()), REPORTS)
             return
-        opened = self._links.observers.get(lane)
-        if opened is not None and opened.card.process == said.key:
+        card = self._links.observer_behind(lane)
+        if card is not None and card.process == said.key:
             with self._lock:
                 self._reports[said.key] = said

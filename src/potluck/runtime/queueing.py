@@ -6,6 +6,7 @@ group meanwhile, such as an abort, is done at the latest when the turn is yielde
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from potluck.runtime.work import Work
 
 __all__ = ["ENDING", "Queue"]
+
+logger = logging.getLogger(__name__)
 
 IDLE = 5.0
 """Seconds after which the group's thread ends when there is nothing to do."""
@@ -107,7 +110,9 @@ class Queue:
             try:
                 self._leave(self._vigil.aborted[1])
             except BaseException:  # Ctrl-C: the next call begins with what is left to do
-                self._runner = 0
+                with self._lock:
+                    self._runner = 0
+                    self._changed.notify_all()
                 raise
         if self._closer == me:
             self._closer = 0
@@ -123,7 +128,11 @@ class Queue:
                         self._worker = None
                         return
                     waited = not self._changed.wait(IDLE) or self._closed
-            self._serve()
+            try:
+                self._serve()
+            except Exception:
+                # Not of the call, which has its own: those behind it must not wait for ever.
+                logger.exception("Rank %d could not end an operation well", self._executor.rank)
 
     def _help(self, work: Work[Any]) -> None:
         """If this is the thread that runs works, in a callback of one: run those before this."""
@@ -153,8 +162,10 @@ class Queue:
             outcome = _succeeding(work, result)
         self._job = None
         del job  # while this thread waits, the arrays belong to their owners alone
-        self._yield_turn()
-        outcome()
+        try:
+            self._yield_turn()
+        finally:  # whoever waits must hear of it, whatever goes wrong between two turns
+            outcome()
 
     def _perform(self, job: Job) -> Any:
         if job.error is not None or job.call is None:

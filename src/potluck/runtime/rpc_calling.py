@@ -117,7 +117,8 @@ class Caller:
         *,
         idempotent: bool = False,
     ) -> RpcFuture[Any]:
-        parts = self._values.pack_arguments(args, kwargs)
+        lead = REQUEST_OVERHEAD + len(name_in_bytes(name))
+        parts = self._values.pack_arguments(args, kwargs, lead)
         return self._begin(dst, name, parts, timeout, Mark.TYPED, idempotent)
 
     # -- how they begin and end --------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Caller:
         left = self._enter(seconds)
         call = self._find(dst).new_call(name, left)
         call.seconds = seconds
-        call.convert_with(self._values.unpack if marks & Mark.TYPED else _as_bytes)
+        call.convert_with(self._values.unpack_answer if marks & Mark.TYPED else _as_bytes)
         call.marks, call.idempotent, call.parts = marks, idempotent, parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         call.size = REQUEST_OVERHEAD + len(octets) + size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from potluck.core.calls import reply_by
 from potluck.core.calls_errors import RpcCancelled, RpcTimeout
 from potluck.errors import DistributedError, Timeout
+from potluck.runtime.rpc_callbacks import run_soon
 
 if TYPE_CHECKING:
     from potluck.core.calls_failures import Failure
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Incoming", "Replier", "RpcFuture", "current_call", "here"]
 
 Result = TypeVar("Result")
-
-logger = logging.getLogger(__name__)
 
 INSTANT = 1.0
 """Seconds in which another thread surely ends what it has begun to end."""
@@ -130,12 +128,16 @@ class RpcFuture(Generic[Result]):
         return True
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when it has ended, on the thread that ended it; now if it has."""
+        """Call ``callback`` when it has ended, on a thread for that; now if it has."""
+        if not self._when_done(lambda: run_soon(callback, self.describe())):
+            callback()
+
+    def _when_done(self, action: Callable[[], None]) -> bool:
+        """Have something done by the thread that ends it; False if it has ended already."""
         with _callbacks:
             if not self.done:
-                self._callbacks = [*(self._callbacks or ()), callback]
-                return
-        callback()
+                self._callbacks = [*(self._callbacks or ()), action]
+            return not self.done
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait without blocking the event loop."""
@@ -151,7 +153,8 @@ class RpcFuture(Generic[Result]):
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
                 loop.call_soon_threadsafe(wake)
 
-        self.add_done_callback(tell)
+        if not self._when_done(tell):
+            tell()
         try:
             yield from future.__await__()
         except BaseException:  # the task was cancelled: nobody waits any more
@@ -187,10 +190,7 @@ class RpcFuture(Generic[Result]):
             with contextlib.suppress(RuntimeError):  # already awake
                 sleeper.release()
         for callback in callbacks or ():
-            try:
-                callback()
-            except Exception:  # this thread has more to do than that
-                logger.exception("A callback of %s failed", self.describe())
+            callback()
 
     def sleep_until(self, deadline: float) -> None:
         """Sleep until it is done or the deadline has passed."""

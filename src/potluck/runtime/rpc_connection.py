@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from potluck.backend.spin import Spin
 from potluck.core.calls import Window, milliseconds
 from potluck.core.calls_assembly import Assembly
@@ -23,10 +21,10 @@ from potluck.core.calls_errors import RpcInvalidMessage
 from potluck.core.calls_frames import FrameKind, Hello, Mark, pack_frame, short_request
 from potluck.core.calls_outbox import SHORT, Outbox
 from potluck.errors import MalformedFrame
-from potluck.runtime.memory import octets_of
 from potluck.runtime.rpc_answering import Answering
 from potluck.runtime.rpc_calls import Incoming, RpcFuture
 from potluck.runtime.rpc_reader import Reader
+from potluck.runtime.rpc_values import aligned_memory
 
 if TYPE_CHECKING:
     from potluck.core.calls_frames import Frame
@@ -71,7 +69,7 @@ class Connection(Answering):
         self._deliver = deliver
         self._admitted = Window(config.calls, config.octets)
         self._outbox = Outbox()
-        self._assembly = Assembly(config.octets, _memory, least=SHORT + 1)
+        self._assembly = Assembly(config.octets, aligned_memory, least=SHORT + 1)
         self._reader = Reader(wire, self._assembly, config.max_message)
         self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
         self._poller: Poller | None = None
@@ -231,7 +229,7 @@ class Connection(Answering):
 
     def overdue(self, now: float) -> list[Incoming]:
         """Calls of the other side that were to be answered by now."""
-        if now < self._earliest:
+        if now < self._earliest or self.is_congested:
             return []
         with self.lock:
             calls = list(self.received.values())
@@ -277,11 +275,6 @@ class Connection(Answering):
 
 BROKEN = (OSError, MalformedFrame, Left)
 """What reading raises when a connection is over."""
-
-
-def _memory(size: int) -> memoryview:
-    """Memory with any content: a bytearray would be filled with zeros first."""
-    return octets_of(np.empty(size, np.uint8))
 
 
 def in_words(reason: Exception | str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from potluck.backend.base import read_view
 from potluck.core.calls import Pace, name_in_bytes
+from potluck.core.calls_encoding import REQUEST_OVERHEAD, RESPONSE_OVERHEAD
 from potluck.core.calls_errors import RpcInvalidMessage, near_names
 from potluck.core.calls_failures import Failure
 from potluck.core.calls_frames import Mark
@@ -96,8 +97,9 @@ class Handlers:
         if not handler.is_typed:
             result = handler.function(payload if type(payload) is bytes else bytes(payload))
             return [result if type(result) is bytes else _octets(call.name, result)]
-        arguments, options = self._values.unpack_arguments(payload)
-        return self._values.pack(handler.function(*arguments, **options))
+        lead = REQUEST_OVERHEAD + len(call.name.encode())
+        arguments, options = self._values.unpack_arguments(payload, lead)
+        return self._values.pack(handler.function(*arguments, **options), RESPONSE_OVERHEAD)
 
 
 def _octets(name: str, result: Any) -> memoryview:

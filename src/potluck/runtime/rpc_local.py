@@ -8,10 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.calls import Window, milliseconds
-from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE, RESPONSE_OVERHEAD, RpcResponse
+from potluck.core.calls_encoding import (
+    MAX_RPC_MSG_SIZE,
+    REQUEST_OVERHEAD,
+    RESPONSE_OVERHEAD,
+    RpcResponse,
+)
 from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
 from potluck.core.calls_failures import Failure, error_of, reply_with
+from potluck.core.calls_frames import Mark
 from potluck.runtime.rpc_calls import Incoming, RpcFuture, here
+from potluck.runtime.rpc_values import joined
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_duties import Office
@@ -54,7 +61,9 @@ class Local:
         with self._changed:
             self._wait_for_room(call)
             patience = milliseconds(call.deadline - time.monotonic())
-            payload = b"".join(call.parts)  # a copy: the function must not see it change
+            # A copy: the function must not see it change.
+            lead = REQUEST_OVERHEAD + len(call.name.encode())
+            payload = _joined(call.parts, lead, call.marks)
             incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
             self._under_way[call.number] = (call, incoming)
             self._window.add(call.size)
@@ -125,7 +134,7 @@ class Local:
         if size > limit:
             self._finish(call, None, RpcTooLarge(size, limit, what="response", rank=self.rank))
         else:
-            self._finish(call, b"".join(parts))
+            self._finish(call, _joined(parts, RESPONSE_OVERHEAD, call.marks))
 
     def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:  # noqa: ARG002
         """None."""
@@ -150,6 +159,10 @@ class Local:
     def become_forked(self) -> None:
         """In a forked child, where any lock may be held by a thread that is not here."""
         self.is_closed, self._over = True, FORKED
+
+
+def _joined(parts: list[Any], lead: int, marks: int) -> bytes | memoryview:
+    return joined(parts, lead) if marks & Mark.TYPED else b"".join(parts)
 
 
 class Mail:

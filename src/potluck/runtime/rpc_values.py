@@ -1,8 +1,9 @@
 """Values in calls: Python's plain ones, dataclasses and arrays; the bytes of arrays are not copied.
 
 What travels is a length, a description in MessagePack, and behind it the arrays, each at a multiple
-of 64 bytes.  Nothing that arrives can run code: an object is only made of a dataclass that this
-side has named, through its constructor.
+of 64 bytes, counted from where the message begins: ``lead`` bytes before the values.  Nothing that
+arrives can run code: an object is only made of a dataclass that this side has named, through its
+constructor.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import numpy as np
 
 from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
+from potluck.core.calls_encoding import RESPONSE_OVERHEAD
 from potluck.core.calls_errors import RpcInvalidMessage
 from potluck.errors import MalformedFrame
 from potluck.runtime import object_codec
 from potluck.runtime.memory import octets_of
 
-__all__ = ["Values"]
+__all__ = ["Values", "aligned_memory", "joined"]
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -86,11 +88,13 @@ class Values:
 
     # -- out -----------------------------------------------------------------------------------
 
-    def pack_arguments(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    def pack_arguments(
+        self, arguments: Sequence[Any], options: Mapping[str, Any], lead: int = 0
+    ) -> list[Any]:
         """The arguments of a call as buffers."""
-        return self.pack((tuple(arguments), dict(options)))
+        return self.pack((tuple(arguments), dict(options)), lead)
 
-    def pack(self, value: Any) -> list[Any]:
+    def pack(self, value: Any, lead: int = 0) -> list[Any]:
         """A value as buffers: a description, and the memory of its arrays."""
         arrays: list[memoryview] = []
         text = msgspec.msgpack.encode(self._flatten(value, arrays, 0))
@@ -98,7 +102,7 @@ class Values:
         if not arrays:
             return [head]
         parts: list[Any] = [head]
-        at = len(head)
+        at = lead + len(head)
         for array in arrays:
             gap = -at % ALIGNMENT
             parts += (bytes(gap), array)
@@ -122,16 +126,21 @@ class Values:
             return [OBJECT, kind.__qualname__, *self._flatten_items(items, arrays, depth)]
         if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
             return _flatten_array(value, arrays)
-        return [OTHER, object_codec.encode(value)]
+        try:
+            return [OTHER, object_codec.encode(value)]
+        except TypeError:
+            raise _cannot_travel(f"A {kind.__module__}.{kind.__qualname__}") from None
 
     def _flatten_items(self, items: Any, arrays: list[memoryview], depth: int) -> list[Any]:
         return [self._flatten(each, arrays, depth + 1) for item in items for each in item]
 
     # -- in ------------------------------------------------------------------------------------
 
-    def unpack_arguments(self, data: bytes | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def unpack_arguments(
+        self, data: bytes | memoryview, lead: int = 0
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call."""
-        value = self.unpack(data)
+        value = self.unpack(data, lead)
         if (
             type(value) is tuple
             and [type(each) for each in value] == [tuple, dict]
@@ -140,8 +149,12 @@ class Values:
             return value[0], value[1]
         raise RpcInvalidMessage("these are no arguments")
 
-    def unpack(self, data: bytes | memoryview) -> Any:
-        """The value that was packed; arrays are views of ``data``."""
+    def unpack_answer(self, data: bytes | memoryview) -> Any:
+        """The value of a response."""
+        return self.unpack(data, RESPONSE_OVERHEAD)
+
+    def unpack(self, data: bytes | memoryview, lead: int = 0) -> Any:
+        """The value that was packed; arrays are views of ``data``, if that can be written to."""
         view = memoryview(data)
         if len(view) < _LENGTH.size:
             raise RpcInvalidMessage("values too short for their length")
@@ -151,7 +164,7 @@ class Values:
             raise RpcInvalidMessage("values too short for their description")
         try:
             text = msgspec.msgpack.decode(view[_LENGTH.size : end])
-            return self._rebuild(text, _Arrays(view, end), 0)
+            return self._rebuild(text, _Arrays(view, end, lead), 0)
         except RpcInvalidMessage:
             raise
         except MalformedFrame as error:
@@ -194,35 +207,64 @@ class Values:
 class _Arrays:
     """The arrays behind a description, one after the other."""
 
-    def __init__(self, view: memoryview, at: int) -> None:
+    def __init__(self, view: memoryview, at: int, lead: int) -> None:
         self._view = view
         self._at = at
+        self._lead = lead
 
     def next(self, name: str, shape: list[int]) -> Any:
         """The next array."""
-        dtype = np.dtype(name if type(name) is str else "O")
+        # Only names such as float32: numpy would parse whole descriptions.
+        is_name = type(name) is str and name.replace("_", "").isalnum()
+        dtype = np.dtype(name if is_name else "O")
         if dtype.kind not in _KINDS or dtype.hasobject or not dtype.itemsize or dtype.fields:
             raise RpcInvalidMessage(f"an array of type {name}")
         if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
             raise RpcInvalidMessage(f"an array of shape {shape}")
-        start = self._at + -self._at % ALIGNMENT
+        start = self._at + -(self._lead + self._at) % ALIGNMENT
         end = start + math.prod(shape) * dtype.itemsize
         if end > len(self._view):
             raise RpcInvalidMessage("values too short for their arrays")
         self._at = end
         if start == end:
             return np.empty(shape, dtype)
-        return np.frombuffer(self._view[start:end], np.uint8).view(dtype).reshape(shape)
+        array = np.frombuffer(self._view[start:end], np.uint8).view(dtype).reshape(shape)
+        # What came in a short message cannot be written to; that of a long one is as it should be.
+        return array if array.flags.writeable and array.flags.aligned else array.copy()
+
+
+def aligned_memory(size: int) -> memoryview:
+    """Memory with any content (a bytearray would be filled with zeros) at a multiple of 64."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return octets_of(memory)[start : start + size]
+
+
+def joined(parts: Sequence[Any], lead: int) -> memoryview:
+    """Packed values in one piece of memory, where their arrays are at multiples of 64."""
+    memory = aligned_memory(lead + sum(map(len, parts)))[lead:]
+    at = 0
+    for part in parts:
+        memory[at : at + len(part)] = part
+        at += len(part)
+    return memory
 
 
 def _flatten_array(value: Any, arrays: list[memoryview]) -> list[Any]:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and (dtype.kind not in _KINDS or dtype.fields):
+        raise _cannot_travel(f"An array of type {dtype}")
     lease = lend(value, Access.READ)
     flat = lease.flat
-    if flat.dtype.kind not in _KINDS or flat.dtype.fields:
-        msg = f"An array of type {flat.dtype} cannot travel in a call"
-        raise TypeError(msg)
     arrays.append(octets_of(flat))
     return [ARRAY, flat.dtype.name, list(lease.shape)]
+
+
+def _cannot_travel(what: str) -> TypeError:
+    return TypeError(
+        f"{what} cannot travel in a call: only None, numbers, str, bytes, dates and times, lists, "
+        "tuples, dicts, sets, dataclasses and arrays of numbers can"
+    )
 
 
 def _kinds_in(hint: Any) -> list[Any]:

@@ -8,13 +8,13 @@ as there is nothing new.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from potluck.core.topology import ClusterTopology
 from potluck.core.topology_links import ConnectionProfile, RateSource
 from potluck.core.topology_nodes import NodeProfile
+from potluck.runtime import clock as node_clock
 from potluck.vocabulary import LinkMatrix, ProcessId, View
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SharedTopology:
         me: ProcessId,
         profile: NodeProfile | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = node_clock.now,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()

@@ -74,7 +74,8 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
             return CollectiveMismatch(notice.text, rank=culprit, host=host)
         case Word.LATE:
             missing = (culprit,) if notice.culprit >= 0 else ()
-            text = f"Rank {rank} gave up: {notice.text}"
+            is_relayed = " gave up: " in notice.text  # by somebody who had heard of it as well
+            text = notice.text if is_relayed else f"Rank {rank} gave up: {notice.text}"
             return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
         case Word.ABORTED:
             return Aborted(notice.text, rank=culprit, host=host)

@@ -70,6 +70,7 @@ class Vigil:
         self._operation = 0
         self._fingerprint = Fingerprint(*(0,) * len(Fingerprint._fields))
         self._deadline: float | None = None
+        self._is_still = False
 
     def admit(self, call: int, asked: float) -> None:
         """A call gets its turn; raise if somebody has ended it before."""
@@ -83,6 +84,7 @@ class Vigil:
         self._deadline = deadline
         if self._told:
             self._told.clear()
+            self._is_still = False
         if self.aborted is not None:
             raise copy.copy(self.aborted[0])
         if self._ending is not None:
@@ -107,6 +109,7 @@ class Vigil:
         self._check_ending()
         self._compare()
         self._tell_where_we_are(awaited)
+        self._is_still = True
         for rank in awaited:
             loss = self._backend.loss_of(rank)
             if loss is not None:
@@ -132,12 +135,17 @@ class Vigil:
             self._told.update(self._others, (me,))
             self._notices.tell(self._others, self._notice(Word.ASKING))
 
-    def check(self) -> None:
+    def check(self, awaited: Sequence[int]) -> None:
         """The same while bytes move, so often that it must cost nothing."""
         if self.aborted is not None:
             raise copy.copy(self.aborted[0])
         if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._read_notices()
+            self._check_ending()
+            if self._is_still:  # what moves now is the others' giving up
+                raise self.late(awaited)
             raise self.late((), "its bytes were still on their way")
+        self._is_still = False
 
     def _notice(self, word: Word, culprit: int = -1, text: str = "", last: int = 0) -> Notice:
         packed = self._fingerprint.pack()
@@ -151,6 +159,7 @@ class Vigil:
         missing = [rank for rank in awaited if rank not in here]
         if not missing and (awaited or cause is None):  # they wait for somebody else themselves
             missing = [rank for rank in self._others if rank not in here]
+            cause = None if missing else cause
         seconds = time.monotonic() - self.asked
         missing = missing or list(awaited)
         return verdicts.late(self._backend, self._fingerprint, seconds, missing, cause)

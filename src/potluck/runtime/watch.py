@@ -27,7 +27,7 @@ class Patrol(Protocol):
     def look(self, awaited: Sequence[int]) -> None:
         """Raise if an abort, a loss, a disagreement or the deadline ends the operation."""
 
-    def check(self) -> None:
+    def check(self, awaited: Sequence[int]) -> None:
         """Raise if an abort or the deadline does, although bytes move."""
 
 
@@ -53,11 +53,11 @@ class Watch:
                 self._hear(peer, wanted=True)
         if at_once:
             found = self._poller.wait(0)
-            self._patrol.check()
+            self._patrol.check(awaited)
         else:
             found = self._poller.wait(SLICE)
             if found:
-                self._patrol.check()
+                self._patrol.check(awaited)
             else:
                 self._patrol.look(awaited)
         return [event for event in found if self._is_wanted(event, awaited)]

@@ -18,13 +18,12 @@ from potluck.runtime.context import DistributedContext
 from potluck.runtime.work import Work
 from potluck.training.checkpoint import Checkpoint, Checkpointer
 from potluck.training.elastic_averaging import Gradients
-from potluck.training.elastic_member import PLATFORM, Member, Pending, StepOutcome
+from potluck.training.elastic_member import Member, Pending, StepOutcome
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals, total
 from potluck.training.sampler_order import Indices
 from potluck.training.state import TrainingState
 from potluck.training.state_sync import SyncReport
-from potluck.vocabulary import View
 
 __all__ = ["ElasticTrainer", "StepOutcome"]
 
@@ -109,11 +108,7 @@ class ElasticTrainer(Member):
 
     def verify(self) -> SyncReport:
         """Compare the states of all members, and put right those that differ; all call this."""
-
-        def compare(view: View) -> SyncReport:
-            return self._sync.run(self._group, range(len(view.members)), PLATFORM)
-
-        self.last_sync = self._repeat(compare)
+        self.last_sync = self._repeat(self._compare)
         return self.last_sync
 
     # -- checkpoints -----------------------------------------------------------------------------

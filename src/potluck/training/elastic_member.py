@@ -11,7 +11,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,14 @@ from potluck.training.elastic_record import LENGTH, Record, check_records
 from potluck.training.elastic_settling import Standing, pieces, settle
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals
-from potluck.training.shares import Speedometer, shares_of
+from potluck.training.shares import (
+    Condition,
+    Speedometer,
+    Straggler,
+    find_straggler,
+    shares_of,
+)
+from potluck.training.shares_conditions import measure_condition
 from potluck.training.state import TrainingState
 from potluck.training.state_sync import StateSync, SyncReport
 from potluck.vocabulary import View
@@ -41,6 +48,9 @@ PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 
 PAUSE = 0.05
 """Seconds before another try in a view that has just failed: its end is being agreed on."""
+
+LASTING = 5
+"""Steps for which a member has been slower before it is named."""
 
 Result = TypeVar("Result")
 
@@ -99,6 +109,9 @@ class Member:
         self._taken: Intervals | None = None
         self._reserved: tuple[Intervals, ...] = ()
         self._speeds: tuple[int, ...] = ()
+        self._conditions: tuple[Condition, ...] = ()
+        self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
+        self._straggler: Straggler | None = None
         self._broken: BaseException | None = None
         self.last_sync: SyncReport | None = None
         """What the last exchange of states did, if there was one."""
@@ -107,6 +120,11 @@ class Member:
     def position(self) -> Position:
         """The last step that this member has applied, and the view it was made in."""
         return self._report.position
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The member that is much slower than the others, if there is one, and likely why."""
+        return self._straggler
 
     def _repeat(self, action: Callable[[View], Result]) -> Result:
         """Settle in the view that holds and do something there, until no view ends in between."""
@@ -135,7 +153,7 @@ class Member:
     def _settle(self, view: View) -> None:
         self._settled = None
         self._report = replace(self._report, founder=self._ground.has_founded(view))
-        standing = Standing(self._report, self._taken or (), self._speed.speed)
+        standing = Standing(self._report, self._taken or (), self._speed.speed, measure_condition())
         found = settle(self._group, view, standing)
         decision = found.decision
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
@@ -145,6 +163,7 @@ class Member:
         if decision.receivers:
             self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
             alike = self.last_sync.servers
+        self._conditions = found.conditions
         kept = found.kept(alike)
         if found.action is Action.RECEIVE:
             self._become(decision.target, keep=kept[self._group.rank] is not None)
@@ -180,7 +199,7 @@ class Member:
         self._report = replace(self._report, attempt=attempt, holds=False)
         records = self._exchange_records(pending, step)
         if self._verify_every and step > 1 and (step - 1) % self._verify_every == 0:
-            self._sync.run(self._group, range(len(view.members)), PLATFORM)
+            self._compare(view)
         pending.gradients.pack(pending.weight)
         pending.gradients.reduce(self._group, self._compressor, records)
         pending.records = records
@@ -188,6 +207,12 @@ class Member:
         self._group.barrier(self._timeout)
         self._commit()
         return self._outcome
+
+    def _compare(self, view: View) -> SyncReport:
+        """See whether all have the same state and how they are; put right what differs."""
+        told = self._group.all_gather_object(astuple(measure_condition()))
+        self._conditions = tuple(Condition(*each) for each in told)
+        return self._sync.run(self._group, range(len(view.members)), PLATFORM)
 
     def _exchange_records(self, pending: Pending, step: int) -> tuple[Record, ...]:
         mine = Record(
@@ -225,11 +250,23 @@ class Member:
         weight = sum(record.weight for record in pending.records)
         size = self._group.world_size
         self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
-        self._speeds = tuple(record.speed for record in pending.records)
+        self._note_speeds(pending.records)
         self._reserved = ()
         self._pending, self._taken = None, None
         self._report = replace(self._report, position=attempt, holds=False)
         self._ground.note_steps(attempt.step)
+
+    def _note_speeds(self, records: Sequence[Record]) -> None:
+        self._speeds = tuple(record.speed for record in records)
+        if len(self._conditions) != len(self._speeds):
+            return  # of a view that is over
+        found = find_straggler(self._speeds, self._conditions)
+        self._suspects = [*self._suspects[1 - LASTING :], -1 if found is None else found.rank]
+        if found is not None and self._suspects != [found.rank] * LASTING:
+            found = None  # once is chance
+        if found is not None and self._straggler is None:
+            logger.warning("%s. It gets a smaller share of each batch.", found)
+        self._straggler = found
 
     # -- samples -----------------------------------------------------------------------------------
 

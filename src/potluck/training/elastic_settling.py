@@ -7,13 +7,14 @@ who lack it, and share out what is left of the batch.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from potluck.core.steps import Action, Decision, Position, Report, decide
 from potluck.errors import BackendUnavailable, MalformedFrame
 from potluck.runtime.distributed import DistributedBackend
 from potluck.training.sampler_intervals import Intervals, overlap
+from potluck.training.shares import Condition
 from potluck.vocabulary import View
 
 __all__ = ["Settlement", "Standing", "pieces", "settle"]
@@ -27,19 +28,20 @@ class Standing:
     taken: Intervals
     """Samples it has in hand for its next step."""
     speed: int
+    condition: Condition
 
     def encode(self) -> tuple[Any, ...]:
         """As plain values."""
         report = self.report
         attempt = None if report.attempt is None else tuple(report.attempt)
         place = tuple(report.position), report.attended, attempt, report.holds, report.founder
-        return place, self.taken, self.speed
+        return place, self.taken, self.speed, astuple(self.condition)
 
     @classmethod
     def decode(cls, value: Any) -> Standing:
         """From what another member sent."""
         try:
-            (position, attended, attempt, holds, founder), taken, speed = value
+            (position, attended, attempt, holds, founder), taken, speed, condition = value
             report = Report(
                 _position(position),
                 (str(attended[0]), int(attended[1])),
@@ -47,7 +49,9 @@ class Standing:
                 bool(holds),
                 bool(founder),
             )
-            return cls(report, tuple((int(a), int(b)) for a, b in taken), int(speed))
+            load, on_battery, heat, link = condition
+            known = Condition(int(load), bool(on_battery), int(heat), int(link))
+            return cls(report, tuple((int(a), int(b)) for a, b in taken), int(speed), known)
         except (TypeError, ValueError, IndexError) as error:
             raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
 
@@ -67,6 +71,7 @@ class Settlement:
     taken: tuple[Intervals, ...]
     """In rank order: samples that members had in hand."""
     speeds: tuple[int, ...]
+    conditions: tuple[Condition, ...]
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
         """In rank order, what members still have in hand; None for what was for another state.
@@ -100,6 +105,7 @@ def settle(group: DistributedBackend, view: View, mine: Standing) -> Settlement:
         decision.actions[group.rank],
         tuple(each.taken for each in told),
         tuple(each.speed for each in told),
+        tuple(each.condition for each in told),
     )
 
 

@@ -52,9 +52,7 @@ class ElasticOptimizer(torch.optim.Optimizer):
         """Meet the others and get the state."""
         self.trainer.start()
 
-    def step(  # type: ignore[override] # closures would be called again for a repeated step
-        self, closure: Callable[[], Any] | None = None, *, weight: float | None = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:
         """Average the gradients with those of all members, and step.
 
         A ``closure`` is called once, to compute loss and gradients; what it returns is returned.

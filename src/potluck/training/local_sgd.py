@@ -33,8 +33,8 @@ class LocalSgd:
     """Lets members meet every ``every`` steps.
 
     ``parameters`` is a tree of arrays that are changed in place, or a pair of functions that get
-    and set such a tree.  With ``rate=1`` and ``momentum=0`` a meeting averages the parameters, which
-    is plain local SGD; the defaults are DiLoCo's.  ``compression`` is a method such as ``"int8"`` or
+    and set such a tree.  With ``rate=1`` and ``momentum=0`` a meeting averages the parameters:
+    plain local SGD; the defaults are DiLoCo's.  ``compression`` is a method such as ``"int8"`` or
     ``"topk:0.01"``, always with error feedback; None sends all bits.  ``sampler`` and ``batch``
     (samples of all members between two meetings) hand out data.  Further parts of the state that
     all have in common may be given by name; optimisers of the steps in between are each member's
@@ -117,9 +117,8 @@ class LocalSgd:
 
     def _apply(self, mean: Any) -> None:
         for anchor, speed, way in zip(self._anchor, self._speed, mean, strict=True):
-            speed *= self.momentum
-            speed += way
-            anchor -= self.rate * (way + self.momentum * speed if self.momentum else way)
+            np.add(self.momentum * speed, way, out=speed)
+            np.subtract(anchor, self.rate * (way + self.momentum * speed), out=anchor)
         self._publish()
 
     def _publish(self) -> None:
@@ -128,7 +127,7 @@ class LocalSgd:
         made = []
         for (_, leaf), anchor in zip(trees.leaves_of(tree), self._anchor, strict=True):
             lease = adapter_of(leaf).allocate(leaf, tuple(leaf.shape))
-            np.copyto(lease.flat, anchor, casting="same_kind")
+            np.copyto(lease.flat, anchor, casting="unsafe")
             made.append(lease.give_back())
         self._set(trees.replaced(tree, iter(made)))
 

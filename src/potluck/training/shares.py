@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from potluck.training.sampler import divided
 
-__all__ = ["Speedometer", "Straggler", "find_straggler", "shares_of"]
+__all__ = ["Condition", "Speedometer", "Straggler", "find_straggler", "shares_of"]
 
 UNKNOWN = 0
 """The speed of a member that has not measured yet."""
@@ -75,10 +75,10 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a member knows of itself, in whole numbers: percent, and tenths of a degree."""
+    """What a member knows of itself, in whole numbers."""
 
     load: int = 0
-    """Of its processors, by others than this training."""
+    """Percent of its processors that others than this training use."""
     on_battery: bool = False
     heat: int = 0
     """Degrees Celsius; 0 where that is not known."""

@@ -101,4 +101,4 @@ def test_a_terminal_shows_a_table(tmp_path: Path) -> None:
         screen.read_until("the script runs")
         assert screen.read_to_end() == 0
         assert "(this one)" in screen.text
-        assert "1 of 1 are here" in screen.text
+        assert "1 of 1 is here" in screen.text

@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck import MalformedFrame
+from potluck.collective.compression.codecs import CODECS
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.collective.compression.packing import CompressedGradient
+from potluck.collective.compression.registry import METHODS
+from potluck.collective.compression.strategy import CompressionStrategy, QuantizationType
 from support.gradients import normal
 
 STRATEGIES = [
@@ -85,3 +88,15 @@ def test_a_head_that_nobody_writes_is_refused(place: int, byte: int, words: str)
     data[place] = byte
     with pytest.raises(MalformedFrame, match=words):
         CompressedGradient.from_bytes(data)
+
+
+def test_every_method_has_a_number_for_ever() -> None:
+    """What was written once must be read by every later version; new ones come at the end."""
+    assert METHODS[:5] == ("none", "float16", "bfloat16", "int8", "onebit")
+    assert METHODS[5:] == ("topk", "random", "powersgd")
+    for method in METHODS:
+        strategy = CompressionStrategy.named(method)
+        data = CompressedGradient(strategy, (0,), np.empty(0, np.uint8)).to_bytes()
+        assert CompressedGradient.from_bytes(data).strategy == strategy
+    assert {kind.value for kind in QuantizationType} <= set(METHODS)
+    assert set(CODECS) == set(QuantizationType)

@@ -96,6 +96,10 @@ def run(
     with Observer(config, job=name, facts=facts) as observer, open_screen(json=json) as screen:
         expected = _roster(observer)
         wanted = nodes or max(len(expected), 1)
+        if nodes is None and len(expected) <= 1:
+            name_of = observer.namespace.name
+            screen.say(f'No other machine is paired in "{name_of}", so this one runs alone.')
+            screen.say("`potluck pair` adds machines; --nodes N waits for N in any case.")
         gathering = Gathering(observer.own_report(), wanted, expected)
         _wait(observer, gathering, screen, timeout)
         may_begin = _check(gathering, screen) or anyway

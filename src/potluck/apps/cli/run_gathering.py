@@ -6,12 +6,13 @@ are ready.  Machines whose script already runs count as started, so one that was
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.runtime.control_reports import Report
 
-__all__ = ["BLOCKING", "COMPARED", "Difference", "Gathering", "differences"]
+__all__ = ["BLOCKING", "COMPARED", "Difference", "Gathering", "differences", "labels"]
 
 COMPARED = {
     "script_sha256": "the script",
@@ -45,28 +46,35 @@ class Difference:
     def __str__(self) -> str:
         """One sentence that names who differs."""
         parts = [f"{_list(names)}: {value or 'none'}" for value, names in self.values.items()]
-        return f"{COMPARED[self.fact].capitalize()} is not the same everywhere ({'; '.join(parts)})"
+        verb = "are" if self.fact == "arguments" else "is"
+        what = f"{COMPARED[self.fact].capitalize()} {verb} not the same everywhere"
+        return f"{what} ({'; '.join(parts)})"
 
 
 def differences(reports: Iterable[Report]) -> list[Difference]:
     """In what the machines differ, and who."""
     found = []
     known = [report for report in reports if report.facts]
+    names = labels(known)
     for fact in COMPARED:
         values: dict[str, list[str]] = {}
         for report in known:
-            values.setdefault(report.facts.get(fact, ""), []).append(label(report))
+            values.setdefault(report.facts.get(fact, ""), []).append(names[report.key])
         if len(values) > 1:
             ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
-            found.append(
-                Difference(fact, {value: tuple(sorted(names)) for value, names in ordered})
-            )
+            found.append(Difference(fact, {value: tuple(sorted(who)) for value, who in ordered}))
     return found
 
 
-def label(report: Report) -> str:
-    """A machine's name; with its start where that says more."""
-    return report.name or report.node[:8]
+def labels(reports: Sequence[Report]) -> dict[tuple[str, int], str]:
+    """What to call each: its machine's name; with its port where several have that name."""
+    short = {report.key: report.name or report.node[:8] for report in reports}
+    count = Counter(short.values())
+    return {
+        report.key: f"{name}:{report.port}" if count[name] > 1 else name
+        for report in reports
+        if (name := short[report.key])
+    }
 
 
 class Gathering:
@@ -140,7 +148,7 @@ class Gathering:
 
     def status_line(self) -> str:
         """Who is here and who is missing, in one line."""
-        names = _list([label(report) for report in self.here])
+        names = _list(list(labels(self.here).values()))
         count = len(self._here)
         text = f"{count} of {self._wanted} {'is' if count == 1 else 'are'} here: {names}"
         if not self.is_complete and self.missing:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from potluck.apps.cli.run_gathering import Gathering, label
+from potluck.apps.cli.run_gathering import Gathering, labels
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -53,8 +53,9 @@ class _Json:
 
     def show(self, gathering: Gathering) -> None:
         """An object, if something has changed."""
+        names = labels(gathering.here)
         here = [
-            {"name": label(each), "id": each.node, "state": each.state, "facts": each.facts}
+            {"name": names[each.key], "id": each.node, "state": each.state, "facts": each.facts}
             for each in gathering.here
         ]
         facts = {"wanted": gathering.wanted, "here": here, "missing": gathering.missing}
@@ -127,10 +128,11 @@ def _picture(gathering: Gathering) -> Group:
         for names in list(difference.values.values())[1:]
         for name in names
     }
+    names = labels(gathering.here)
     for number, report in enumerate(gathering.here):
-        name = label(report) + (" (this one)" if number == 0 else "")
+        name = names[report.key] + (" (this one)" if number == 0 else "")
         state = "running" if report.role == "member" else report.state
-        style = "yellow" if label(report) in odd else "green" if state != "waiting" else ""
+        style = "yellow" if names[report.key] in odd else "green" if state != "waiting" else ""
         cells = (
             name,
             f"{report.host}:{report.port}",
@@ -142,6 +144,7 @@ def _picture(gathering: Gathering) -> Group:
     if not gathering.is_complete:
         for name in gathering.missing:
             table.add_row(*(Text(cell, "dim") for cell in (name, "", "missing", "", "")))
-    count = f"{len(gathering.here)} of {gathering.wanted} are here"
+    number = len(gathering.here)
+    count = f"{number} of {gathering.wanted} {'is' if number == 1 else 'are'} here"
     notes = [Text(str(each), "yellow") for each in gathering.differences]
     return Group(table, Text(f"\n{count}", "bold"), *notes)

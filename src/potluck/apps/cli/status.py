@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,7 +57,7 @@ def status(
 
     Looks on without taking part: no cluster changes because somebody looks at it.
     """
-    from potluck.apps.cli.status_facts import jobs_of
+    from potluck.apps.cli.status_facts import jobs_of, waiting_of
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.observing import Observer
 
@@ -66,20 +66,21 @@ def status(
         reports = _look(observer, wait)
         troubles, sources = observer.troubles, observer.discovery_status
         name = observer.namespace.name
-    found = jobs_of(reports)
+    found, waiting = jobs_of(reports), waiting_of(reports)
     if json:
         import msgspec
 
         facts = {
             "namespace": name,
             "jobs": [each.as_dict() for each in found],
+            "waiting": waiting,
             "unreachable": troubles,
             "discovery": sources,
         }
         typer.echo(msgspec.json.encode(facts).decode())
     else:
-        _print(name, job, found, troubles)
-    if not found:
+        _print(name, job, found, troubles, waiting)
+    if not found and not waiting:
         raise typer.Exit(NOBODY)
 
 
@@ -102,7 +103,11 @@ def _look(observer: Observer, wait: float) -> list[Report]:
 
 
 def _print(
-    namespace: str, job: str | None, found: list[JobStatus], troubles: dict[str, str]
+    namespace: str,
+    job: str | None,
+    found: list[JobStatus],
+    troubles: dict[str, str],
+    waiting: list[dict[str, Any]],
 ) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -110,7 +115,7 @@ def _print(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
-    if not found:
+    if not found and not waiting:
         what = "anything" if job is None else f'"{job}"'
         console.print(Text(f'Nobody in "{namespace}" works on {what}, as far as can be seen here.'))
         console.print(
@@ -122,6 +127,9 @@ def _print(
         for node in one.nodes:
             if node.reason and node.health != "healthy":
                 console.print(Text(f"{node.name} is {node.health}: {node.reason}", "yellow"))
+    for each in waiting:
+        place = f"{each['name']} at {each['address']}"
+        console.print(Text(f'"{each["job"]}": {place} waits in `potluck run` for the others.'))
     for who, why in troubles.items():
         console.print(Text(f"\n{who} was seen but could not be reached: {why}", "yellow"))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from potluck.runtime.control_reports import HealthLine, Report
 
-__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of"]
+__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of", "waiting_of"]
 
 _WORST = ("healthy", "degraded", "suspect", "dead")
 
@@ -108,6 +108,22 @@ def jobs_of(reports: Iterable[Report]) -> list[JobStatus]:
         if report.role == "member":
             by_job.setdefault(report.job, []).append(report)
     return [_job(job, found) for job, found in sorted(by_job.items())]
+
+
+def waiting_of(reports: Iterable[Report]) -> list[dict[str, Any]]:
+    """Who waits in ``potluck run`` for others, for programs."""
+    return [
+        {
+            "job": report.job,
+            "name": report.name or report.node[:8],
+            "id": report.node,
+            "address": f"{report.host}:{report.port}",
+            "pid": report.pid,
+            "state": report.state,
+        }
+        for report in reports
+        if report.role == "launcher"
+    ]
 
 
 def is_whole(reports: Sequence[Report]) -> bool:

@@ -18,7 +18,9 @@ the array it was given, and allocates nothing that depends on the bytes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -59,8 +61,9 @@ class Codec(ABC):
     number: ClassVar[int]
     """What tells it from the others on the wire; never zero."""
 
+    @classmethod
     @abstractmethod
-    def size(self, count: int) -> int:
+    def size(cls, count: int) -> int:
         """Bytes for so many values."""
 
     @abstractmethod
@@ -122,8 +125,13 @@ class Method(ABC):
 class Quantised(Method):
     """A codec as a method."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+    def __init__(self, make: Callable[[], Codec]) -> None:
+        self._make = make
+
+    @cached_property
+    def _codec(self) -> Codec:
+        """Made when first used: its scratch memory is more than many a gradient."""
+        return self._make()
 
     def encode(self, values: Floats, turn: Turn) -> Octets:  # noqa: ARG002 - others need it
         """All values, one after the other."""

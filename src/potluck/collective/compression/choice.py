@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potluck.collective import wording
-from potluck.collective.compression.codecs import codec_for
+from potluck.collective.compression.codecs import CODECS
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.collective.compression.topk import count_for
 from potluck.collective.costs import SECOND
@@ -108,7 +108,7 @@ def _is_fit(strategy: CompressionStrategy, itemsize: int, *, has_feedback: bool)
     """Whether a method can be of use: forgetful ones need a memory, others fewer bytes."""
     if strategy.quantization is None:
         return has_feedback
-    return codec_for(strategy.quantization).size(1 << 10) < itemsize << 10
+    return CODECS[strategy.quantization].size(1 << 10) < itemsize << 10
 
 
 def _price(
@@ -125,7 +125,7 @@ def _price(
         kept = count_for(count, strategy.parameter) * INDEXED // 4
         task = Task.blocks(Collective.ALL_GATHER, (kept,) * ranks)
         return planner.plan(task).price + encoding
-    words = -(-codec_for(kind).size(count) // 4)
+    words = -(-CODECS[kind].size(count) // 4)
     task = Task.whole(Collective.ALL_REDUCE, ranks, words)
     decoded = 4 * count * (2 * ranks - 1) // ranks  # contributions to the own share, then results
     decoding = decoded * SECOND // max(1, speed.decode)

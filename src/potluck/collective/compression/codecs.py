@@ -9,16 +9,16 @@ from potluck.collective.compression.int8 import Int8
 from potluck.collective.compression.onebit import OneBit
 from potluck.collective.compression.strategy import QuantizationType
 
-__all__ = ["NAMES", "codec_for"]
+__all__ = ["CODECS", "NAMES", "codec_for"]
 
-_CODECS: dict[QuantizationType, type[Codec]] = {
+CODECS: dict[QuantizationType, type[Codec]] = {
     QuantizationType.FP16: Float16,
     QuantizationType.BF16: BFloat16,
     QuantizationType.INT8: Int8,
     QuantizationType.ONE_BIT: OneBit,
 }
 
-NAMES = {codec.number: codec.name for codec in _CODECS.values()}
+NAMES = {codec.number: codec.name for codec in CODECS.values()}
 """What the numbers of codecs mean."""
 
 
@@ -28,4 +28,4 @@ def codec_for(kind: QuantizationType) -> Codec:
     >>> codec_for(QuantizationType.INT8).size(1000)
     1016
     """
-    return _CODECS[kind]()
+    return CODECS[kind]()

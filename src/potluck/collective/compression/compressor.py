@@ -35,9 +35,9 @@ class GradientCompressor:
     :meth:`discard`; until then a tensor is compressed once.  ``seed`` must be the same on all
     ranks.
 
-    One thread at a time may use it.  Collectives may be under way meanwhile, on any number of
-    contexts; what concerns all tensors (``commit``, ``discard``, ``state_dict`` and the like) is
-    for the time when none is.
+    One thread at a time may use it.  Collectives may be under way meanwhile: in one context on any
+    tensors, in several on different ones.  What concerns all tensors (``commit``, ``discard``,
+    ``state_dict`` and the like) is for the time when none is.
 
     >>> compressor = GradientCompressor("topk:0.5")
     >>> gradient = np.array([4, 1, -3, 2], np.float32)

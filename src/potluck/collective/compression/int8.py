@@ -46,7 +46,8 @@ class Int8(Codec):
         self._scratch = np.empty(CHUNK, np.float32)
         self._dice = None if seed is None else np.random.Generator(np.random.PCG64(seed))
 
-    def size(self, count: int) -> int:
+    @classmethod
+    def size(cls, count: int) -> int:
         """Bytes for so many values."""
         return count + 4 * -(-count // BLOCK)
 

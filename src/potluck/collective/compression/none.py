@@ -15,7 +15,8 @@ class Plain(Codec):
     name = "none"
     number = 1
 
-    def size(self, count: int) -> int:
+    @classmethod
+    def size(cls, count: int) -> int:
         """Bytes for so many values."""
         return 4 * count
 

@@ -28,7 +28,8 @@ class OneBit(Codec):
     def __init__(self) -> None:
         self._scratch = np.empty(CHUNK, np.float32)
 
-    def size(self, count: int) -> int:
+    @classmethod
+    def size(cls, count: int) -> int:
         """Bytes for so many values."""
         return -(-count // 8) + 4 * -(-count // BLOCK)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from potluck.collective.compression.base import Method, Quantised
-from potluck.collective.compression.codecs import codec_for
+from potluck.collective.compression.codecs import CODECS
 from potluck.collective.compression.none import Plain
 from potluck.collective.compression.powersgd import PowerSGD
 from potluck.collective.compression.randomk import RandomK
@@ -29,6 +29,6 @@ def method_for(strategy: CompressionStrategy) -> Method:
     strategy = strategy.concrete
     kind = strategy.quantization
     if kind is not None:
-        return Quantised(codec_for(kind))
+        return Quantised(CODECS[kind])
     maker = _MAKERS.get(strategy.method)
-    return maker(strategy.parameter) if maker else Quantised(Plain())
+    return maker(strategy.parameter) if maker else Quantised(Plain)

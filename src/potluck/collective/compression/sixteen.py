@@ -21,7 +21,8 @@ class Sixteen(Codec):
     def __init__(self) -> None:
         self._scratch = np.empty(CHUNK, np.float32)
 
-    def size(self, count: int) -> int:
+    @classmethod
+    def size(cls, count: int) -> int:
         """Bytes for so many values."""
         return 2 * count
 

@@ -1,0 +1,127 @@
+"""A usual loop of PyTorch on elastic steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from potluck import DistributedContext, SimulatedBackend
+from potluck.training.elastic_torch import ElasticOptimizer
+from potluck.training.sampler import ElasticSampler
+from support.clusters import clusters
+from support.threads import together
+
+
+@pytest.fixture
+def group() -> Iterator[list[DistributedContext]]:
+    """Two ranks."""
+    contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(2)]
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """What is learned."""
+    source = torch.Generator().manual_seed(1)
+    inputs = torch.randn(64, 3, generator=source)
+    return inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]])
+
+
+def make(seed: int, group: DistributedContext) -> tuple[torch.nn.Module, ElasticOptimizer, Any]:
+    """A model, its optimiser and a schedule, as a script has them."""
+    model = torch.nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.1 * seed)
+        model.bias.fill_(seed)
+    inner = torch.optim.Adam(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.StepLR(inner, step_size=20, gamma=0.9)
+    optimizer = ElasticOptimizer(
+        inner,
+        model,
+        group,
+        parts={"schedule": schedule},
+        sampler=ElasticSampler(64, seed=2),
+        batch=16,
+    )
+    return model, optimizer, schedule
+
+
+Run = tuple[torch.nn.Module, ElasticOptimizer, Any]
+
+
+def train(run: Run, steps: int) -> None:
+    """The usual loop."""
+    model, optimizer, schedule = run
+    inputs, targets = data()
+    optimizer.start()
+    while optimizer.trainer.step_count < steps:
+        indices = torch.from_numpy(optimizer.trainer.take())
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs[indices]), targets[indices])
+        loss.backward()  # type: ignore[no-untyped-call] # PyTorch has not typed it
+        optimizer.step()
+        schedule.step()
+
+
+def test_a_usual_loop_trains_together(group: list[DistributedContext]) -> None:
+    """Two ranks that began apart reach what one reaches alone, and have the same bits."""
+    made = [make(seed, each) for seed, each in enumerate(group)]
+    together(*(lambda run=run: train(run, 60) for run in made))
+    weights = [model.weight.detach() for model, _, _ in made]  # type: ignore[operator]
+    assert torch.equal(weights[0], weights[1])
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        single = make(0, alone)
+        train(single, 60)
+        expected: Any = single[0].weight
+        assert torch.allclose(weights[0], expected.detach(), atol=1e-4)
+    states = [optimizer.state_dict() for _, optimizer, _ in made]
+    assert states[0]["state"][0]["step"] == 60
+    assert torch.equal(states[0]["state"][0]["exp_avg"], states[1]["state"][0]["exp_avg"])
+    assert made[1][2].last_epoch == 60
+
+
+def test_it_is_an_optimiser_like_any(group: list[DistributedContext]) -> None:
+    """Schedulers take it, groups and states are those of the wrapped one, closures are called."""
+    model, optimizer, _ = make(0, group[0])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    before = optimizer.param_groups[0]["lr"]
+    assert optimizer.param_groups is optimizer._wrapped.param_groups
+    assert optimizer.state is optimizer._wrapped.state
+    assert optimizer.defaults is optimizer._wrapped.defaults
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    assert repr(optimizer).startswith("ElasticOptimizer(Adam")
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        model, optimizer, _ = make(0, alone)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 3)).sum()
+            loss.backward()
+            return float(loss.detach())
+
+        assert optimizer.step(closure, weight=2) == 0.0
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == before / 2
+        assert optimizer.outcome is not None
+        assert optimizer.outcome.weight == 2
+        optimizer.zero_grad()
+        optimizer.step()  # without gradients nothing is added, and nothing fails
+
+
+def test_a_machine_leaves_and_the_loop_goes_on() -> None:
+    """Training over the process group raises here; this goes on."""
+    with clusters(2) as nodes:
+        made = [make(seed, node) for seed, node in enumerate(nodes)]
+
+        def leaver() -> None:
+            train(made[1], 10)
+            nodes[1].close()
+
+        together(leaver, lambda: train(made[0], 30))
+        assert made[0][1].trainer.step_count == 30
