@@ -77,6 +77,8 @@ def test_the_errors_say_what_to_do() -> None:
     assert isinstance(late, Timeout | TimeoutError)
     assert late.recoverable
     assert RpcNoConnection(1).recoverable
+    lost = RpcNoConnection(1, host="attic", cause="it is gone")
+    assert str(lost) == "no connection to rank 1 (attic): it is gone"
     assert near_names("ech", ["echo", "add"]) == ["echo"]
 
 
@@ -92,6 +94,8 @@ def test_a_reply_is_no_larger_than_its_caller_takes(limit: int) -> None:
     missing = reply_with(1, Failure("missing", name=long, near=[long]), 0, limit)
     assert len(missing) <= limit
     assert type(error_of(RpcResponse.deserialize(missing), 0)) is RpcFunctionNotFound
+    shortest = RpcResponse.deserialize(reply_with(1, raised, 0, 1))  # of a caller who takes nothing
+    assert type(error_of(shortest, 0)) is RpcRemoteError
 
 
 def test_a_name_that_nobody_can_mean_costs_nothing() -> None:

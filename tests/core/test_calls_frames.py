@@ -33,6 +33,7 @@ def test_a_header_byte_by_byte() -> None:
     assert len(header) == HEADER_SIZE
     frame = read_frame(b"xx" + header, 2, LIMIT)
     assert frame == (FrameKind.REQUEST, 5, 5, 0x0A0B, 9, 300)
+    assert read_frame(pack_frame(FrameKind.GOODBYE, 0, 0), 0, LIMIT).kind is FrameKind.GOODBYE
 
 
 BAD = {

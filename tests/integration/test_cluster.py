@@ -34,7 +34,7 @@ def lose(victim: Rank, rank: int, others: list[Rank]) -> list[float]:
         assert told["kind"] == "PeerLost", told
         assert told["rank"] == rank
         assert f"Rank {rank} (" in told["text"]
-        assert "killed" in told["text"]
+        assert "killed" in told["text"] or "is dead" in told["text"]
     return [at - killed for _, at in found]
 
 

@@ -190,14 +190,19 @@ def test_an_abort_between_operations_is_heard_once(calls_before: int) -> None:
 
 def test_ranks_that_abort_at_the_same_time_go_on_together() -> None:
     """Although one of them had started more: its calls count."""
-    barrier = threading.Barrier(2)
+    ready, first, both = threading.Barrier(2), threading.Event(), threading.Barrier(3)
 
     def action(group: Group) -> list[float | str]:
         works = [begin(group) for _ in range(1 + 2 * group.rank)] if group.rank < 2 else []
         if group.rank < 2:
             eventually(lambda: group._is_busy)
-            barrier.wait(LIMIT)
+            ready.wait(LIMIT)
+            if group.rank == 1:
+                first.wait(LIMIT)  # an abort after its calls have ended would be another one
             group.abort("both")
+            first.set()
+            eventually(lambda: works[0].done)  # before, rank 2 might complete it
+        both.wait(LIMIT)
         works += [begin(group) for _ in range(4 - len(works))]
         return [outcome(lambda work=work: work.wait(LIMIT)) for work in works]  # type: ignore[misc]
 

@@ -118,6 +118,12 @@ def test_limits_that_cannot_work_are_refused() -> None:
         RpcConfig(workers=0)
     with pytest.raises(ValueError, match="max_message can be"):
         RpcConfig(max_message=1 << 33)
+    with pytest.raises(ValueError, match="max_message can be"):
+        RpcConfig(max_message=100)
+    with pytest.raises(ValueError, match="at most"):
+        RpcConfig(calls=1 << 32)
+    with pytest.raises(TypeError, match="A value for octets is a whole number"):
+        RpcConfig(octets=1e6)  # type: ignore[arg-type]
 
 
 # --- requests that came as messages ---

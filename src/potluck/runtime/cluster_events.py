@@ -128,7 +128,7 @@ class Bulletin:
             for callback in callbacks:
                 try:
                     callback(change)
-                except Exception:  # it belongs to somebody else: the others are told all the same
+                except BaseException:  # also sys.exit(): the others are told all the same
                     logger.exception("A callback for view changes failed")
 
     def close(self, within: float) -> None:

@@ -136,8 +136,9 @@ class Stages:
     @property
     def pinned(self) -> Stage | None:
         """The stage of the call that this thread is in the middle of."""
-        visit = self._pin.visit and self._pin.visit()
-        return visit.stage if visit is not None else None
+        known = self._pin.visit
+        visit = None if known is None else known()
+        return None if visit is None else visit.stage
 
     @property
     def latest(self) -> Stage | None:

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 16
 """Errands that run at the same time."""
 
+RESERVED = 8
+"""More of them for what is urgent: many who do not answer must not hold up the proof of a death."""
+
 PROBE_WITHIN = 1.0
 """Seconds for an answer from a port; a refusal on a local network takes a millisecond."""
 
@@ -39,17 +42,18 @@ class Errands:
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
         self._waiting: deque[Callable[[], None]] = deque()
+        self._urgent: deque[Callable[[], None]] = deque()
         self._running: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, errand: Callable[[], None]) -> None:
-        """Run an errand soon."""
+    def run(self, errand: Callable[[], None], *, urgent: bool = False) -> None:
+        """Run an errand soon; an urgent one before the others, and on a thread kept for such."""
         with self._lock:
             if self._closed:
                 return
-            self._waiting.append(errand)
-            if len(self._running) < self._at_once:
+            (self._urgent if urgent else self._waiting).append(errand)
+            if len(self._running) < self._at_once + (RESERVED if urgent else 0):
                 thread = threading.Thread(target=self._work, name="potluck-errand", daemon=True)
                 self._running.add(thread)
                 thread.start()
@@ -57,14 +61,23 @@ class Errands:
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting or self._closed:
+                errand = self._next()
+                if errand is None:
                     self._running.discard(threading.current_thread())
                     return
-                errand = self._waiting.popleft()
             try:
                 errand()
             except Exception:  # a fault of ours in one must not end the others
                 logger.exception("An errand failed")
+
+    def _next(self) -> Callable[[], None] | None:
+        if self._closed:
+            return None
+        if self._urgent:
+            return self._urgent.popleft()
+        if self._waiting and len(self._running) <= self._at_once:
+            return self._waiting.popleft()
+        return None
 
     @property
     def is_closed(self) -> bool:
@@ -77,6 +90,7 @@ class Errands:
         with self._lock:
             self._closed = True
             self._waiting.clear()
+            self._urgent.clear()
             running = list(self._running)
         for thread in running:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -99,8 +113,8 @@ def probe(addresses: Iterable[Address], known_link: str | None = None) -> str | 
                 why = f"{address} refuses, but another machine has that address now"
             else:
                 return None
-        except OSError as error:
-            why = f"{address}: {error.strerror or error}"
+        except (OSError, ValueError) as error:  # what a peer calls its address may be none
+            why = f"{address}: {getattr(error, 'strerror', None) or error}"
         else:
             return f"{address} still answers"
     return why

@@ -154,7 +154,7 @@ class Links:
             why = probe(addresses, link)
             self._post(lambda: self._on_probed(process, why))
 
-        self._errands.run(errand)
+        self._errands.run(errand, urgent=True)
 
     def addresses_of(self, process: ProcessId) -> tuple[Address, ...]:
         """Where a process may be reached, first where it was reached last."""
@@ -199,7 +199,7 @@ class Links:
         def errand() -> None:
             try:
                 opened = doors.dial(addresses, node, look)
-            except (DistributedError, OSError) as error:
+            except (DistributedError, OSError, ValueError) as error:  # an address may be none
                 words = str(error)
                 self._post(lambda: self._on_failed(contact, words))
             else:

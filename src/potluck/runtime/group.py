@@ -164,6 +164,7 @@ class Group(Queue):
             is_idle = not self._runner
             if is_idle and last_call is None and self._aborted_at == self._calls:
                 return  # they have been told
+            self._aborted_idle = is_idle
             self._executor.abort(error, self._calls if last_call is None else last_call)
             if is_idle:
                 self._runner = threading.get_ident()

@@ -46,6 +46,7 @@ class Queue:
         self._job: Job | None = None
         self._calls = 0
         self._aborted_at = -1
+        self._aborted_idle = False  # whether the last abort found nothing under way
         self._runner = 0  # the thread whose turn it is
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -181,6 +182,9 @@ class Queue:
     def _leave(self, last_call: int) -> None:
         """End calls between two operations: whoever is still in the last one is not disturbed."""
         with self._lock:
+            if last_call <= self._vigil.epoch and not self._aborted_idle:
+                self._vigil.aborted = None  # another failure was quicker: all ranks know of that
+                return
             if last_call <= self._vigil.call:  # all that it was to end was over
                 last_call = self._calls = self._calls + 1  # so it ends the next, on all ranks
         self._executor.leave(last_call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from potluck.backend.base import check_whole
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE
 from potluck.core.calls_frames import Hello
 
@@ -11,6 +12,9 @@ __all__ = ["RpcConfig"]
 
 SMALLEST = 512
 """Bytes: an answer that says what went wrong has room."""
+
+MOST_CALLS, MOST_OCTETS = (1 << 32) - 1, (1 << 64) - 1
+"""What the hello of an agent can say."""
 
 LARGEST = (1 << 32) - (1 << 16)
 """Bytes: lengths are 32 bits long, and something stands in front of a payload."""
@@ -41,9 +45,14 @@ class RpcConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         for name in ("workers", "timeout", "max_message", "calls", "octets", "backlog"):
+            if name != "timeout":
+                check_whole(getattr(self, name), f"value for {name}")
             if not getattr(self, name) > 0:
                 msg = f"{name} must be more than 0, not {getattr(self, name)}"
                 raise ValueError(msg)
+        if self.calls > MOST_CALLS or self.octets > MOST_OCTETS:
+            msg = f"calls can be {MOST_CALLS} and octets {MOST_OCTETS} at most"
+            raise ValueError(msg)
         if not SMALLEST <= self.max_message <= LARGEST:
             msg = f"max_message can be {SMALLEST} to {LARGEST}, not {self.max_message}"
             raise ValueError(msg)

@@ -133,6 +133,9 @@ class Loop:
                         pass
             except BROKEN as error:
                 self._staff.lose(connection, error)
+            except Exception as error:  # the others' connections are read all the same
+                logger.exception("Opening the connection to rank %d failed", connection.rank)
+                self._staff.lose(connection, RpcInternal(repr(error), rank=connection.rank))
 
     def _move(self, rank: int, readable: bool, writable: bool) -> bool:  # noqa: FBT001
         """Bytes can move; whether more may be here that no poller knows of."""

@@ -32,7 +32,7 @@ class Gradients:
         if not self._leaves:
             msg = "There are no arrays in these gradients"
             raise ValueError(msg)
-        flats = [lend(leaf, Access.READ).flat for leaf in self._leaves]
+        flats = self._flats = [lend(leaf, Access.READ).flat for leaf in self._leaves]
         for flat in flats:
             if flat.dtype.kind not in "fV" or flat.dtype.itemsize > _WIDE.itemsize:
                 msg = f"Gradients are floating-point numbers, not {flat.dtype}"
@@ -49,15 +49,14 @@ class Gradients:
     def pack(self, weight: float) -> None:
         """Write w·g and w into the buffers; the gradients stay as they are."""
         for wide in sorted(set(self._wide)):
-            size = sum(n for n, _ in self._of(wide, self._sizes))
+            size = sum(self._of(wide, self._sizes))
             dtype = np.float64 if wide else np.float32
             buffer = self._room.get(wide)
             if buffer is None or buffer.size != size + 1:
                 buffer = self._room[wide] = np.empty(size + 1, dtype)
             self._buffers[wide] = buffer
             place = 0
-            for leaf, _ in self._of(wide, self._leaves):
-                flat = lend(leaf, Access.READ).flat
+            for flat in self._of(wide, self._flats):
                 into = buffer[place : place + flat.size]
                 if weight:
                     np.multiply(flat, weight, out=into, casting="unsafe", dtype=dtype)
@@ -102,7 +101,5 @@ class Gradients:
             made.append(lease.give_back())
         return trees.replaced(self.tree, iter(made))
 
-    def _of(self, wide: bool, things: list[Any]) -> list[tuple[Any, bool]]:  # noqa: FBT001
-        return [
-            (thing, each) for thing, each in zip(things, self._wide, strict=True) if each is wide
-        ]
+    def _of(self, wide: bool, things: list[Any]) -> list[Any]:  # noqa: FBT001 - a kind of buffer
+        return [thing for thing, each in zip(things, self._wide, strict=True) if each is wide]

@@ -6,11 +6,16 @@ import contextlib
 from collections.abc import Iterator
 
 from potluck.core.cluster_events import MembershipEvent
+from potluck.errors import DistributedError
 from potluck.runtime.cluster import Cluster
+from potluck.runtime.cluster_stage import Stage
 from potluck.runtime.context import DistributedContext
 from potluck.vocabulary import NodeId, ProcessId, View
 
 __all__ = ["Ground"]
+
+VERDICT = 30.0
+"""Seconds in which a cluster that has lost somebody goes on to another view, on a busy machine."""
 
 
 class Ground:
@@ -20,11 +25,17 @@ class Ground:
         self.group = group
         self._cluster = group if isinstance(group, Cluster) else None
         self._founded: set[str] = set()
+        self._stage: Stage | None = None
 
-    @property
-    def is_elastic(self) -> bool:
-        """Whether members can come and go."""
-        return self._cluster is not None
+    def can_go_on(self, error: DistributedError) -> bool:
+        """Whether another view follows the one in which something failed.
+
+        What a member sees first may be but a symptom, long before the cluster has agreed on what
+        has happened; and what somebody ended on purpose is not to be tried again.
+        """
+        if self._stage is None or not error.recoverable:
+            return False
+        return self._stage.over.wait(VERDICT)
 
     @contextlib.contextmanager
     def stand(self, timeout: float | None) -> Iterator[View]:
@@ -36,7 +47,9 @@ class Ground:
         if self._cluster is None:
             yield _lasting(self.group.world_size)
             return
-        with self._cluster.innermost.stages.visit(timeout) as stage:  # type: ignore[attr-defined]
+        limit = self._cluster.timeout if timeout is None else timeout
+        with self._cluster.innermost.stages.visit(limit) as stage:  # type: ignore[attr-defined]
+            self._stage = stage
             yield stage.view
 
     def has_founded(self, view: View) -> bool:

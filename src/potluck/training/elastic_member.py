@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ import numpy as np
 from potluck.arrays.base import Array
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.steps import Action, Position, Report
-from potluck.errors import BackendUnavailable, PeerLost, ViewChanged
+from potluck.errors import Aborted, BackendUnavailable, Disconnected
 from potluck.runtime.context import DistributedContext
 from potluck.training.elastic_averaging import Gradients
 from potluck.training.elastic_ground import Ground
@@ -45,9 +44,6 @@ logger = logging.getLogger(__name__)
 
 PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 """Machines of which this is the same compute the same bits."""
-
-PAUSE = 0.05
-"""Seconds before another try in a view that has just failed: its end is being agreed on."""
 
 LASTING = 5
 """Steps for which a member has been slower before it is named."""
@@ -140,13 +136,11 @@ class Member:
                     if self._settled != view:
                         self._settle(view)
                     return action(view)
-            except (PeerLost, ViewChanged) as error:
-                if not self._ground.is_elastic:
+            except (Aborted, Disconnected) as error:
+                self._settled = None
+                if not self._ground.can_go_on(error):
                     raise
                 logger.info("After step %d: %s", self.position.step, error)
-                if self._settled is None:
-                    time.sleep(PAUSE)
-                self._settled = None
 
     # -- a view begins ---------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 from potluck.training.shares import Condition
@@ -27,8 +29,16 @@ def measure_condition(link: int = 0) -> Condition:
 
 def _foreign_load(psutil: Any) -> int:
     """Percent of the processors that others than this process have used since the last look."""
-    own = float(psutil.Process().cpu_percent(None)) / (psutil.cpu_count() or 1)
+    own = float(_this_process(os.getpid()).cpu_percent(None)) / (psutil.cpu_count() or 1)
     return round(min(100.0, max(0.0, float(psutil.cpu_percent(None)) - own)))
+
+
+@functools.cache
+def _this_process(pid: int) -> Any:
+    """The same object every time: it remembers what it saw last."""
+    import psutil
+
+    return psutil.Process(pid)
 
 
 def _on_battery(psutil: Any) -> bool:

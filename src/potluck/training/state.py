@@ -85,7 +85,7 @@ def _part(name: str, part: Any) -> _Access:
         return lambda: generator.state, put
     if isinstance(part, Stateful):
         return part.state_dict, part.load_state_dict
-    if isinstance(part, tuple) and len(part) == 2 and all(map(callable, part)):  # noqa: PLR2004
+    if isinstance(part, tuple) and len(part) == 2 and all(map(_is_function, part)):  # noqa: PLR2004
         return part
     if trees.leaves_of(part):
         return lambda: part, lambda tree: _fill(name, part, tree)
@@ -94,6 +94,10 @@ def _part(name: str, part: Any) -> _Access:
         "state_dict() and load_state_dict(), a pair (get, set), or a tree of arrays"
     )
     raise TypeError(msg)
+
+
+def _is_function(thing: Any) -> bool:
+    return callable(thing) and not isinstance(thing, Stateful)  # modules of PyTorch can be called
 
 
 def _fill(name: str, part: Any, tree: Any) -> None:

@@ -1,0 +1,137 @@
+"""Elastic steps on real clusters, with losses placed exactly."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from potluck import (
+    Aborted,
+    Cluster,
+)
+from potluck.training import elastic_ground
+from support.clusters import clusters, everywhere, join, new_job
+from support.elastic import Regression
+from support.threads import Background, eventually, together
+
+
+def train(runs: list[Regression], steps: int) -> None:
+    """Every member makes steps until so many are committed."""
+
+    def work(run: Regression) -> None:
+        while run.trainer.step_count < steps:
+            run.step()
+
+    everywhere(runs, work)
+
+
+class Trap:
+    """Something that happens to a member at a certain point of its steps."""
+
+    def __init__(self, run: Regression, place: str, step: int, spring: Callable[[], None]) -> None:
+        self.sprung = threading.Event()
+        member: Any = run.trainer
+        target, name = {
+            "averaging": (member._group, "all_reduce"),
+            "acknowledging": (member._group, "barrier"),
+            "applying": (member, "_apply"),
+        }[place]
+        original = getattr(target, name)
+
+        def trapped(*arguments: Any, **options: Any) -> Any:
+            if run.trainer.step_count == step and not self.sprung.is_set():
+                self.sprung.set()
+                spring()
+            return original(*arguments, **options)
+
+        setattr(target, name, trapped)
+
+
+class Gone(Exception):
+    """This member's program ends here."""
+
+
+@pytest.mark.parametrize("place", ["averaging", "acknowledging", "applying"])
+def test_a_member_leaves_in_the_middle_of_a_step(place: str) -> None:
+    """Before its part of the averaging, before the barrier, or between commit and apply.
+
+    The survivors go on together, bit-identical, and every sample of the epoch counts once.
+    """
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        lost = runs[1]
+
+        def leave() -> None:
+            nodes[1].close()
+            raise Gone
+
+        Trap(lost, place, 3, leave)
+
+        def work(run: Regression) -> None:
+            try:
+                while run.trainer.step_count < 16:
+                    run.step()
+            except Gone:
+                pass
+
+        everywhere(runs, work)
+        survivors = [runs[0], runs[2]]
+        assert len({run.fingerprint for run in survivors}) == 1
+        assert {run.trainer.step_count for run in survivors} == {16}
+        survivors[0].sampler.check()
+        assert survivors[0].sampler.log == survivors[1].sampler.log
+        assert survivors[0].sampler.epoch >= 1
+        mine = Counter(pair for run in runs for pair in run.counted)
+        assert max(mine.values()) == 1
+        assert set(mine) <= set(survivors[0].sampler.log)
+
+
+def test_what_somebody_ends_on_purpose_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort in a view that goes on is raised; the step can be made again."""
+    monkeypatch.setattr(elastic_ground, "VERDICT", 0.2)
+    with clusters(2) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 2)
+        waiting = Background(runs[0].step)
+        eventually(lambda: runs[0].trainer._pending is not None)
+        eventually(lambda: ended(nodes[0], waiting))
+        with pytest.raises(Aborted, match="enough for today"):
+            waiting.result()
+
+
+def ended(node: Cluster, waiting: Background[Any]) -> bool:
+    """Abort until something was under way that could be."""
+    node.abort("enough for today")
+    return waiting.ended
+
+
+def test_a_newcomer_gets_the_state_and_takes_its_share() -> None:
+    """It begins from other weights, gets those of the others, and all go on alike."""
+    job = new_job()
+    with clusters(2, job) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 3)
+        goal: list[int] = []  # known to all long before anybody is there
+
+        def go_on(run: Regression) -> None:
+            while not goal or run.trainer.step_count < goal[0]:
+                run.step()
+
+        def come() -> None:
+            with join(2, job) as node:  # and leaves as soon as it is through
+                newcomer = Regression(node, seed=8)
+                newcomer.step()
+                goal.append(newcomer.trainer.step_count + 9)
+                runs.append(newcomer)
+                go_on(newcomer)
+
+        before = runs[:2]
+        together(come, *(lambda run=run: go_on(run) for run in before))
+        assert len({run.fingerprint for run in runs}) == 1
+        assert runs[2].counted
+        runs[0].sampler.check()
+        assert set(runs[2].counted) <= set(runs[0].sampler.log)
