@@ -48,6 +48,18 @@ def test_deaths_at_every_point_of_a_step(ranks: Ranks) -> None:
     assert results[0]["step"] >= 12
 
 
+def test_a_source_is_killed_while_a_newcomer_gets_the_state(ranks: Ranks) -> None:
+    """Of the three who have the state two die in the transfer; the newcomer gets it nevertheless."""
+    crew = Crew(ranks, new_job())
+    members = crew.start(1, 3)
+    crew.start(2, 3, death=("transferring", 1))
+    crew.follow(members[0], 3)
+    members += crew.start(1, 2)
+    for member in members:
+        crew.follow(member, 2, steps=3)
+    check(crew, crew.finish(members))
+
+
 def test_a_stopped_member_is_left_behind_and_catches_up(ranks: Ranks) -> None:
     """It wakes up with an old state, gets the new one, and goes on with the others."""
     crew = Crew(ranks, new_job())

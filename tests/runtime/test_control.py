@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -218,6 +219,32 @@ def test_errands_run_a_bounded_number_at_once_and_survive_a_fault(
     errands.close(PATIENCE)
     errands.run(errand)
     assert done[0] == 6
+
+
+def test_what_is_urgent_does_not_wait_behind_those_who_do_not_answer() -> None:
+    """A death is proved at once, however many others are being dialled in vain."""
+    errands, release, proved = Errands(at_once=2), threading.Event(), threading.Event()
+    later: list[int] = []
+
+    def wait() -> None:
+        assert release.wait(PATIENCE)
+
+    for _ in range(2):
+        errands.run(wait)
+    for number in range(3):
+        errands.run(partial(later.append, number))
+    errands.run(proved.set, urgent=True)
+    assert proved.wait(PATIENCE)
+    assert later == []  # the thread kept for what is urgent does nothing else
+    release.set()
+    eventually(lambda: later == [0, 1, 2])
+    errands.close(PATIENCE)
+
+
+def test_an_address_that_is_none_is_no_proof() -> None:
+    """What a peer calls its address is its own word."""
+    assert probe([Address("nul\0", 1)]) is not None
+    assert probe([Address("." * 300, 1)]) is not None
 
 
 def test_sightings_that_move_are_dialled_at_their_new_place_at_once() -> None:

@@ -209,6 +209,35 @@ def test_ranks_that_abort_at_the_same_time_go_on_together() -> None:
     assert in_world(3, action) == [["Aborted"] * 3 + [3.0]] * 3
 
 
+def test_an_abort_of_what_another_has_just_ended_ends_nothing_more() -> None:
+    """It came while the call was under way, and all ranks know that it has ended."""
+    ended = threading.Barrier(3)
+
+    def action(group: Group) -> list[float | str]:
+        backend = group.backend
+        abandon = backend.abandon_streams
+
+        def abort_as_well(is_over: Callable[[str], bool]) -> None:
+            group.abort("late")  # after the others were told, before the turn is over
+            abandon(is_over)
+
+        if group.rank == 2:  # without it nobody gets any further
+            ended.wait(LIMIT)
+            return [outcome(lambda: total(group)) for _ in range(3)]
+        if group.rank == 0:
+            vars(backend)["abandon_streams"] = abort_as_well
+        work = begin(group)
+        if group.rank == 1:
+            eventually(lambda: group._is_busy)
+            group.abort("early")
+        heard = outcome(lambda: work.wait(LIMIT))
+        vars(backend).pop("abandon_streams", None)
+        ended.wait(LIMIT)
+        return [heard, outcome(lambda: total(group)), outcome(lambda: total(group))]
+
+    assert in_world(3, action) == [["Aborted", 3.0, 3.0]] * 3
+
+
 def test_a_group_that_one_rank_left_fails_at_once_for_ever() -> None:
     """Nobody waits for a rank that will not come."""
     left = threading.Event()

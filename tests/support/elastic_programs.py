@@ -46,6 +46,7 @@ def die_at(run: Regression, where: str, step: int) -> None:
         "acknowledging": (run.trainer._group, "barrier"),
         "applying": (run.trainer, "_apply"),
         "settling": (run.trainer._group, "all_gather_object"),
+        "transferring": (run.trainer._group, "all_to_all"),
     }[where]
     original = getattr(target, name)
 

@@ -165,6 +165,20 @@ def test_members_come_between_meetings() -> None:
     assert len({str([a.tobytes() for a in net.weights.values()]) for net in nets}) == 1
 
 
+def test_nobody_waits_for_a_newcomer_to_catch_up(group: list[DistributedContext]) -> None:
+    """It takes part in the meeting that is under way, with nothing, instead of computing first."""
+    weights = [np.full(4, float(rank), np.float32) for rank in range(3)]
+    meetings = [LocalSgd(group[rank], weights[rank], every=10**9) for rank in range(3)]
+
+    def compute() -> float:
+        meetings[0].step()
+        return meetings[0].meet().weight
+
+    assert together(compute, meetings[1].start, meetings[2].start)[0] == 1
+    assert {each.trainer.step_count for each in meetings} == {1}
+    assert [each.tolist() for each in weights] == [[0.0] * 4] * 3
+
+
 def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None:
     """No steps between meetings, too much momentum, nothing to train, another model."""
     with pytest.raises(ValueError, match="every so many steps"):

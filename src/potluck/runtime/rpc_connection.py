@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from potluck.runtime.rpc_config import RpcConfig
     from potluck.runtime.rpc_wire import Wire
 
-__all__ = ["BROKEN", "Connection", "Left", "in_words"]
+__all__ = ["BROKEN", "ENDED", "Connection", "Left", "in_words"]
 
 TURN = 1 << 20
 """Bytes read from one peer before the others get a turn, about."""
+
+
+ENDED = "its process has ended, or its agent was closed"
 
 
 class Left(Exception):
@@ -205,7 +208,7 @@ class Connection(Answering):
             while count < TURN:
                 got = self._reader.read(self._on_message)
                 if not got:
-                    raise ConnectionResetError("its process has ended, or its agent was closed")
+                    raise ConnectionResetError(ENDED)
                 if not self._reader.is_full:
                     break  # that was all; if not, the poller will say so
                 count += got

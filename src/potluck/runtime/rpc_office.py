@@ -164,7 +164,9 @@ class AgentOffice:
         if self._closed:
             return Outlook(is_back_soon=False)
         over = self._opener.loss_of(self.rank)  # of ourselves: all of it is over
-        if over is not None and self._is_view:
+        if self._is_view and over is None:  # it may be in the next view before us
+            return Outlook(is_back_soon=True, hint=CALL_AGAIN)
+        if self._is_view and over is not None:
             cause = f"the cluster changed meanwhile: {over.message}"
             cause += f": {over.cause}" if over.cause else ""
             return Outlook(over.rank != rank, cause, CALL_AGAIN)
@@ -231,7 +233,9 @@ class AgentOffice:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let answers leave, tell the others, and end."""
+        """Let answers leave, tell the others, and end.  May be called twice."""
+        if self._closed:
+            return
         self._closed = True
         deadline = time.monotonic() + LINGER
         self._opener.close(deadline)

@@ -28,6 +28,9 @@ DIAL = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two rounds; each is twice as long as the last."""
 
+LONGEST_LISTENING = 0.25
+"""The same when nobody is to be dialled: looking costs little, and somebody may wait to call."""
+
 
 class Opener:
     """Opens what is missing."""
@@ -78,7 +81,9 @@ class Opener:
                 round_ = sorted(self._missing.values(), key=lambda peer: peer.rank)
             for peer in round_:
                 self._try(peer)
-            pause = FIRST_PAUSE if len(round_) != known else min(2 * pause, LONGEST_PAUSE)
+            dials = any(peer.rank < self._backend.rank for peer in round_)
+            longest = LONGEST_PAUSE if dials else LONGEST_LISTENING
+            pause = FIRST_PAUSE if len(round_) != known else min(2 * pause, longest)
             known = len(round_)
             with self._changed:
                 if self._missing and not self._closed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
 from potluck.runtime.rpc_calls import RpcFuture
+from potluck.runtime.rpc_connection import ENDED
 from potluck.runtime.rpc_direct import LONGEST
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class WaitingRoom:
         with self.lock:
             if outlook.hint or self._trouble is None:  # the view is over, or nothing was known
                 cause = outlook.cause or cause
+                if outlook.hint and cause == ENDED:
+                    cause = f"{ENDED}, or it has gone on to the next view"
             failed = list(lost)
             if self.connection is None:  # or there is another one by now
                 failed += self._take_waiting(everything=not outlook.is_back_soon)

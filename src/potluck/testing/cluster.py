@@ -121,7 +121,8 @@ class SimulatedCluster(SimulatedWorld):
     def step_down(self, name: str) -> None:
         """Let a process hand over rank 0, if it has it."""
         self.disturbed(f"{name} shall step down")
-        self.place(name).ask(ClusterCore.step_down)
+        # Not within whatever it is doing just now: this may happen as it sends a message.
+        self.clock.after(0.0, self.place(name).ask, ClusterCore.step_down)
 
     def set_steps(self, name: str, steps: int) -> None:
         """Let a process have committed so many training steps."""

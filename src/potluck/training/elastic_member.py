@@ -108,6 +108,7 @@ class Member:
         self._conditions: tuple[Condition, ...] = ()
         self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
         self._straggler: Straggler | None = None
+        self._others_wait = False
         self._broken: BaseException | None = None
         self.last_sync: SyncReport | None = None
         """What the last exchange of states did, if there was one."""
@@ -116,6 +117,11 @@ class Member:
     def position(self) -> Position:
         """The last step that this member has applied, and the view it was made in."""
         return self._report.position
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether others had computed the next step already when this view began."""
+        return self._others_wait
 
     @property
     def straggler(self) -> Straggler | None:
@@ -147,7 +153,13 @@ class Member:
     def _settle(self, view: View) -> None:
         self._settled = None
         self._report = replace(self._report, founder=self._ground.has_founded(view))
-        standing = Standing(self._report, self._taken or (), self._speed.speed, measure_condition())
+        standing = Standing(
+            self._report,
+            self._taken or (),
+            self._speed.speed,
+            measure_condition(),
+            waits=self._pending is not None,
+        )
         found = settle(self._group, view, standing)
         decision = found.decision
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
@@ -158,6 +170,7 @@ class Member:
             self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
             alike = self.last_sync.servers
         self._conditions = found.conditions
+        self._others_wait = any(rank != self._group.rank for rank in found.waiting)
         kept = found.kept(alike)
         if found.action is Action.RECEIVE:
             self._become(decision.target, keep=kept[self._group.rank] is not None)
@@ -245,7 +258,7 @@ class Member:
         size = self._group.world_size
         self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
         self._note_speeds(pending.records)
-        self._reserved = ()
+        self._reserved, self._others_wait = (), False
         self._pending, self._taken = None, None
         self._report = replace(self._report, position=attempt, holds=False)
         self._ground.note_steps(attempt.step)

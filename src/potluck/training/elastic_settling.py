@@ -29,19 +29,21 @@ class Standing:
     """Samples it has in hand for its next step."""
     speed: int
     condition: Condition
+    waits: bool = False
+    """Whether it has computed, and waits for the others."""
 
     def encode(self) -> tuple[Any, ...]:
         """As plain values."""
         report = self.report
         attempt = None if report.attempt is None else tuple(report.attempt)
         place = tuple(report.position), report.attended, attempt, report.holds, report.founder
-        return place, self.taken, self.speed, astuple(self.condition)
+        return place, self.taken, self.speed, astuple(self.condition), self.waits
 
     @classmethod
     def decode(cls, value: Any) -> Standing:
         """From what another member sent."""
         try:
-            (position, attended, attempt, holds, founder), taken, speed, condition = value
+            (position, attended, attempt, holds, founder), taken, speed, condition, waits = value
             report = Report(
                 _position(position),
                 (str(attended[0]), int(attended[1])),
@@ -51,7 +53,8 @@ class Standing:
             )
             load, on_battery, heat, link = condition
             known = Condition(int(load), bool(on_battery), int(heat), int(link))
-            return cls(report, tuple((int(a), int(b)) for a, b in taken), int(speed), known)
+            pairs = tuple((int(a), int(b)) for a, b in taken)
+            return cls(report, pairs, int(speed), known, bool(waits))
         except (TypeError, ValueError, IndexError) as error:
             raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
 
@@ -72,6 +75,8 @@ class Settlement:
     """In rank order: samples that members had in hand."""
     speeds: tuple[int, ...]
     conditions: tuple[Condition, ...]
+    waiting: tuple[int, ...]
+    """Ranks that have computed the next step already."""
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
         """In rank order, what members still have in hand; None for what was for another state.
@@ -106,6 +111,11 @@ def settle(group: DistributedBackend, view: View, mine: Standing) -> Settlement:
         tuple(each.taken for each in told),
         tuple(each.speed for each in told),
         tuple(each.condition for each in told),
+        tuple(
+            rank
+            for rank, each in enumerate(told)
+            if each.waits and decision.actions[rank] is Action.KEEP
+        ),
     )
 
 

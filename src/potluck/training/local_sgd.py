@@ -89,6 +89,8 @@ class LocalSgd:
     def start(self) -> None:
         """Meet the others and get the parameters; returns when this member can begin."""
         self.trainer.start()
+        if self.trainer.others_wait and not self._made:
+            self.meet()  # with nothing to bring: they need not wait for all our steps
 
     def take(self) -> Indices:
         """This member's samples until the next meeting."""

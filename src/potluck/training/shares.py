@@ -19,6 +19,10 @@ SMOOTHING = 0.3
 """How much of a new measurement counts: one odd step changes little, three change most."""
 
 
+SHORTEST = 0.005
+"""Seconds of computing below which nothing is learned: it is mostly chance, and hardly matters."""
+
+
 def shares_of(batch: int, speeds: Sequence[int]) -> list[int]:
     """Divide a batch by speed; everybody gets at least one sample while there are enough.
 
@@ -46,8 +50,8 @@ class Speedometer:
         self._rate: float | None = None
 
     def note(self, samples: int, seconds: float) -> None:
-        """So many samples took so long; nothing is learned from no samples or no time."""
-        if samples < 1 or seconds <= 0:
+        """So many samples took so long; nothing is learned from next to nothing."""
+        if samples < 1 or seconds < SHORTEST:
             return
         rate = samples / seconds
         before = self._rate

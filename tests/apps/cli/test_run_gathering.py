@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from potluck.apps.cli.run_gathering import Gathering, differences
+import msgspec
+
+from potluck.apps.cli.run_gathering import Gathering, differences, labels
 from potluck.runtime.control_reports import Report
 
 FACTS = {
@@ -87,3 +89,18 @@ def test_who_differs_is_named_with_what_it_has() -> None:
     ]
     assert [each.is_grave for each in found] == [True, False]
     assert differences([report("desk"), report("attic")]) == []
+
+
+def test_several_processes_of_one_machine_can_be_told_apart() -> None:
+    """Three terminals have one name; the port says which is meant, also of who differs."""
+    here = [
+        msgspec.structs.replace(report("desk"), incarnation=number, port=52415 + number)
+        for number in (1, 2)
+    ]
+    here.append(msgspec.structs.replace(report("laptop", arguments=""), port=52416))
+    assert list(labels(here).values()) == ["desk:52416", "desk:52417", "laptop"]
+    (found,) = differences(here)
+    assert str(found) == (
+        "The arguments are not the same everywhere "
+        "(desk:52416, desk:52417: --epochs 3; laptop: none)"
+    )

@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
 from potluck.apps.cli.status_facts import is_whole, jobs_of
+from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.control_reports import HealthLine, MemberLine, Report
+from potluck.runtime.observing import Observer
 from support.clusters import clusters, new_job
 
 
@@ -84,3 +86,18 @@ def test_where_nobody_works_the_exit_code_says_so() -> None:
     assert result.exit_code == 3
     assert "Nobody in" in result.stdout
     assert "potluck doctor" in result.stdout
+
+
+def test_who_waits_for_others_is_shown() -> None:
+    """Whoever looks while `potluck run` waits does not read that nobody is there."""
+    job = new_job()
+    config = AutoDiscoveryConfig(job=job, multicast=False, known=False)
+    with Observer(config, job=job, facts={"script": job}) as launcher:
+        result = CliRunner().invoke(app, ["status", "--job", job, "--json"])
+        assert result.exit_code == 0, result.output
+        facts = json.loads(result.stdout)
+        assert facts["jobs"] == []
+        assert [each["state"] for each in facts["waiting"]] == ["waiting"]
+        words = CliRunner().invoke(app, ["status", "--job", job]).stdout
+        assert f'"{job}": {launcher.card.name} at ' in words
+        assert "waits in `potluck run`" in words

@@ -1,0 +1,73 @@
+"""Observers and launchers: they find each other, and stay in contact with everybody they found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from potluck.net.addresses import Address
+from potluck.runtime import io
+from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.runtime.control_contacts import Contact
+from potluck.runtime.io_lane import Lane
+from potluck.runtime.observing import Observer
+from potluck.vocabulary import ProcessId
+from support.clusters import OPTIONS, new_job
+from support.threads import PATIENCE, eventually
+
+
+def launcher(job: str) -> Observer:
+    """Somebody who waits in ``potluck run``."""
+    config = AutoDiscoveryConfig(job=job, multicast=OPTIONS["multicast"], known=OPTIONS["known"])
+    return Observer(config, job=job, facts={"script": job})
+
+
+def dial_again(caller: Observer, called: Observer) -> None:
+    """One more lane, as when two dial each other at the same moment."""
+    links = caller._links
+    assert links.doors is not None
+    lane = links.doors.dial([Address("127.0.0.1", called.port.port)], None, lambda: None)
+    caller._inbox.put(lambda: links._on_opened(lane, Contact("a hint")))
+
+
+def test_launchers_that_dial_each_other_stay_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several lanes both keep the same one, so nobody who is here seems to come and go."""
+    heard: Counter[ProcessId] = Counter()
+    lost: list[ProcessId] = []
+    asked, missed = Observer.asked, Observer.lost
+
+    def hear(observer: Observer, lane: Lane, payload: bytes) -> None:
+        heard[observer.card.process] += 1
+        asked(observer, lane, payload)
+
+    def lose(observer: Observer, process: ProcessId, cause: str) -> None:
+        lost.append(process)
+        missed(observer, process, cause)
+
+    monkeypatch.setattr(Observer, "asked", hear)
+    monkeypatch.setattr(Observer, "lost", lose)
+    monkeypatch.setattr(io, "RETIRED", 0.1)
+    job = new_job()
+    with launcher(job) as one, launcher(job) as other:
+        for each in (one, other):
+            each.wait_until(lambda reports: len(reports) == 1, PATIENCE)
+        dial_again(one, other)
+        dial_again(other, one)
+        heard.clear()
+        eventually(lambda: min(heard[each.card.process] for each in (one, other)) >= 12)
+        assert lost == []
+        assert len(one.reports) == len(other.reports) == 1
+
+
+def test_a_last_word_outlives_its_launcher() -> None:
+    """Who has said that it begins counts for those who have not yet begun."""
+    job = new_job()
+    with launcher(job) as here:
+        with launcher(job) as other:
+            here.wait_until(lambda reports: len(reports) == 1, PATIENCE)
+            other.wait_until(lambda reports: len(reports) == 1, PATIENCE)
+            other.tell("starting")
+            here.wait_until(lambda reports: reports[0].state == "starting", PATIENCE)
+        eventually(lambda: [each.state for each in here.parted] == ["starting"])
+        assert here.reports == []
