@@ -49,7 +49,7 @@ def test_deaths_at_every_point_of_a_step(ranks: Ranks) -> None:
 
 
 def test_a_source_is_killed_while_a_newcomer_gets_the_state(ranks: Ranks) -> None:
-    """Of the three who have the state two die in the transfer; the newcomer gets it nevertheless."""
+    """Of three who have the state two die in the transfer; the newcomer gets it nevertheless."""
     crew = Crew(ranks, new_job())
     members = crew.start(1, 3)
     crew.start(2, 3, death=("transferring", 1))

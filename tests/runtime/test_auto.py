@@ -155,11 +155,15 @@ def test_changes_are_told_to_callbacks_and_kept_as_sentences() -> None:
         def fail(_: potluck.ViewChange) -> None:
             raise ZeroDivisionError
 
+        def give_up(_: potluck.ViewChange) -> None:
+            raise SystemExit
+
         def keep(change: potluck.ViewChange) -> None:
             threads.add(threading.current_thread().name)
             seen.append(change)
 
         first.on_view_change(fail)
+        first.on_view_change(give_up)
         stop = first.on_view_change(keep)
         with join(2, job) as second:
             eventually(lambda: len(seen) == 1)
