@@ -123,6 +123,7 @@ class Backend(ABC):
 
     def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
         """Close connections that peers have opened for purposes nobody here will ask for again."""
+        del is_over
 
     def make_poller(self) -> Poller:
         """A poller for such connections."""

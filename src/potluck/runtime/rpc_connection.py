@@ -59,7 +59,7 @@ class Connection(Answering):
         self._here, self.rank = ranks
         self.wire = wire
         self.lock = lock
-        self.reading = threading.Lock()
+        self.reading = threading.RLock()  # which knows its owner, whatever interrupts that
         self.is_open = True
         self.is_reading = False  # in the middle of it
         self.allowance: Hello | None = None  # what the other side allows; None before it says so

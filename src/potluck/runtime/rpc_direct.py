@@ -19,8 +19,8 @@ def read_until_done(connection: Connection, call: RpcFuture[Any], deadline: floa
     """Read until a call is done or time is up.  ``connection.reading`` is held."""
     direct = connection.direct
     assert direct is not None
-    connection.watch_reading(wanted=False)  # the agent's own thread sleeps on
     try:
+        connection.watch_reading(wanted=False)  # the agent's own thread sleeps on
         while not call.done and connection.is_open:
             if not connection.spin.until(connection.read_all):
                 remaining = deadline - time.monotonic()

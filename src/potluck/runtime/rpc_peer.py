@@ -70,19 +70,25 @@ class Peer(WaitingRoom):
 
     def _read(self, connection: Connection, call: RpcFuture[Any], deadline: float) -> None:
         """Read until a call is done, unless another thread reads."""
-        if not connection.reading.acquire(blocking=False):
-            return
+        reading, is_held = connection.reading, False
         broken: Exception | None = None
         try:
+            is_held = reading.acquire(blocking=False)
+            if not is_held:
+                return
             read_until_done(connection, call, deadline)
         except BROKEN as error:
             broken = error
         except BaseException:  # Ctrl-C: how far it got, nobody knows
-            if connection.is_reading:
+            is_held = reading._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - as Condition
+            if is_held:
+                connection.watch_reading(wanted=True)
+            if is_held and connection.is_reading:
                 broken = ConnectionAbortedError("the thread that read it was interrupted")
             raise
         finally:
-            connection.reading.release()
+            if is_held:
+                reading.release()
             if broken is not None:
                 self.lose(connection, broken)
 
