@@ -300,6 +300,33 @@ def test_gradients_for_a_state_that_is_gone_do_not_count(tmp_path: Path) -> None
     assert len({run.fingerprint for run in runs}) == 1
 
 
+def test_a_step_that_was_interrupted_with_its_result_is_finished_first(
+    group: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is interrupted at the barrier and calls again: what all hold counts, not what is new."""
+    seen: list[Any] = []
+    trainers = [
+        ElasticTrainer(each, TrainingState(model=np.zeros(1)), seen.append) for each in group
+    ]
+    barrier, calls = group[1].barrier, iter([KeyboardInterrupt])
+
+    def interrupted(timeout: float | None = None) -> None:
+        for error in calls:
+            raise error
+        barrier(timeout)
+
+    monkeypatch.setattr(group[1], "barrier", interrupted)
+
+    def work(trainer: ElasticTrainer) -> None:
+        try:
+            trainer.step(np.ones(2))
+        except KeyboardInterrupt:
+            trainer.step(np.full(2, 7.0))
+
+    everywhere(trainers, work)
+    assert [each.tolist() for each in seen] == [[1.0, 1.0]] * 3
+
+
 def test_a_group_that_stays_cannot_go_on_without_a_member() -> None:
     """There the loss is raised, as everywhere else."""
     contexts = [DistributedContext(each) for each in SimulatedBackend.create_group(2)]

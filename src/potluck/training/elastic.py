@@ -103,7 +103,9 @@ class ElasticTrainer(Member):
         if self._taken is not None:
             self._speed.note(size, time.perf_counter() - self._taken_at)
         counts = float(size) if weight is None else float(weight)
-        self._pending = Pending(Gradients(gradients, self._room), counts)
+        if self._pending is None or not self._report.holds:
+            self._pending = Pending(Gradients(gradients, self._room), counts)
+        # Otherwise the last call was interrupted with a result that the others may have applied.
         return self._repeat(self._try)
 
     def verify(self) -> SyncReport:

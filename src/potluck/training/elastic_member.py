@@ -165,6 +165,12 @@ class Member:
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
         if found.action is Action.APPLY:
             self._commit()
+        elif self._report.attempt is not None and self._report.attempt[:2] == (
+            view.lineage,
+            view.epoch,
+        ):
+            # Settled anew in the same view: another try will have the same name.
+            self._report = replace(self._report, attempt=None, holds=False)
         alike: Sequence[int] = decision.sources
         if decision.receivers:
             self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
@@ -198,22 +204,28 @@ class Member:
         pending = self._pending
         if pending is None:
             return self._outcome
-        step = self.position.step + 1
+        attempt = Position(view.lineage, view.epoch, self.position.step + 1)
+        if not (self._report.holds and self._report.attempt == attempt):
+            self._average(pending, attempt, view)
+        # Otherwise an earlier call was interrupted here, and the others wait.
+        self._group.barrier(self._timeout)
+        self._commit()
+        return self._outcome
+
+    def _average(self, pending: Pending, attempt: Position, view: View) -> None:
+        """Have the result of a step, which does not count yet."""
         pending.tries += 1
         if self._compressor is not None:
             self._compressor.discard()
-        attempt = Position(view.lineage, view.epoch, step)
         self._report = replace(self._report, attempt=attempt, holds=False)
-        records = self._exchange_records(pending, step)
-        if self._verify_every and step > 1 and (step - 1) % self._verify_every == 0:
+        records = self._exchange_records(pending, attempt.step)
+        made = attempt.step - 1
+        if self._verify_every and made and made % self._verify_every == 0:
             self._compare(view)
         pending.gradients.pack(pending.weight)
         pending.gradients.reduce(self._group, self._compressor, records)
         pending.records = records
         self._report = replace(self._report, holds=True)
-        self._group.barrier(self._timeout)
-        self._commit()
-        return self._outcome
 
     def _compare(self, view: View) -> SyncReport:
         """See whether all have the same state and how they are; put right what differs."""

@@ -104,3 +104,13 @@ def test_several_processes_of_one_machine_can_be_told_apart() -> None:
         "The arguments are not the same everywhere "
         "(desk:52416, desk:52417: --epochs 3; laptop: none)"
     )
+
+
+def test_a_machine_that_is_heard_of_later_is_waited_for_too() -> None:
+    """It was paired with another one, whose roster we get when we meet."""
+    one = Gathering(report("desk"), 2, {"d" * 32: "desk", "l" * 32: "laptop"})
+    one.look([report("laptop", "ready")])
+    assert one.may_start
+    one.expect({"d" * 32: "desk", "l" * 32: "laptop", "a" * 32: "attic"})
+    assert not one.may_start
+    assert one.status_line() == "2 of 3 are here: desk, laptop; missing: attic"

@@ -101,7 +101,7 @@ def run(
             screen.say(f'No other machine is paired in "{name_of}", so this one runs alone.')
             screen.say("`potluck pair` adds machines; --nodes N waits for N in any case.")
         gathering = Gathering(observer.own_report(), wanted, expected)
-        _wait(observer, gathering, screen, timeout)
+        _wait(observer, gathering, screen, timeout, wants_all=nodes is None)
         may_begin = _check(gathering, screen) or anyway
         observer.tell(STARTING if may_begin else STOPPING)
         if not may_begin:
@@ -119,11 +119,20 @@ def _roster(observer: Observer) -> Mapping[str, str]:
     return {member.node_id: member.name for member in roster.members}
 
 
-def _wait(observer: Observer, gathering: Gathering, screen: Screen, timeout: float | None) -> None:
+def _wait(
+    observer: Observer,
+    gathering: Gathering,
+    screen: Screen,
+    timeout: float | None,
+    *,
+    wants_all: bool,
+) -> None:
     import time
 
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
+        if wants_all:  # the others may know of machines that were paired elsewhere
+            gathering.expect(_roster(observer))
         gathering.look([*observer.parted, *observer.reports])
         state = "ready" if gathering.is_complete else "waiting"
         observer.tell(state)

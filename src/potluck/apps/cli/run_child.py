@@ -67,6 +67,20 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _is_in_front() -> bool:
+    """Whether Ctrl-C in our terminal reaches us and our children, wherever the input is from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | getattr(os, "O_NOCTTY", 0))
+    except OSError:
+        return sys.stdin.isatty()
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 def run_script(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the script to its end, passing on signals; its exit code as a shell would say it."""
     line = [sys.executable, *command]  # what the user typed
@@ -74,7 +88,7 @@ def run_script(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
         def forward(number: int, _frame: FrameType | None) -> None:
             # In a terminal Ctrl-C reaches the script by itself; twice would be once too often.
-            if number != signal.SIGINT or not sys.stdin.isatty():
+            if number != signal.SIGINT or not _is_in_front():
                 process.send_signal(number)
 
         before = {

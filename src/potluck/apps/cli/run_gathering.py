@@ -104,6 +104,11 @@ class Gathering:
         }
         self._here = {self._me: mine, **pending, **seen}
 
+    def expect(self, expected: Mapping[str, str]) -> None:
+        """All machines of the namespace are wanted; it may have turned out that there are more."""
+        self._expected = dict(expected)
+        self._wanted = max(self._wanted, len(expected))
+
     def say(self, state: str) -> None:
         """Our own state."""
         import msgspec
