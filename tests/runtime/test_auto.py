@@ -11,6 +11,7 @@ import pytest
 
 import potluck
 from potluck import AutoDiscoveryBackend, AutoDiscoveryConfig, Cluster, DistributedContext
+from potluck.runtime import joining
 from support.clusters import OPTIONS, clusters, everywhere, insist, join, new_job
 from support.threads import PATIENCE, Background, eventually, together
 
@@ -254,3 +255,15 @@ def test_an_abort_by_the_program_is_that_and_nothing_else() -> None:
             nodes[1].all_reduce(1.0)
         assert everywhere(nodes, lambda node: node.all_reduce(1.0)) == [2.0, 2.0]
         assert nodes[0].view == before
+
+
+def test_who_waits_without_end_is_told_for_what(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that seems to hang says once who is missing, and goes on waiting."""
+    monkeypatch.setattr(joining, "SILENCE", 0.3)
+    job = new_job()
+    waiting = Background(lambda: potluck.join(2, job=job, **OPTIONS))
+    eventually(lambda: "Still waiting. Waited 0.3 s for 2 nodes" in caplog.text)
+    with join(2, job), waiting.result() as first:
+        assert first.world_size == 2

@@ -47,12 +47,16 @@ class Errands:
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, errand: Callable[[], None], *, urgent: bool = False) -> None:
-        """Run an errand soon; an urgent one before the others, and on a thread kept for such."""
+    def run(self, errand: Callable[[], None], *, urgent: bool = False, ahead: bool = False) -> None:
+        """Run an errand soon; one with a reason to be ``ahead`` before those that wait already.
+
+        An urgent one comes before all others, and on a thread kept for such.
+        """
         with self._lock:
             if self._closed:
                 return
-            (self._urgent if urgent else self._waiting).append(errand)
+            line = self._urgent if urgent else self._waiting
+            (line.appendleft if ahead else line.append)(errand)
             if len(self._running) < self._at_once + (RESERVED if urgent else 0):
                 thread = threading.Thread(target=self._work, name="potluck-errand", daemon=True)
                 self._running.add(thread)

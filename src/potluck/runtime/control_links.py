@@ -205,7 +205,8 @@ class Links:
             else:
                 self._post(lambda: self._on_opened(opened, contact))
 
-        self._errands.run(errand)
+        # Anybody may announce a thousand machines that do not answer; the others come first.
+        self._errands.run(errand, ahead=contact.reported != {"mdns"})
 
     def _on_failed(self, contact: Contact, trouble: str) -> None:
         contact.is_self = contact.is_self or SAME_PROCESS in trouble

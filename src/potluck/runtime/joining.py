@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
+from potluck.errors import Timeout
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from potluck.net.namespace import NetworkNamespace
 
 __all__ = ["join"]
+
+logger = logging.getLogger("potluck.cluster")
+
+SILENCE = 15.0
+"""Seconds after which somebody who waits without end is told for what, once."""
 
 
 def join(
@@ -41,8 +49,20 @@ def join(
     )
     backend = AutoDiscoveryBackend(config)
     try:
+        if timeout is None:
+            with _telling():
+                backend.wait_for_peers(config.wanted_nodes - 1, SILENCE)
         backend.wait_for_peers(config.wanted_nodes - 1, timeout)
     except BaseException:
         backend.close()
         raise
     return Cluster(backend)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Say what has not happened yet, and go on."""
+    try:
+        yield
+    except Timeout as error:
+        logger.warning("Still waiting. %s", error)
