@@ -87,6 +87,7 @@ class Control:
         self.me = core.me
         self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
         self._departed: set[ProcessId] = set()  # members who have left in good order
+        self._played: View | None = None  # the view in which operations run
         self._theatre = theatre
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
@@ -255,6 +256,7 @@ class Control:
                 self._theatre.removed(reason)
 
     def _install(self, view: View, reason: str) -> None:
+        self._played = view
         self._theatre.install(view, [self.card_of(each) for each in view.members], reason)
         connected = {each.card.process for each in self.links.opened_lanes}
         keep = {*view.members, *connected, self.me.process}
@@ -263,7 +265,7 @@ class Control:
         self.links.forget_except(keep)
 
     def _abort(self, lost: ProcessId | None, reason: str) -> None:
-        view = self.core.view
+        view = self._played  # the core may be in the next one already
         rank = view.rank_of(lost) if view is not None and lost is not None else None
         card = self.card_of(lost) if lost is not None else None
         self._theatre.abort(card, rank, reason, orderly=lost in self._departed)
