@@ -30,7 +30,6 @@ from support.circles import (
 from support.homes import Home, pair
 from support.place import Place
 from support.ranks import Ranks, new_master
-from support.victims import listening_ports
 
 
 @pytest.fixture
@@ -166,8 +165,7 @@ def test_strangers_with_a_secret_do_not_disturb_a_group_that_works(
     }
     started = start_on(ranks, stay, [desk, nas])
     for process in started:
-        process.expect("joined")
-        (port,) = listening_ports(process.pid)
+        port = int(process.expect("joined")["port"])
         for stranger, reason in strangers.items():
             for request in (Sync(), Lane(bytes(16), 1, 0), Join(1, 2, Peer([], 1, "double"))):
                 with pytest.raises(HandshakeRefused, match=reason):

@@ -109,7 +109,7 @@ def meet_soon(place: Place, home: str) -> int:
 def stay(place: Place, home: str) -> None:
     """Be in a group until told to leave."""
     with on(place, home) as backend:
-        place.say("joined")
+        place.say("joined", port=backend._acceptor.port)
         place.hear("leave")
         backend.barrier(PATIENCE)
 

@@ -62,6 +62,7 @@ class Host:
         """Answer nothing that ``other`` sends, like a firewall that drops packets."""
         self.ip("route", "add", "blackhole", other.ipv4)
         self.ip("-6", "route", "add", "blackhole", other.ipv6)
+        self.ip("-6", "address", "flush", "dev", INTERFACE, "scope", "link")  # no other way in
 
     def unplug(self) -> None:
         """Pull the cable out: whoever is connected learns nothing of it."""

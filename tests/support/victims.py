@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
-import psutil
-
 from potluck.net.acceptor import SLOTS
 from support.place import Place, resident
 from support.ranks import Rank
@@ -37,7 +35,7 @@ def work(place: Place, namespace: str | None = None) -> list[int]:
         with backend:
             before, after = (place.rank - 1) % place.world_size, (place.rank + 1) % place.world_size
             at_first = resident()
-            place.say("working")
+            place.say("working", port=backend._acceptor.port)
             turns, verdict = 0, bytearray(1)
             while not verdict[0]:
                 for size in (64, 5_000, 200_000):
@@ -86,9 +84,8 @@ class Target:
     def __init__(self, processes: Sequence[Rank]) -> None:
         self._processes = processes
         self._said_before = [len(process.log) for process in processes]
-        for process in processes:
-            process.expect("working")
-        self.ports = [port for process in processes for port in listening_ports(process.pid)]
+        # Those of this group alone: a process may have worked for other tests before.
+        self.ports = [int(process.expect("working")["port"]) for process in processes]
 
     def log(self, rank: int = 0) -> str:
         """What a rank has logged since it became a target."""
@@ -119,12 +116,6 @@ class Target:
             turns, grown = process.value()
             assert turns > 1
             assert grown < BOUND
-
-
-def listening_ports(pid: int) -> list[int]:
-    """Where a process answers."""
-    connections = psutil.Process(pid).net_connections("tcp")
-    return [entry.laddr[1] for entry in connections if entry.status == psutil.CONN_LISTEN]
 
 
 def dial(port: int) -> socket.socket:

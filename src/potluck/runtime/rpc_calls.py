@@ -7,7 +7,7 @@ import copy
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from potluck.core.calls import reply_by
@@ -202,7 +202,7 @@ class RpcFuture(Generic[Result]):
             sleeper.acquire(timeout=min(remaining, 3600.0))
 
 
-class Replier(Protocol):
+class Replier(Hashable, Protocol):
     """Where an incoming call came from."""
 
     @property
