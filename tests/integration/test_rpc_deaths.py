@@ -69,6 +69,7 @@ def be_attacked(place: Place) -> list[int]:
             backend.barrier(PATIENCE)
             _attack(backend)
             backend.barrier(PATIENCE)
+            backend.barrier(PATIENCE)
             return [0, 0]
         with RpcAgent(backend) as agent:
             agent.register("echo", lambda payload: payload)
@@ -78,6 +79,7 @@ def be_attacked(place: Place) -> list[int]:
             while not arrived.done:
                 right += agent.rpc_sync(1 - place.rank, "echo", b"x") == b"x"
                 backend.progress(0)
+            backend.barrier(PATIENCE)  # the other may be in its last call
             return [right, resident() - before]
 
 

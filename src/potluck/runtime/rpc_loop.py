@@ -168,6 +168,11 @@ class Loop:
         """Run what was read, and send the answers together."""
         while self._batch:
             call = self._batch.popleft()
+            if call.origin.is_congested:
+                _flush([call.origin])
+                if call.origin.is_congested:  # it does not take its answers: make no more of them
+                    self._staff.hand_over(call)
+                    continue
             self._touched[call.source] = call.origin
             self._running += 1
             if not self._watching:  # only now: the watchman looks at the number last
