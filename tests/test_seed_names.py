@@ -46,7 +46,7 @@ class Planned:
 
 Place = At | Instead | Planned
 
-TRAINING = Planned("PyTorch on top of Potluck")
+TRAINING = Instead("PyTorch's own, over the backend that potluck.torch registers.")
 
 EXCEPTIONS = Instead("A function returns its value or raises a potluck.DistributedError.")
 CONSTRUCTOR = Instead("Python calls the class itself.")

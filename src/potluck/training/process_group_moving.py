@@ -13,7 +13,7 @@ from potluck.arrays.base import Access
 from potluck.collective.task import Collective
 from potluck.runtime import requests
 from potluck.training.process_group_base import GroupBase, Terms, as_list, read_terms
-from potluck.training.tensors import counts_of
+from potluck.training.tensors import counts_of, even_counts
 
 __all__ = ["MovingGroup"]
 
@@ -86,14 +86,7 @@ class MovingGroup(GroupBase):
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
     def _shares(self, output: torch.Tensor, source: torch.Tensor) -> list[int]:
-        size = self._place.world_size
-        if output.numel() != source.numel() * size:
-            msg = (
-                f"The output of {output.numel()} elements must be {size} times as large as the "
-                f"input of {source.numel()}: one part for each rank"
-            )
-            raise ValueError(msg)
-        return [source.numel()] * size
+        return even_counts(("output", output), ("input", source), self._place.world_size)
 
     def _gather_all(
         self,

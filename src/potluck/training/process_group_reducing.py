@@ -17,7 +17,7 @@ from potluck.runtime.work import Work
 from potluck.training.process_group_base import GroupBase, Terms, as_list, read_terms
 from potluck.training.reductions import read_reduction
 from potluck.training.sparse import sum_sparse
-from potluck.training.tensors import counts_of
+from potluck.training.tensors import counts_of, even_counts
 from potluck.training.work import PotluckWork
 
 __all__ = ["ReducingGroup"]
@@ -135,14 +135,7 @@ class ReducingGroup(GroupBase):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def _even(self, output: torch.Tensor, source: torch.Tensor) -> list[int]:
-        size = self._place.world_size
-        if source.numel() != output.numel() * size:
-            msg = (
-                f"The input of {source.numel()} elements must be {size} times as large as the "
-                f"output of {output.numel()}: one part for each rank"
-            )
-            raise ValueError(msg)
-        return [output.numel()] * size
+        return even_counts(("input", source), ("output", output), self._place.world_size)
 
     def _scatter_reduced(
         self,

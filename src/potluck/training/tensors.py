@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from potluck.arrays.base import Access
 
-__all__ = ["Bundle", "counts_of", "is_dense"]
+__all__ = ["Bundle", "Named", "counts_of", "even_counts", "is_dense"]
+
+Named: TypeAlias = tuple[str, torch.Tensor]
+"""A tensor, and what its caller calls it."""
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -25,6 +29,18 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def counts_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How many elements each has."""
     return [tensor.numel() for tensor in tensors]
+
+
+def even_counts(whole: Named, part: Named, size: int) -> list[int]:
+    """How many elements each of ``size`` ranks has in a tensor that holds a part of each."""
+    (whole_name, all_parts), (part_name, one) = whole, part
+    if all_parts.numel() != one.numel() * size:
+        msg = (
+            f"The {whole_name} of {all_parts.numel()} elements must be {size} times as large as "
+            f"the {part_name} of {one.numel()}: one part for each rank"
+        )
+        raise ValueError(msg)
+    return [one.numel()] * size
 
 
 class Bundle:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.backend.limits import Limits
 from potluck.backend.mesh import MeshBackend
 from potluck.errors import DistributedError
-from potluck.net.memory import MemoryPoller, MemoryStream, pipe
+from potluck.net.memory import MemoryPoller, pipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,15 +48,11 @@ class Terminal:
 
     def __init__(self, peer: int, name: str) -> None:
         self.peer = peer
-        self.mine, self._far = pipe(("this rank", name), capacity=CAPACITY)
+        self.stream, self._far = pipe(("this rank", name), capacity=CAPACITY)
+        """The mesh's end, and ours."""
         self._watch = MemoryPoller()
         self._watch.register(self._far, peer)
         self._chunk = memoryview(bytearray(CHUNK))
-
-    @property
-    def stream(self) -> MemoryStream:
-        """The mesh's end."""
-        return self.mine
 
     def take(self, *, wait: bool = True) -> memoryview | None:
         """What the mesh has written, lent until the next call; empty at its end.
@@ -70,7 +66,7 @@ class Terminal:
                 self._watch.changed.wait()
         try:
             count = self._far.recv_into(self._chunk)
-        except (BlockingIOError, OSError):
+        except OSError:
             return self._chunk[:0]
         return self._chunk[:count]
 

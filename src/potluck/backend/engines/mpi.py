@@ -40,7 +40,8 @@ END_WITHIN = 1.0
 _NUMBERS = frozenset("bBhHiIlLqQfd")
 """Types of numpy, by their letters, that MPI adds up as C does."""
 
-_Task = tuple[Callable[[], Any], "Future[None]", float | None]
+_Task = tuple[Callable[[], Any], "Future[None]"]
+"""How a collective is started, and where its end is told."""
 
 
 class MpiBackend(EngineBackend):
@@ -68,7 +69,7 @@ class MpiBackend(EngineBackend):
         self._open = set(self._terminals)
         self._listening = set(self._terminals)
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-        self._running: list[tuple[Any, Future[None], float | None]] = []
+        self._running: list[tuple[Any, Future[None]]] = []
         self._stop = threading.Event()
         self._start(self._run, "mpi")
 
@@ -145,14 +146,14 @@ class MpiBackend(EngineBackend):
         """Start collectives that were asked for, and see which are done."""
         moved = False
         while not self._tasks.empty():
-            start, outcome, deadline = self._tasks.get()
+            start, outcome = self._tasks.get()
             try:
-                self._running.append((start(), outcome, deadline))
+                self._running.append((start(), outcome))
             except self._mpi.Exception as error:
                 outcome.set_exception(error)
             moved = True
         for entry in list(self._running):
-            request, outcome, _ = entry
+            request, outcome = entry
             if request.Test():
                 self._running.remove(entry)
                 outcome.set_result(None)
@@ -192,7 +193,7 @@ class MpiBackend(EngineBackend):
     def _ask(self, start: Callable[[], Any], timeout: float | None, what: str) -> None:
         self._check_open()
         outcome: Future[None] = Future()
-        self._tasks.put((start, outcome, timeout))
+        self._tasks.put((start, outcome))
         try:
             outcome.result(timeout)
         except TimeoutError:

@@ -7,11 +7,13 @@ has two threads, which sleep in the engine.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -126,12 +128,8 @@ class TorchBackend(EngineBackend):
         """Combine in place, if the engine knows the type and the operation."""
         if array.dtype.name not in _TYPES or op not in _OPERATIONS or is_special(array.dtype, op):
             return False
-        here = _as_tensor(array)
-        tensor = here.to(self._device)
-        self.all_reduce_tensor(tensor, op, timeout)
-        if tensor is not here:
-            here.copy_(tensor)
-        return True
+        with self._on_device(array) as tensor:
+            return self.all_reduce_tensor(tensor, op, timeout)
 
     def all_reduce_tensor(self, tensor: torch.Tensor, op: str, timeout: float | None) -> bool:
         """Combine a tensor where it is; False if the engine cannot."""
@@ -152,12 +150,8 @@ class TorchBackend(EngineBackend):
         """Bring the root's values to all ranks, in place."""
         if array.dtype.name not in _TYPES:
             return False
-        here = _as_tensor(array)
-        tensor = here.to(self._device)
-        self.broadcast_tensor(tensor, root, timeout)
-        if tensor is not here:
-            here.copy_(tensor)
-        return True
+        with self._on_device(array) as tensor:
+            return self.broadcast_tensor(tensor, root, timeout)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int, timeout: float | None) -> bool:
         """Bring the root's tensor to all ranks, where it is."""
@@ -167,6 +161,15 @@ class TorchBackend(EngineBackend):
         options.rootRank, options.rootTensor = root, 0
         self._await(self._group.broadcast([tensor], options), timeout, "broadcast")
         return True
+
+    @contextlib.contextmanager
+    def _on_device(self, array: npt.NDArray[np.generic]) -> Iterator[torch.Tensor]:
+        """An array as a tensor where the group wants it; its new content is brought back."""
+        here = _as_tensor(array)
+        tensor = here.to(self._device)
+        yield tensor
+        if tensor is not here:
+            here.copy_(tensor)
 
     def _await(self, work: dist.Work, timeout: float | None, what: str) -> None:
         started = time.monotonic()
