@@ -17,6 +17,11 @@ from hypothesis import settings
 
 IN_CI = os.environ.get("CI") == "true"
 
+# Ranks of one machine would leave TCP for local sockets, but what has to be right between machines
+# is the sealed TCP connection: it is what the tests go over, unless they ask for the shortcut (or
+# somebody runs them all with POTLUCK_SHORTCUTS=on).
+os.environ.setdefault("POTLUCK_SHORTCUTS", "off")
+
 # A failure prints the line that repeats it.  There are no deadlines per example: this suite shares
 # its cores with real processes, and pytest's own timeout ends what hangs.
 settings.register_profile("dev", deadline=None, print_blob=True)

@@ -22,6 +22,7 @@ __all__ = [
     "Lane",
     "LaneOpened",
     "Peer",
+    "Shortcut",
     "Speeds",
     "Sync",
     "Table",
@@ -130,6 +131,16 @@ class Table(msgspec.Struct, frozen=True, tag="table"):
         yield Table(self.session, peers)
 
 
+class Shortcut(msgspec.Struct, frozen=True):
+    """Where the dialler of a lane listens for somebody on its own machine."""
+
+    name: Share
+    """An abstract name of a local socket."""
+    token: Share
+    ends: Annotated[list[Text], msgspec.Meta(max_length=2)]
+    """The two ends of the connection that the hello goes over, as the dialler sees them."""
+
+
 class Lane(Opening, frozen=True, omit_defaults=True, tag="lane"):
     """A rank opens a connection to another for one purpose."""
 
@@ -140,6 +151,7 @@ class Lane(Opening, frozen=True, omit_defaults=True, tag="lane"):
     share: Share = b""
     """Our half of the lane's keys; empty on connections in clear."""
     speeds: Speeds = Speeds()
+    shortcut: Shortcut | None = None
 
 
 class LaneOpened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
@@ -149,6 +161,10 @@ class LaneOpened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
     share: Share = b""
     """The other half of the lane's keys."""
     speeds: Speeds = Speeds()
+    by_shortcut: bool = False
+    """The lane goes on over the shortcut that was offered."""
+    clock: Seconds = 0.0
+    """The time of day there, in seconds since 1970, for one who only looks; 0 if not told."""
 
 
 class Control(Opening, frozen=True, omit_defaults=True, tag="control"):

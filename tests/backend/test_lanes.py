@@ -11,6 +11,7 @@ import pytest
 from potluck import NetworkNamespace, TcpBackend
 from support.ranks import new_master
 from support.sealed_pair import record_keys
+from support.shortcuts import shortcuts
 from support.threads import together
 
 SESSION = b"the same session"  # what names a group; otherwise it is new each time
@@ -31,7 +32,8 @@ def test_every_connection_and_direction_has_its_own_keys(monkeypatch: pytest.Mon
     """Of the same nodes, ranks, secret and group, twice: the two ends of a direction share one."""
     keys = record_keys(monkeypatch)
     namespace, chance = NetworkNamespace.generate("lab"), os.urandom
-    with mock.patch("os.urandom", lambda size: SESSION if size == len(SESSION) else chance(size)):
+    drawn = mock.patch("os.urandom", lambda size: SESSION if size == len(SESSION) else chance(size))
+    with shortcuts("off"), drawn:
         for _ in range(2):
             form(namespace, 3)
     connections = 2 * 3

@@ -20,7 +20,6 @@ from potluck.net.opening import await_answer, exchange_hello
 from potluck.net.pollers import make_poller
 from potluck.net.secure_socket import OpeningSocket
 from potluck.net.security import Security
-from potluck.net.tcp import TcpStream
 from potluck.net.tls import NodeMismatch
 from potluck.vocabulary import NodeId
 from support.newcomers import dial, is_open, meet, start_rank_0
@@ -203,7 +202,7 @@ def test_a_member_cannot_pose_as_another(ranks: Ranks) -> None:
     with pytest.raises(HandshakeRefused, match=r"joined as another node|is complete"):
         double.open_lane(table, 1, "everything")
     with contextlib.closing(second.sock), MeshBackend(1, 3, make_poller()) as mesh:
-        mesh.add_link(0, TcpStream(first.sock), first.seal, first.first)
+        mesh.add_link(0, first.stream(), first.seal, first.first)
         mesh.send(b"honest", 0, timeout=PATIENCE)
         assert zero.value() == "honest"
     for reason in ("rank 1 is already here", "rank 1 joined as another node"):

@@ -12,7 +12,6 @@ from potluck.backend.leash import Leash
 from potluck.backend.mesh import MeshBackend
 from potluck.backend.streams import PeerStream, Switchboard
 from potluck.net.pollers import make_poller
-from potluck.net.tcp import TcpStream
 from potluck.vocabulary import NodeId
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class LaneBackend(MeshBackend):
         """A rank is connected."""
         self._names[rank], self._nodes[rank] = peer.name, peer.node
         self._leash.let_go(lane.sock)  # the pump ends its links itself, after a last word
-        self.add_link(rank, TcpStream(lane.sock), lane.seal, lane.first)
+        self.add_link(rank, lane.stream(), lane.seal, lane.first)
 
     def open_stream(
         self, rank: int, purpose: str, deadline: float, look: Callable[[], None]
@@ -60,7 +59,7 @@ class LaneBackend(MeshBackend):
         else:
             lane = cast("OpenLane", self._switchboard.take(rank, purpose, deadline, look_both))
         self._leash.hold(lane.sock)
-        stream = TcpStream(lane.sock)
+        stream = lane.stream()
         stream.keep_in_cache()
         return PeerStream(stream, lane.seal, lane.first)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -13,10 +14,13 @@ from potluck.backend.introduction import say_hello
 from potluck.backend.membership import Membership
 from potluck.errors import MalformedFrame
 from potluck.messages import Lane, LaneOpened, Speeds
+from potluck.net import shortcut
 from potluck.net.ciphers import CipherSpeeds, choose_cipher, local_speeds
 from potluck.net.opening import answer
 from potluck.net.sealing import SECRET_SIZE, Opener, Sealer, derive_keys, seal_context
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
+from potluck.net.shortcut import Offer
+from potluck.net.tcp import LocalStream, SocketStream, TcpStream, peer_address
 
 __all__ = ["OpenLane", "answer_lane", "dial_lane"]
 
@@ -27,20 +31,39 @@ class OpenLane:
 
     sock: socket.socket
     seal: tuple[Sealer, Opener] | None = None
-    """None on a connection in clear."""
+    """None on a connection in clear, and within one machine."""
     first: bytes = b""
     """What came right behind the end of TLS."""
+    where: str = ""
+    """On a shortcut, whose socket does not tell: the address of the other end."""
+
+    def stream(self) -> SocketStream:
+        """Its bytes."""
+        return LocalStream(self.sock, self.where) if self.where else TcpStream(self.sock)
 
 
 def dial_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
-    """Ask for a lane on a connection we made."""
-    if not isinstance(sock, SecureSocket):
-        say_hello(sock, hello, LaneOpened, members, deadline)
-        return OpenLane(sock)
-    hello = Lane(
-        hello.session, hello.rank, hello.to, hello.purpose, os.urandom(SECRET_SIZE), _speeds()
-    )
+    """Ask for a lane on a connection we made, and offer a shortcut if there may be one."""
+    offer = Offer.over(sock)
+    if isinstance(sock, SecureSocket):
+        hello = structs.replace(hello, share=os.urandom(SECRET_SIZE), speeds=_speeds())
+    if offer is None:
+        return _dial(sock, hello, members, deadline, None)
+    with contextlib.closing(offer):
+        hello = structs.replace(hello, shortcut=offer.message)
+        return _dial(sock, hello, members, deadline, offer)
+
+
+def _dial(
+    sock: OpeningSocket, hello: Lane, members: Membership, deadline: float, offer: Offer | None
+) -> OpenLane:
     opened = say_hello(sock, hello, LaneOpened, members, deadline)
+    if opened.by_shortcut:
+        if offer is None:
+            raise MalformedFrame("The other side took a shortcut that was not offered")
+        return _leave(sock, offer.accept(deadline))
+    if not isinstance(sock, SecureSocket):
+        return OpenLane(sock)
     bare, first = sock.release(deadline)
     return OpenLane(bare, _keys(hello, opened, (members.me, sock.peer), initiator=True), first)
 
@@ -48,6 +71,15 @@ def dial_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: f
 def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
     """Grant a lane on a connection that came in, to somebody who belongs."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
+    local = shortcut.take(hello.shortcut, sock)
+    if local is not None:
+        try:
+            answer(sock, LaneOpened(hello.to, by_shortcut=True))
+            shortcut.await_dialler(local, deadline)
+        except BaseException:
+            local.close()
+            raise
+        return _leave(sock, local)
     if not isinstance(sock, SecureSocket):
         answer(sock, LaneOpened(rank=hello.to))
         return OpenLane(sock)
@@ -56,6 +88,13 @@ def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline:
     keys = _keys(hello, opened, (sock.peer, members.me), initiator=False)
     bare, first = sock.release(deadline)
     return OpenLane(bare, keys, first)
+
+
+def _leave(sock: OpeningSocket, local: socket.socket) -> OpenLane:
+    """Both are at the shortcut: the connection over which they met has done its part."""
+    where = peer_address(sock)
+    sock.close()
+    return OpenLane(local, where=where)
 
 
 def _speeds() -> Speeds:

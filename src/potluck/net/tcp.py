@@ -18,9 +18,19 @@ from potluck.net import descriptors
 from potluck.net.addresses import Address, is_loopback, unmapped
 
 if TYPE_CHECKING:
+    from potluck.net.secure_socket import OpeningSocket
     from potluck.net.transport import Buffer
 
-__all__ = ["TcpStream", "connect", "listen", "prepare"]
+__all__ = [
+    "LocalStream",
+    "SocketStream",
+    "TcpStream",
+    "connect",
+    "listen",
+    "peer_address",
+    "prepare",
+    "unacknowledged",
+]
 
 BACKLOG = 128
 """Connections the kernel holds for us while the acceptor is busy; Linux caps it at 4096."""
@@ -64,46 +74,34 @@ def prepare(sock: socket.socket) -> None:
     sock.setblocking(False)
 
 
-class TcpStream:
+class SocketStream:
     """A connected socket as a :class:`~potluck.net.transport.Stream`."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        prepare(sock)
+    def __init__(self, sock: socket.socket, peer_name: str) -> None:
         descriptors.track(sock)
         self._sock = sock
-        self._expected = 1
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
-        self.peer_name = _peer_name(sock)
+        self.peer_name = peer_name
         self.sendmsg: Callable[[Sequence[Buffer]], int] = (
             sock.sendmsg if hasattr(sock, "sendmsg") else self._send_joined
         )
+
+    def _send_joined(self, buffers: Sequence[Buffer], /) -> int:
+        """For platforms without gathering writes."""
+        return self._sock.send(b"".join(buffers))
 
     def keep_in_cache(self) -> None:
         """Within one machine let no more wait than stays in the cache until it is read.
 
         For streams whose other end reads all the time; messages rest in the buffer until wanted.
         """
-        with contextlib.suppress(OSError, ValueError):  # gone already, or no address
-            if is_loopback(unmapped(self._sock.getpeername()[0])):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
-
-    def _send_joined(self, buffers: Sequence[Buffer], /) -> int:
-        """For platforms without gathering writes."""
-        return self._sock.send(b"".join(buffers))
 
     def expect(self, count: int) -> None:
-        """Set the low-water mark, unless it is there already."""
-        if count != self._expected:
-            self._expected = count
-            with contextlib.suppress(OSError):  # not on this system: it is woken more often
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+        """Be woken only when so many bytes are there."""
 
     def pace(self, rate: int) -> None:
-        """Let the kernel hand on at most so many bytes per second; Linux only."""
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # an old kernel: it goes without
-                self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+        """Send no faster than this."""
 
     def finish(self, deadline: float) -> None:
         """Say that nothing follows, wait until the peer's kernel has it all, and close.
@@ -121,7 +119,7 @@ class TcpStream:
                     if not self._sock.recv_into(drain):
                         break  # the peer has ended its side as well: nothing can be lost any more
                 except (BlockingIOError, TimeoutError):
-                    if not is_early or _unsent(self._sock) == 0:
+                    if not is_early or unacknowledged(self._sock) == 0:
                         break
                     self._sock.settimeout(0.005)  # from now on, let the read above wait a moment
         self._sock.close()
@@ -131,7 +129,52 @@ class TcpStream:
         self._sock.close()
 
 
-def _peer_name(sock: socket.socket) -> str:
+class TcpStream(SocketStream):
+    """A connection between two machines, or within one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        prepare(sock)
+        super().__init__(sock, peer_address(sock))
+        self._expected = 1
+
+    def keep_in_cache(self) -> None:
+        """Limit what waits, on loopback."""
+        with contextlib.suppress(OSError, ValueError):  # gone already, or no address
+            if is_loopback(unmapped(self._sock.getpeername()[0])):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
+
+    def expect(self, count: int) -> None:
+        """Set the low-water mark, unless it is there already."""
+        if count != self._expected:
+            self._expected = count
+            with contextlib.suppress(OSError):  # not on this system: it is woken more often
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def pace(self, rate: int) -> None:
+        """Let the kernel hand on at most so many bytes per second; Linux only."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # an old kernel: it goes without
+                self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+
+
+class LocalStream(SocketStream):
+    """A local socket: see :mod:`potluck.net.shortcut`.
+
+    Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.
+    """
+
+    def __init__(self, sock: socket.socket, peer_name: str) -> None:
+        sock.setblocking(False)
+        super().__init__(sock, peer_name)
+
+    def keep_in_cache(self) -> None:
+        """Let as much wait as on loopback."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
+
+
+def peer_address(sock: OpeningSocket) -> str:
+    """Where the other end of a TCP connection is, for people."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
@@ -139,7 +182,7 @@ def _peer_name(sock: socket.socket) -> str:
     return str(Address(unmapped(host), port))
 
 
-def _unsent(sock: socket.socket) -> int:
+def unacknowledged(sock: socket.socket) -> int:
     """Bytes written that the peer's kernel has not acknowledged; -1 where nobody can tell."""
     if sys.platform == "linux":
         import fcntl

@@ -1,0 +1,189 @@
+"""Shortcuts: who gets one, who does not, and that nobody else gets in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from potluck.messages import Shortcut
+from potluck.net import shortcut
+from potluck.net.shortcut import Offer
+from support.doors import LOOPBACKS, socket_pair
+from support.shortcuts import shortcuts
+from support.threads import Background
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(params=LOOPBACKS)
+def line(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A TCP connection within this machine: the dialler's end, and the other."""
+    dialler, called = socket_pair(request.param)
+    with shortcuts(), dialler, called:
+        yield dialler, called
+
+
+def soon() -> float:
+    """A deadline."""
+    return time.monotonic() + 10
+
+
+@contextlib.contextmanager
+def offered(dialler: socket.socket) -> Iterator[Offer]:
+    """An offer over this connection, which there must be."""
+    offer = Offer.over(dialler)
+    assert offer is not None
+    with contextlib.closing(offer):
+        yield offer
+
+
+def test_both_ends_of_a_connection_meet_at_a_local_socket(line: Pair) -> None:
+    """And what one writes there, the other reads."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, offer.accept(soon()) as here:
+            shortcut.await_dialler(there, soon())
+            assert here.family == there.family == socket.AF_UNIX
+            here.sendall(b"hello")
+            assert there.recv(10) == b"hello"
+
+
+def test_a_connection_from_another_address_gets_no_offer() -> None:
+    """The other end may be another machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0))
+        with shortcuts(), sock:
+            assert Offer.over(sock) is None
+
+
+def test_turned_off_nobody_offers_and_nobody_takes(line: Pair) -> None:
+    """One end is enough: they stay with TCP."""
+    dialler, called = line
+    with offered(dialler) as offer, shortcuts("off"):
+        assert Offer.over(dialler) is None
+        assert shortcut.take(offer.message, called) is None
+
+
+def test_where_there_is_no_offer_nothing_is_taken(line: Pair) -> None:
+    """As with every connection between machines."""
+    assert shortcut.take(None, line[1]) is None
+
+
+def test_a_relay_stays_between_the_two() -> None:
+    """What the dialler sees is not what the other end sees: somebody wants to be on the way."""
+    (dialler, relay_in), (relay_out, called) = socket_pair(), socket_pair()
+    with shortcuts(), dialler, relay_in, relay_out, called, offered(dialler) as offer:
+        assert shortcut.take(offer.message, called) is None
+
+
+def test_another_user_of_the_machine_gets_no_shortcut(
+    line: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says who is at the other end."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        assert shortcut.take(offer.message, called) is None
+
+
+def test_an_offer_that_leads_nowhere_is_left(line: Pair) -> None:
+    """The dialler may be in another network namespace, or gone."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        message = offer.message
+    assert shortcut.take(message, called) is None
+
+
+@pytest.mark.parametrize("word", [b"", b"x", bytes(32)], ids=["nothing", "a letter", "zeros"])
+def test_strangers_at_the_listener_hold_up_nobody(line: Pair, word: bytes) -> None:
+    """Its name can be read by every user of the machine; the token cannot."""
+    dialler, called = line
+    with offered(dialler) as offer, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(offer.message.name)
+        stranger.sendall(word)
+        stranger.shutdown(socket.SHUT_WR)
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, offer.accept(soon()) as here:
+            here.sendall(b"hello")
+            assert there.recv(1) + there.recv(10) == b"\x01hello"
+        assert stranger.recv(10) == b""
+
+
+def test_a_stranger_who_says_nothing_costs_only_the_deadline(line: Pair) -> None:
+    """The connection is not opened, and is dialled again."""
+    dialler, _ = line
+    with offered(dialler) as offer, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(offer.message.name)
+        with pytest.raises(TimeoutError):
+            offer.accept(time.monotonic() + 0.05)
+
+
+def test_a_full_listener_is_no_shortcut(line: Pair) -> None:
+    """Whoever is called never waits for room."""
+    dialler, called = line
+    with offered(dialler) as offer, contextlib.ExitStack() as crowd:
+        for _ in range(shortcut.BACKLOG + 1):
+            stranger = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                stranger.connect(offer.message.name)
+        assert shortcut.take(offer.message, called) is None
+
+
+def test_a_dialler_that_leaves_is_noticed(line: Pair) -> None:
+    """Whoever is called does not wait for its deadline."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+    with there, pytest.raises(ConnectionError):
+        shortcut.await_dialler(there, soon())
+
+
+def test_somebody_else_at_the_end_of_a_shortcut_is_not_the_dialler(line: Pair) -> None:
+    """It would have said so."""
+    _, called = line
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")
+        listener.listen()
+        ends = shortcut._ends(called.getpeername(), called.getsockname())
+        there = shortcut.take(Shortcut(listener.getsockname(), bytes(32), ends), called)
+        assert there is not None
+        with there, listener.accept()[0] as other:
+            other.sendall(b"x")
+            with pytest.raises(ConnectionError, match="somebody else"):
+                shortcut.await_dialler(there, soon())
+
+
+def test_without_descriptors_there_is_no_shortcut(
+    line: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP is there already."""
+    dialler, called = line
+    with offered(dialler) as offer:
+
+        def refuse(*_: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(socket, "socket", refuse)
+        assert Offer.over(dialler) is None
+        assert shortcut.take(offer.message, called) is None
+
+
+def test_a_waiting_dialler_is_served_as_soon_as_the_other_comes(line: Pair) -> None:
+    """The order of the two does not matter."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        waiting = Background(lambda: offer.accept(soon()))
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, waiting.result() as here:
+            assert here.getsockname() == offer.message.name
