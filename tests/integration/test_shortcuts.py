@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from potluck import DistributedContext, NetworkNamespace, RpcAgent, TcpBackend
 from potluck.backend.laned import LaneBackend
 from potluck.errors import DistributedError
 from potluck.net.tcp import LocalStream, TcpStream
+from potluck.runtime.survey import measure
 from support.place import Place
 from support.ranks import Ranks
 from support.shortcuts import shortcuts
@@ -23,6 +26,27 @@ LARGE = 3_000_001
 def kinds(backend: LaneBackend) -> set[type]:
     """What the links and the streams of a rank consist of."""
     return {type(link.stream) for link in backend._links.values()}
+
+
+def measure_links(place: Place) -> list[int]:
+    """Sum something large; the rates that the survey before it found."""
+    seen = []
+    with shortcuts(), place.join() as backend, DistributedContext(backend) as context:
+
+        def note(*arguments: Any) -> Any:
+            seen.append(measure(*arguments))
+            return seen[-1]
+
+        with mock.patch("potluck.runtime.session.measure", note):
+            context.all_reduce(np.ones(1 << 20, "f4"), timeout=PATIENCE)
+    (rows,) = seen
+    assert (rows[1] > 0).sum() == place.world_size - 1
+    return [int(rate) for rate in rows[0]]
+
+
+def test_within_one_machine_no_link_is_measured(ranks: Ranks) -> None:
+    """How busy its processors are just now is no reason to give a rank less to do."""
+    assert ranks.run(measure_links, 3) == [[0, 0, 0]] * 3
 
 
 def do_everything(place: Place, is_plain: bool) -> list[str]:

@@ -44,6 +44,26 @@ def test_chance_is_not_taken_for_a_difference() -> None:
     assert set(links.up) == {10**9}
 
 
+def test_where_all_are_on_one_machine_all_are_alike() -> None:
+    """There is no link: whatever the processors do just then, nobody gets less than others."""
+    links = agree(seen([[0] * 3] * 3))
+    assert set(links.up) == set(links.down) == {10**9}
+
+
+def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
+    """Not as its processes are among each other."""
+    near = GIGABIT // 5
+    rates = [
+        [0, 0, GIGABIT, GIGABIT],
+        [0, 0, GIGABIT, GIGABIT],
+        [near, near, 0, 0],
+        [near, near, 0, 0],
+    ]
+    links = agree(seen(rates))
+    assert links.up == (near, near, GIGABIT, GIGABIT)
+    assert links.down == (GIGABIT, GIGABIT, near, near)
+
+
 def test_times_that_are_too_long_are_cut() -> None:
     """A matrix holds four seconds at most."""
     rows = seen([[0, 5], [5, 0]])

@@ -52,6 +52,8 @@ class Messages(Protocol):
 class CarriedStream:
     """One end of a stream."""
 
+    is_local = False  # nobody here knows
+
     def __init__(self, messages: Messages, rank: int, purpose: str) -> None:
         self._messages = messages
         self._rank = rank

@@ -106,6 +106,8 @@ class MemoryPoller:
 class MemoryStream:
     """One end of a pipe that holds at most ``capacity`` bytes in each direction."""
 
+    is_local = False  # it stands for a network
+
     def __init__(self, name: str, capacity: int, delay: Delay | None, clock: Delay) -> None:
         self.peer_name = name
         self.poller: MemoryPoller | None = None

@@ -77,6 +77,8 @@ def prepare(sock: socket.socket) -> None:
 class SocketStream:
     """A connected socket as a :class:`~potluck.net.transport.Stream`."""
 
+    is_local = False
+
     def __init__(self, sock: socket.socket, peer_name: str) -> None:
         descriptors.track(sock)
         self._sock = sock
@@ -162,6 +164,8 @@ class LocalStream(SocketStream):
 
     Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.
     """
+
+    is_local = True
 
     def __init__(self, sock: socket.socket, peer_name: str) -> None:
         sock.setblocking(False)

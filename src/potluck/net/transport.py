@@ -22,6 +22,9 @@ Event: TypeAlias = tuple[int, bool, bool]
 class Stream(Protocol):
     """One connection to one peer: bytes in order, both ways."""
 
+    is_local: bool
+    """Both ends are known to be on one machine: no link is between them that could be slow."""
+
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
         """Write what fits of the buffers joined; return how many bytes that was."""
 

@@ -33,6 +33,10 @@ class Messenger:
         self._channels = channels
         self._watch = watch
 
+    def is_local(self, peer: int) -> bool:
+        """Whether it is known to be on this machine."""
+        return self._channels[peer].stream.is_local
+
     def send(self, peer: int, view: memoryview) -> None:
         """Send; the memory may be changed afterwards."""
         channel = self._channels[peer]

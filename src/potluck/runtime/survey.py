@@ -1,9 +1,11 @@
 """The survey: how fast the links of a group are, measured by the ranks and agreed among them.
 
 Before the first large operation each rank sends something to each other rank, in rounds in which
-everybody sends to one and receives from one; what arrives is timed where it arrives.  Then all
-ranks exchange what they saw, so all make the same plans.  From time to time they compare how long
-operations take with how long they took at first, and survey again when that has changed.
+everybody sends to one and receives from one; what arrives is timed where it arrives.  Between two
+of one machine there is no link, and how busy its processors are just now says nothing about one, so
+nothing is timed.  Then all ranks exchange what they saw, so all make the same plans.  From time to
+time they compare how long operations take with how long they took at first, and survey again when
+that has changed.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ NANOSECONDS = 1_000_000_000
 
 
 def measure(messenger: Messenger, rank: int, size: int) -> Array:
-    """What this rank sees: for each other rank its rate towards us, and the time to reach it."""
+    """What this rank sees: for each other rank its rate towards us, and the time to reach it.
+
+    The rate is 0 where there is no link, within one machine.
+    """
     seen = np.zeros((2, size), np.int64)
     block = bytearray(BLOCK)
     for distance in range(1, size):
@@ -90,7 +95,8 @@ def _time_blocks(messenger: Messenger, right: int, left: int, block: memoryview)
     highest of several is the best known.
     """
     word = memoryview(bytearray(1))
-    wanted, asked = list(TRIES), list(TRIES)
+    wanted = [] if messenger.is_local(left) else list(TRIES)
+    asked = [] if messenger.is_local(right) else list(TRIES)
     rate = took = 0
     while wanted or asked:
         start = time.perf_counter_ns()
@@ -117,8 +123,8 @@ def _time_blocks(messenger: Messenger, right: int, left: int, block: memoryview)
 def agree(rows: Array) -> LinkMatrix:
     """The links, from what all ranks saw; the same on all of them."""
     rates, times = rows[:, 0, :], rows[:, 1, :]
-    up = _alike([int(rates[:, rank].max()) for rank in range(len(rows))])
-    down = _alike([int(rates[rank, :].max()) for rank in range(len(rows))])
+    up = _alike([int(rates[:, rank].max()) or QUICKEST for rank in range(len(rows))])
+    down = _alike([int(rates[rank, :].max()) or QUICKEST for rank in range(len(rows))])
     latency = tuple(
         tuple(min(int(time), (1 << 32) - 1) for time in times[rank]) for rank in range(len(rows))
     )
