@@ -3,6 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
 # Processes that share the tests: most of them wait for something most of the time.
@@ -13,16 +14,20 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test style types format cover bench soak dev clean
+.PHONY: help demo test test-frameworks style types format cover bench soak docs dev clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.runtime ## several processes on this machine work together, live
 	@$(BIN)/potluck demo $(ARGS)
 
 test: style types ## style, types and all tests (soaks excepted)
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
+
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with JAX and MLX, in an environment of their own
+	$(FRAMEWORKS)/bin/pytest -m 'not soak' tests/arrays/test_jax.py tests/arrays/test_mlx.py \
+		tests/arrays/test_frameworks.py $(ARGS)
 
 style: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check
@@ -49,10 +54,13 @@ soak: $(VENV)/.dev ## the long tests
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 $(ARGS)
 	$(BIN)/python -m potluck.testing.seeds --seeds 200000
 
+docs: $(VENV)/.dev ## write what the documentation takes from the code
+	$(BIN)/python docs/build.py $(ARGS)
+
 dev: $(VENV)/.dev ## only install what the verbs above need
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov dist
+	rm -rf $(VENV) $(FRAMEWORKS) .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an install is repeated only when what it was made from has changed.  The demo rests on
@@ -73,7 +81,14 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "Installing the developer tools and torch into $(VENV) (a few hundred megabytes)"
-	@$(PIP) --editable '.[dev,torch,mpi]'
+	@$(PIP) --editable '.[dev,torch,mpi,dashboard]'
+	@touch $@
+
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
+	@echo "Installing JAX and MLX into $(FRAMEWORKS)"
+	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt --editable '.[dev,jax,mlx]'
 	@touch $@
 
 # mpi4py needs nothing to be installed; without Open MPI (openmpi-bin) the tables say who is missing.

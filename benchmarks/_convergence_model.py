@@ -32,6 +32,10 @@ class Text:
         self._below = (chances / chances.sum(axis=1, keepdims=True)).cumsum(axis=1)
         self._dice = np.random.default_rng(2000 + seed)
 
+    def throw_again(self, seed: int) -> None:
+        """Go on with other sentences of the same language."""
+        self._dice = np.random.default_rng(3000 + seed)
+
     def sentences(self, count: int) -> Tensor:
         """Some more; a row each, with one word more than the transformer reads."""
         words = np.empty((count, LENGTH + 1), np.int64)

@@ -8,6 +8,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -93,6 +94,18 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("POTLUCK_HOME", str(tmp_path_factory.mktemp("potluck-home")))
         patch.delenv("POTLUCK_NAMESPACE", raising=False)
         yield
+
+
+# --- no test is silenced by another ---
+
+
+@pytest.fixture(autouse=True)
+def logs_begin_anew() -> Iterator[None]:
+    """What one test has configured, or has logged so often that it is left out, ends with it."""
+    yield
+    logs = sys.modules.get("potluck.logs")
+    if logs is not None:
+        logs.begin_anew()
 
 
 # --- no thread outlives its test ---

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from support.pages import ROOT, blocks, languages, pages
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -44,37 +45,49 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("page", "least"),
-    [
-        ("cluster", 3),
-        ("collectives", 6),
-        ("compression", 3),
-        ("engines", 1),
-        ("testing", 3),
-        ("training", 3),
-    ],
-)
-def test_the_examples_of_a_page_are_true(tmp_path: Path, page: str, least: int) -> None:
+ELSEWHERE = {
+    "CONTRIBUTING.md": "test_documents.py",
+    "README.md": "test_documents.py",
+    "pytorch.md": "integration/test_torch_examples.py",
+    "quickstart.md": "integration/test_walkthrough.py",
+}
+"""Pages whose programs are run by a test of their own: they need more than one process."""
+
+PROGRAMS = [
+    page.name
+    for page in pages()
+    if page.name not in ELSEWHERE and blocks(page.read_text(encoding="utf-8"), "python")
+]
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_examples_of_a_page_are_true(tmp_path: Path, page: str) -> None:
     """All of them run as one program, in which every thread's assertion counts."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= least
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     watch = "import os, threading, traceback\ndef end(args):\n"
     watch += "    traceback.print_exception(args.exc_value)\n    os._exit(1)\n"
     (tmp_path / "page.py").write_text(
-        watch + "threading.excepthook = end\n" + "\n".join(blocks), encoding="utf-8"
+        watch + "threading.excepthook = end\n" + "\n".join(blocks(text, "python")),
+        encoding="utf-8",
     )
     subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, timeout=50)
 
 
-def test_the_examples_of_the_remote_calls_page_are_true(tmp_path: Path) -> None:
-    """All of them run as one program."""
-    text = (ROOT / "docs" / "rpc.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) > 3
-    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
-    subprocess.run([sys.executable, "page.py"], cwd=tmp_path, check=True, timeout=50)
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_the_other_pages_have_a_test_that_runs_them(page: str) -> None:
+    """It is named above, and reads the page."""
+    assert page in (ROOT / "tests" / ELSEWHERE[page]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.name))
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """Programs, commands and examples are run; the rest is text, or a diagram made from code."""
+    known = {"python", "console", "text"}
+    if page.name == "reference.md":
+        known |= {"pycon"}  # the examples of docstrings, which are run where they are
+    if page.name == "architecture.md":
+        known |= {"mermaid"}
+    assert languages(page.read_text(encoding="utf-8")) <= known
 
 
 def shown() -> list[str]:
@@ -106,27 +119,15 @@ def test_the_map_misses_nothing() -> None:
     assert pages - set(shown()) == set()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"),
-        *(
-            "docs/pytorch.md",
-            "docs/api.md",
-            "docs/cluster.md",
-            "docs/collectives.md",
-            "docs/rpc.md",
-        ),
-    ],
-)
-def test_verbs_and_links_exist(page: str) -> None:
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.name))
+def test_verbs_and_links_exist(page: Path) -> None:
     """Each `make` verb named in a page is in the Makefile, each linked file is in the tree."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    verbs = set(re.findall(r"(?:`|\$ )make (\w+)", text))
-    assert verbs <= set(re.findall(r"^(\w+):", makefile, flags=re.MULTILINE))
+    verbs = set(re.findall(r"(?:`|\$ )make ([\w-]+)", text))
+    assert verbs <= set(re.findall(r"^([\w-]+):", makefile, flags=re.MULTILINE))
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+    assert [link for link in links if not page.parent.joinpath(link).exists()] == []
 
 
 def test_the_example_of_the_style_guide_is_true() -> None:

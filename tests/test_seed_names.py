@@ -212,9 +212,7 @@ ROOT_DOCUMENT: dict[str, Place] = {
     "DistributedMetrics.barrier.failed": At("potluck.metrics.OperationMetrics.failed"),
     "DistributedMetrics.snapshot": At("potluck.DistributedMetrics.snapshot"),
     "MetricsSnapshot": At("potluck.MetricsSnapshot"),
-    "SharedMetrics": Instead(
-        "Several contexts are given the same DistributedMetrics; Python shares objects as they are."
-    ),
+    "SharedMetrics": At("potluck.SharedMetrics"),
     "NetworkNamespace": At("potluck.NetworkNamespace"),
     "RingBackend": At("potluck.RingBackend"),
     "RingBackend.new": CONSTRUCTOR,

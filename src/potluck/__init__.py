@@ -85,7 +85,7 @@ if _typing.TYPE_CHECKING:
     from potluck.core.topology import ClusterTopology
     from potluck.core.topology_links import ConnectionProfile
     from potluck.core.topology_nodes import NodeProfile
-    from potluck.metrics import DistributedMetrics, MetricsSnapshot
+    from potluck.metrics import DistributedMetrics, MetricsSnapshot, SharedMetrics
     from potluck.net.identity import NodeIdentity
     from potluck.net.namespace import NetworkNamespace, SecurityWarning
     from potluck.runtime.auto import AutoDiscoveryBackend
@@ -108,6 +108,8 @@ if _typing.TYPE_CHECKING:
         scatter,
     )
     from potluck.runtime.joining import join
+    from potluck.runtime.metrics_endpoint import MetricsEndpoint
+    from potluck.runtime.metrics_exposition import MetricsCollector
     from potluck.runtime.ring import RingBackend
     from potluck.runtime.rpc import RpcAgent
     from potluck.runtime.rpc_calls import RpcFuture
@@ -118,7 +120,7 @@ if _typing.TYPE_CHECKING:
     from potluck.training.checkpoint import Checkpointer
     from potluck.training.checkpoint_reading import Checkpoint
     from potluck.training.elastic import ElasticTrainer
-    from potluck.training.elastic_member import StepOutcome
+    from potluck.training.elastic_outcome import StepOutcome
     from potluck.training.local_sgd import LocalSgd
     from potluck.training.sampler import ElasticSampler
     from potluck.training.state import TrainingState
@@ -169,6 +171,8 @@ __all__ = [
     "IoError",
     "LocalSgd",
     "MalformedFrame",
+    "MetricsCollector",
+    "MetricsEndpoint",
     "MetricsSnapshot",
     "MpiBackend",
     "NetworkNamespace",
@@ -196,6 +200,7 @@ __all__ = [
     "RpcTooLarge",
     "SecurityWarning",
     "SelfSend",
+    "SharedMetrics",
     "SharedTopology",
     "SimulatedBackend",
     "SimulatedFaults",
@@ -259,6 +264,8 @@ _HOMES = {
     "HealthSummary": "potluck.core.health_records",
     "HybridBackend": "potluck.backend.engines.hybrid",
     "LocalSgd": "potluck.training.local_sgd",
+    "MetricsCollector": "potluck.runtime.metrics_exposition",
+    "MetricsEndpoint": "potluck.runtime.metrics_endpoint",
     "MetricsSnapshot": "potluck.metrics",
     "MpiBackend": "potluck.backend.engines.mpi",
     "NetworkNamespace": "potluck.net.namespace",
@@ -283,10 +290,11 @@ _HOMES = {
     "RpcTimeout": "potluck.core.calls_errors",
     "RpcTooLarge": "potluck.core.calls_errors",
     "SecurityWarning": "potluck.net.namespace",
+    "SharedMetrics": "potluck.metrics",
     "SharedTopology": "potluck.runtime.topology",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
-    "StepOutcome": "potluck.training.elastic_member",
+    "StepOutcome": "potluck.training.elastic_outcome",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
     "TcpRpcBackend": "potluck.runtime.rpc_tcp",

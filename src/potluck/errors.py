@@ -68,6 +68,8 @@ class DistributedError(Exception):
     """
 
     recoverable: ClassVar[bool] = False
+    trace: str | None = None
+    """Where what came before was written down, if it was."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         unknown = fields.keys() - set(_FIELDS)
@@ -143,7 +145,11 @@ class InvalidRank(DistributedError, ValueError):
 
 
 class SelfSend(DistributedError, ValueError):
-    """A message to oneself on a backend that only knows other processes."""
+    """A message to oneself on a backend that only knows other processes.
+
+    >>> SelfSend(0).message
+    'Rank 0 tried to exchange a message with itself'
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(
@@ -175,19 +181,37 @@ class SizeMismatch(DistributedError, ValueError):
 
 
 class CollectiveMismatch(DistributedError, ValueError):
-    """Two ranks are in the same operation with different ideas of what it is."""
+    """Two ranks are in the same operation with different ideas of what it is.
+
+    >>> error = CollectiveMismatch("The ranks disagree", rank=1, expected="sum", got="max")
+    >>> error.rank, error.expected, error.got
+    (1, 'sum', 'max')
+    """
 
 
 class UnsupportedOperation(DistributedError, NotImplementedError):
-    """This backend cannot do that."""
+    """This backend cannot do that.
+
+    >>> isinstance(UnsupportedOperation("No such sum here"), NotImplementedError)
+    True
+    """
 
 
 class BackendUnavailable(DistributedError, RuntimeError):
-    """The backend is closed, belongs to another process, or cannot run here."""
+    """The backend is closed, belongs to another process, or cannot run here.
+
+    >>> str(BackendUnavailable("This group is closed", hint="Make a new one."))
+    'This group is closed. Make a new one.'
+    """
 
 
 class Aborted(DistributedError, RuntimeError):
-    """Somebody ended the operation from outside: this process, or another rank."""
+    """Somebody ended the operation from outside: this process, or another rank.
+
+    >>> error = Aborted("The group was aborted", hint="Call again.")
+    >>> error.recoverable, str(error)
+    (True, 'The group was aborted. Call again.')
+    """
 
     recoverable = True
 
@@ -196,6 +220,9 @@ class ViewChanged(Aborted):
     """Who is in the cluster has changed: what ran among those before has ended, on all of them.
 
     The next call runs among those who are here now; ranks and the number of them may be others.
+
+    >>> ViewChanged("desk has joined").recoverable
+    True
     """
 
 
@@ -217,35 +244,68 @@ class Timeout(DistributedError, TimeoutError):
 
 
 class IoError(DistributedError, OSError):
-    """The operating system refused something; ``cause`` has its words."""
+    """The operating system refused something; ``cause`` has its words.
+
+    >>> error = IoError("The key could not be read", cause="Permission denied")
+    >>> isinstance(error, OSError), str(error)
+    (True, 'The key could not be read: Permission denied')
+    """
 
 
 class MalformedFrame(DistributedError, ValueError):
-    """The other side sent bytes that do not follow the protocol."""
+    """The other side sent bytes that do not follow the protocol.
+
+    >>> MalformedFrame("A frame is too long", expected=64, got=99).got
+    99
+    """
 
 
 class Disconnected(DistributedError, ConnectionError):
-    """Something between two ranks is not connected, or no longer."""
+    """Something between two ranks is not connected, or no longer.
+
+    >>> try:
+    ...     raise PeerLost("Rank 1 is gone", rank=1)
+    ... except Disconnected as error:
+    ...     error.rank
+    1
+    """
 
 
 class ChannelClosed(Disconnected):
-    """This side closed the channel while an operation was using it."""
+    """This side closed the channel while an operation was using it.
+
+    >>> isinstance(ChannelClosed("This side closed"), ConnectionError)
+    True
+    """
 
 
 class NoConnection(Disconnected):
-    """No connection to that rank exists or could be made."""
+    """No connection to that rank exists or could be made.
+
+    >>> NoConnection("Rank 2 cannot be reached", rank=2).recoverable
+    True
+    """
 
     recoverable = True
 
 
 class PeerLost(Disconnected):
-    """A rank that was here is gone: its process ended, it closed, or its link broke."""
+    """A rank that was here is gone: its process ended, it closed, or its link broke.
+
+    >>> error = PeerLost("Rank 1 is gone", rank=1, host="desk", cause="its process ended")
+    >>> error.host, str(error)
+    ('desk', 'Rank 1 is gone: its process ended')
+    """
 
     recoverable = True
 
 
 class HandshakeRefused(Disconnected):
-    """The other side answered, and declined, with a sentence saying why."""
+    """The other side answered, and declined, with a sentence saying why.
+
+    >>> HandshakeRefused("It declined", cause="not a member").cause
+    'not a member'
+    """
 
 
 _HINTS = {

@@ -14,7 +14,9 @@ def test_a_step_is_measured_beside_gloo(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--quick", "--parts", "small", "--json", str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
     assert result.returncode == 0, result.stderr
-    (row,) = json.loads(file.read_text(encoding="utf-8"))
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["results"]
     assert row["ratio"] > 0
     assert row["hidden"].keys() == row["median_seconds"].keys() == {"Gloo", "potluck"}
     assert row["difference"] < 1e-5
+    assert "What is wanted" in result.stdout
+    assert f"{row['ratio']:.2f}  {'met' if row['met'] else 'missed'}" in result.stdout

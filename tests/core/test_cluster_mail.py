@@ -10,7 +10,7 @@ import pytest
 from potluck.core import cluster
 from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
 from potluck.core.cluster_cards import Role, mark
-from potluck.core.cluster_effects import Effect, Installed, Note, Paused, Removed, Send
+from potluck.core.cluster_effects import Abort, Effect, Installed, Note, Paused, Removed, Send
 from potluck.core.cluster_messages import (
     Accepted,
     Canvass,
@@ -98,6 +98,32 @@ def test_an_old_heartbeat_changes_nothing() -> None:
     a, b = net.form("ab")
     late = beat_in(net.view_of(a), number=1, aborted=True)
     assert net.cores[a].receive(b, late, net.now) == []
+
+
+def test_all_members_learn_of_the_same_loss() -> None:
+    """Whoever hears of it by a heartbeat first names the same one, who left or was lost."""
+    for orderly in (True, False):
+        net = ClusterNet()
+        a, b, c = net.form("abc")
+        if orderly:
+            told = net.cores[a].receive(c, core_departure(net.view_of(a), leaving=True), net.now)
+        else:
+            told = net.cores[a].disconnected(c, "it crashed", net.now)
+        (abort,) = [effect for effect in told if isinstance(effect, Abort)]
+        assert (abort.lost, abort.orderly) == (c, orderly)
+        beats = sent(net.cores[a].tick(net.now + 0.3), Heartbeat)
+        told = net.cores[b].receive(a, beats[0], net.now + 0.3)
+        (abort,) = [effect for effect in told if isinstance(effect, Abort)]
+        assert (abort.lost, abort.orderly) == (c, orderly)
+
+
+def test_a_loss_of_somebody_unknown_is_no_loss_of_a_member() -> None:
+    """Operations end all the same, for the sender's have."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    odd = beat_in(net.view_of(a), number=1000, aborted=True, lost=Z)
+    told = net.cores[a].receive(b, odd, net.now)
+    assert [effect.lost for effect in told if isinstance(effect, Abort)] == [None]
 
 
 def test_a_member_elsewhere_is_reminded() -> None:

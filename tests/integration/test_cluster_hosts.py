@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import potluck
+from potluck.collective.planner import Planner
+from potluck.collective.task import Collective, Task
 from support.cluster_programs import Crowd
 from support.clusters import new_job
 from support.command import COMMAND
 from support.hosts import Hosts
 from support.paired_hosts import pair, variables
-from support.ranks import Ranks
+from support.place import Place
+from support.ranks import Rank, Ranks
 from support.threads import PATIENCE
 
 pytestmark = pytest.mark.netns
@@ -89,3 +96,46 @@ def test_a_pulled_cable_stops_one_machine_and_plugging_it_in_brings_it_back(rank
         host.ip("link", "set", "eth0", "up")
         crowd.views([cut, *others], 3)
         crowd.stop(nodes)
+
+
+COUNT = 1 << 20  # numbers to add: 4 MiB
+
+
+def plan_sums(place: Place, job: str) -> dict[str, Any]:
+    """Add up a large array once; by which plan, and what the links are taken for."""
+    with potluck.join(4, job=job, timeout=PATIENCE, neighbours=False, known=False) as cluster:
+        sums = cluster.all_reduce(np.full(COUNT, cluster.rank + 1, np.float32))
+        assert (sums == 10).all()
+        links = cluster.group.links
+        plan = Planner(links).plan(Task.whole(Collective.ALL_REDUCE, world_size=4, count=COUNT))
+        place.say("planned")
+        place.hear("leave")
+        return {
+            "host": platform.node(),
+            "algorithm": plan.algorithm,
+            "share": plan.shares[cluster.rank],
+            "megabits": links.up[cluster.rank] * 8e-6,
+        }
+
+
+def test_a_slow_link_carries_no_more_than_it_must(ranks: Ranks) -> None:
+    """Of four machines one has a fifth of the others' rate: the other three make the sums."""
+    rates = {"alpha": 200, "beta": 200, "gamma": 200, "delta": 40}
+    with Hosts(list(rates)) as hosts:
+        for name, rate in rates.items():
+            hosts.limit(name, f"{rate}mbit")
+        job = new_job()
+        nodes: list[Rank] = []
+        for host in hosts.values():
+            node = ranks.take(host.command)
+            node.begin(plan_sums, len(nodes), 4, "", job)
+            nodes.append(node)
+        for node in nodes:
+            node.expect("planned")
+        for node in nodes:
+            node.tell("leave")
+        found = {result["host"]: result for result in (node.value() for node in nodes)}
+    assert {result["algorithm"] for result in found.values()} == {"direct"}, found
+    shares = {name: result["share"] for name, result in found.items()}
+    assert shares == {"alpha": 1, "beta": 1, "gamma": 1, "delta": 0}, found
+    assert found["delta"]["megabits"] == pytest.approx(rates["delta"], rel=0.35), found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.firewalls import block_multicast, drop, isolate
+from support.firewalls import block_multicast, drop, isolate, keep_apart
 from support.hosts import Hosts
 from support.patients import Doctor, admit, examine, nodes_on, problems
 
@@ -15,17 +15,22 @@ pytestmark = pytest.mark.netns
 
 
 def test_a_healthy_network_and_one_without_multicast(tmp_path: Path) -> None:
-    """First a clean bill, also for two who look at each other; then the switch loses multicast."""
-    with Hosts("alpha beta") as hosts:
-        alpha, beta = hosts.values()
-        for host in hosts.values():
+    """First a clean bill, also for two who look at each other; then the switch keeps them apart."""
+    with Hosts("alpha beta router") as hosts:
+        alpha, beta, router = hosts.values()
+        for host in (alpha, beta):
             admit(tmp_path, host)
+            host.ip("route", "add", "default", "via", router.ipv4)
         for report in examine(tmp_path, [alpha, beta]):
             assert (report["exit"], report["healthy"], report["findings"]) == (0, True, [])
             assert len(report["met"]) == 1
         isolate(hosts)
         with nodes_on(tmp_path, beta):
             report = Doctor(tmp_path, alpha, "--peers", beta.ipv4).report()
+            keep_apart(hosts, "alpha", "beta")
+            for host in (alpha, beta):
+                host.ip("neighbour", "flush", "all")
+            apart = Doctor(tmp_path, alpha, "--peers", f"{beta.ipv4}:52416", seconds=0.5).report()
     assert report["exit"] == 3
     ((check, cause),) = problems(report)
     assert check == "multicast"
@@ -33,6 +38,10 @@ def test_a_healthy_network_and_one_without_multicast(tmp_path: Path) -> None:
     (finding,) = report["findings"]
     assert beta.ipv4 in finding["evidence"][0]
     assert "POTLUCK_PEERS" in finding["fix"]
+    ((check, cause),) = problems(apart)
+    assert check == "isolation"
+    assert "keeps this machine apart from " in cause
+    assert router.ipv4 in str(apart["findings"][0]["evidence"])
 
 
 def test_every_injected_fault_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from potluck.net import acceptor as acceptor_module
+from potluck.net import acceptor_callers as acceptor_module
 from potluck.net.frames import MAX_CONTROL, Kind, encode
 from potluck.net.opening import hello_frame
 from potluck.net.secure_socket import OpeningSocket
@@ -49,6 +49,19 @@ def test_who_has_waited_longest_makes_room(
     for late in callers[2:]:
         late.sendall(HELLO[10:])
         assert last_words(late)
+
+
+def test_a_crowd_costs_nobody_else_a_place(reception: Reception) -> None:
+    """Hundreds from other addresses, while one takes its time: it comes in all the same."""
+    slow = reception.call(HELLO[:10])
+    with contextlib.ExitStack() as lines:
+        for number in range(4 * acceptor_module.SLOTS):
+            source = (f"127.0.0.{9 + number % 2}", 0)
+            line = socket.create_connection(reception.address, 30, source_address=source)
+            lines.enter_context(line)
+        eventually(lambda: len(reception.acceptor._callers) >= acceptor_module.SLOTS - 1)
+        slow.sendall(HELLO[10:])
+        assert reception.hellos.get(timeout=30) == HONEST
 
 
 @pytest.mark.parametrize("words", [b"", HELLO[:10], HELLO[:-1]])

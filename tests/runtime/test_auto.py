@@ -76,6 +76,18 @@ def test_leaving_after_the_last_call_disturbs_nobody() -> None:
         assert everywhere(nodes, finish) == [[0, 1, 2, 3]] * 4
 
 
+def test_a_result_is_shared_by_those_who_made_it() -> None:
+    """Whoever leaves right after a call changes nobody's share of it, however late it is taken."""
+    with clusters(2) as (first, second):
+        assert everywhere([first, second], lambda node: node.all_reduce(3.0)) == [6.0, 6.0]
+        second.close()
+        eventually(lambda: first.view is not None and len(first.view.members) == 1)
+        assert (first.rank, first.world_size) == (0, 2)
+        with pytest.raises(potluck.PeerLost):
+            first.all_reduce(3.0)
+        assert (first.rank, first.world_size) == (0, 1)
+
+
 def test_a_newcomer_is_let_in_and_everybody_is_told() -> None:
     """What ran among those before raises ViewChanged, on all of them, and then runs among all."""
     job = new_job()

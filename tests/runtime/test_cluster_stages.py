@@ -95,6 +95,28 @@ def test_whoever_has_read_its_place_is_told_when_that_changes(stages: Stages) ->
         assert stage is second
 
 
+def test_after_a_call_the_place_is_the_one_it_had_in_it(stages: Stages) -> None:
+    """A sum is divided by the number of those who added, though one of them has left since."""
+    first = add(stages, 1)
+    assert stages.read(1) is first
+    with stages.visit(1):
+        pass
+    second = add(stages, 2, LOST)
+    assert stages.read(1) is first
+    with pytest.raises(PeerLost, match="Rank 2"):
+        stages.visit(1).__enter__()
+    assert stages.read(1) is second
+
+
+def test_the_last_place_can_be_read_when_everything_is_over(stages: Stages) -> None:
+    """Reports are often written after the cluster was closed."""
+    first = add(stages, 1)
+    with stages.visit(1):
+        pass
+    stages.fail(BackendUnavailable("over"))
+    assert stages.read(1) is first
+
+
 def test_a_place_is_read_in_a_view_that_holds(stages: Stages) -> None:
     """While the view changes whoever asks for its rank waits, and is not told of it again."""
     add(stages, 1)

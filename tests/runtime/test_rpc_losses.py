@@ -1,5 +1,7 @@
 """Calls that are too many or too large, and calls to somebody who is gone."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,25 @@ def test_only_idempotent_calls_are_made_again() -> None:
         eventually(lambda: hold.running == 3)
         hold.go.set()
         assert again.wait(PATIENCE) == b"again"
+
+
+def test_whatever_interrupts_the_reading_thread_costs_one_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It reads for all ranks: were it to end, no call would ever be answered again."""
+    with agents(3) as (caller, server, other):
+        for agent in (server, other):
+            agent.register("echo", lambda payload: payload)
+        assert caller.rpc_sync(1, "echo", b"on") == b"on"
+        connection = caller._office.peers[1].connection
+        assert connection is not None
+        ended = mock.patch.object(connection._reader, "read", side_effect=SystemExit)
+        with ended, pytest.raises(RpcNoConnection):
+            caller.rpc_sync(1, "echo", b"lost", timeout=PATIENCE)
+        assert "Reading from rank 1 failed" in caplog.text
+        assert caller.rpc_sync(2, "echo", b"on", timeout=PATIENCE) == b"on"
+        again = caller.rpc_sync(1, "echo", b"again", timeout=PATIENCE, idempotent=True)
+        assert again == b"again"
 
 
 def test_an_exit_in_a_function_ends_only_the_call() -> None:

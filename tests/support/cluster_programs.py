@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,29 @@ from support.ranks import Rank, Ranks, Wrap
 from support.threads import PATIENCE
 
 BEAT = 0.5  # seconds between two signs of progress
+EVERY = 32  # sums of one view after which all its members give a sign
 PAUSE = 0.005  # seconds between two sums: this suite shares its cores
+
+
+class Ledger:
+    """All sums of one view so far, as one number that all its members must have."""
+
+    def __init__(self) -> None:
+        self.view = ""
+        self.count = 0
+        self._sums = hashlib.sha256()
+
+    def enter(self, cluster: potluck.Cluster, sums: np.ndarray[Any, Any]) -> None:
+        """Another sum, of the members of the last call."""
+        view = cluster._stages.read(PATIENCE).view.session.hex()
+        if view != self.view:
+            self.view, self.count, self._sums = view, 0, hashlib.sha256()
+        self.count += 1
+        self._sums.update(sums.tobytes())
+
+    def facts(self) -> dict[str, Any]:
+        """To be compared with those of the others."""
+        return {"view": self.view, "count": self.count, "sums": self._sums.hexdigest()}
 
 
 def add_up(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -24,8 +47,11 @@ def add_up(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
 
     With the word "fork" the process gets a child that outlives it, as a data loader may.
     """
-    cluster = potluck.join(min_nodes, job=job, timeout=PATIENCE, **{**OPTIONS, **options})
+    options = {**OPTIONS, **options}
+    pause, chance = options.pop("pause", PAUSE), np.random.default_rng()
+    cluster = potluck.join(min_nodes, job=job, timeout=PATIENCE, **options)
     seen, count, is_stopping, told, beat = "", 0, False, 0, 0.0
+    ledger = Ledger()
     with cluster:
         while True:
             word = place.next_word()
@@ -33,7 +59,7 @@ def add_up(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
             if word == "fork":
                 _leave_a_child_behind()
             try:
-                mine = [1.0, float(is_stopping), float(cluster.rank)]
+                mine = [1.0, float(is_stopping), float(cluster.rank), *chance.normal(size=61)]
                 sums = cluster.all_reduce(np.array(mine))
             except (potluck.PeerLost, potluck.ViewChanged) as error:
                 told += 1
@@ -41,15 +67,17 @@ def add_up(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
                 continue
             count += 1
             size = int(sums[0])
-            if f"{size} {told}" != seen or time.monotonic() >= beat:
-                word = "beat" if f"{size} {told}" == seen else "view"
+            ledger.enter(cluster, sums)
+            is_new = f"{size} {told}" != seen
+            if is_new or time.monotonic() >= beat or ledger.count % EVERY == 0:
                 seen, beat = f"{size} {told}", time.monotonic() + BEAT
-                place.say(word, size=size, rank=int(mine[2]))
+                facts = ledger.facts()
+                place.say("view" if is_new else "beat", size=size, rank=int(mine[2]), **facts)
             if sums[1]:
                 return {"told": told, "count": count, "size": size}
             # All took part as different ranks of one view: 0, 1, 2 and so on.
             assert sums[2] == size * (size - 1) / 2, (sums, mine)
-            time.sleep(PAUSE)
+            time.sleep(pause)
 
 
 def _leave_a_child_behind() -> None:

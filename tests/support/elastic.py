@@ -49,6 +49,7 @@ class Regression:
         )
         self.weights = np.random.default_rng(seed).normal(size=FEATURES)
         self.speed = np.zeros(FEATURES)
+        self.rate = options.pop("rate", RATE)
         self.counted: list[tuple[int, int]] = []
         self.sampler = LoggingSampler(SAMPLES, seed=3)
         self.trainer = ElasticTrainer(
@@ -64,7 +65,7 @@ class Regression:
         """One step of momentum."""
         self.speed *= MOMENTUM
         self.speed += gradient["w"]
-        self.weights -= RATE * self.speed
+        self.weights -= self.rate * self.speed
 
     def gradient(self, indices: Any) -> dict[str, Any]:
         """The mean gradient over some samples; nothing for none."""

@@ -13,7 +13,7 @@ import numpy as np
 import potluck
 from potluck import DistributedContext, SimulatedBackend
 from support.clusters import OPTIONS
-from support.elastic import Regression
+from support.elastic import RATE, Regression
 from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE
@@ -59,11 +59,15 @@ def die_at(run: Regression, where: str, step: int) -> None:
 
 
 def train(
-    place: Place, job: str, min_nodes: int, seed: int, death: tuple[str, int] | None
+    place: Place,
+    job: str,
+    min_nodes: int,
+    death: tuple[str, int] | None,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """Train until the test says "stop" to any member; say where it stands after every step."""
     with potluck.join(min_nodes, job=job, timeout=PATIENCE, **OPTIONS) as cluster:
-        run = Stoppable(cluster, seed)
+        run = Stoppable(cluster, **{"seed": place.rank, **options})
         if death is not None:
             die_at(run, *death)
         run.trainer.start()
@@ -93,21 +97,31 @@ def train(
 class Crew:
     """Members in processes of their own, and everything that they have said."""
 
-    def __init__(self, ranks: Ranks, job: str) -> None:
+    def __init__(self, ranks: Ranks, job: str, rate: float = RATE) -> None:
         self._ranks = ranks
         self._job = job
+        self._rate = rate
         self._count = 0
         self.prints: dict[int, set[str]] = {}
         """Fingerprints by step, of all members."""
 
     def start(
-        self, count: int, min_nodes: int, *, death: tuple[str, int] | None = None
+        self,
+        count: int,
+        min_nodes: int,
+        *,
+        death: tuple[str, int] | None = None,
+        **options: Any,
     ) -> list[Rank]:
-        """So many more; they wait until there are ``min_nodes``, and may have to die."""
+        """So many more; they wait until there are ``min_nodes``, and may have to die.
+
+        Unless told otherwise each begins from weights of its own.
+        """
         started = []
         for _ in range(count):
             member = self._ranks.take()
-            member.begin(train, self._count, count, "", self._job, min_nodes, self._count, death)
+            how = {"rate": self._rate, **options}
+            member.begin(train, self._count, count, "", self._job, min_nodes, death, how)
             self._count += 1
             started.append(member)
         return started
@@ -120,6 +134,11 @@ class Crew:
             made += said["word"] == "step" and said["size"] == size
             if made >= steps:
                 return said
+
+    def overhear(self, member: Rank) -> None:
+        """Note what a member has said, without waiting for more."""
+        while member.has_news():
+            self._note(member.hear_any())
 
     def _note(self, said: dict[str, Any]) -> dict[str, Any]:
         if said["word"] == "step":
@@ -140,10 +159,10 @@ class Crew:
         return results
 
 
-def undisturbed(steps: int) -> float:
+def undisturbed(steps: int, rate: float = RATE) -> float:
     """The loss that one machine reaches by itself in so many steps."""
     with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
-        run = Regression(alone)
+        run = Regression(alone, rate=rate)
         while run.trainer.step_count < steps:
             run.step()
         return run.loss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import subprocess
 
 import pytest
 
@@ -30,6 +29,13 @@ def drop(host: Host, *rules: str, direction: str = "input") -> None:
         host.run(["nft", "add", "rule", "inet", "potluck", direction, *rule.split(), "drop"])
 
 
+def reject(host: Host, rule: str) -> None:
+    """Let a host's firewall refuse what this rule matches, and say so as firewalld does."""
+    drop(host)
+    answer = ["reject", "with", "icmpx", "type", "admin-prohibited"]
+    host.run(["nft", "add", "rule", "inet", "potluck", "input", *rule.split(), *answer])
+
+
 def block_multicast(host: Host) -> None:
     """As many guest networks and firewalls do: nothing of multicast DNS goes in or out."""
     drop(host, "udp dport 5353")
@@ -39,5 +45,10 @@ def block_multicast(host: Host) -> None:
 def isolate(hosts: Hosts) -> None:
     """As access points do that keep multicast from their clients."""
     for host in hosts.values():
-        port = ["link", "set", host._port, "type", "bridge_slave", "mcast_flood", "off"]
-        subprocess.run(["ip", "-n", hosts._switch, *port], check=True)
+        hosts.switch("link", "set", host._port, "type", "bridge_slave", "mcast_flood", "off")
+
+
+def keep_apart(hosts: Hosts, *names: str) -> None:
+    """As access points do with client isolation: these see the others, but not each other."""
+    for name in names:
+        hosts.switch("link", "set", hosts[name]._port, "type", "bridge_slave", "isolated", "on")

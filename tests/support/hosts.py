@@ -155,6 +155,14 @@ class Hosts(Mapping[str, Host]):
                 lines += [f"{other.ipv4} {other.name}", f"{other.ipv6} {other.name}"]
         return "\n".join([*lines, ""])
 
+    def switch(self, *arguments: str) -> None:
+        """Change something at the switch with the program ``ip``."""
+        _run("ip", "-n", self._switch, *arguments)
+
+    def write(self, name: str, file: str, text: str) -> None:
+        """Give a host another file in its ``/etc``."""
+        (_FILES / self[name].namespace / file).write_text(text)
+
     def limit(self, name: str, rate: str) -> None:
         """Let a host's cable carry ``rate`` in each direction."""
         host = self[name]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from support.threads import PATIENCE
 
 # A node as it stands at its door: it can be found and dialled, and does nothing else.
 NODE = """
-import dataclasses, sys
+import sys, time
 from potluck.net import frames
-newer = int(sys.argv[1])
-frames.PROTOCOL_VERSION += newer
+frames.PROTOCOL_VERSION += int(sys.argv[1])
+ahead, now = float(sys.argv[2]), time.time
+time.time = lambda: now() + ahead
 from potluck.backend.port import NodePort
 from potluck.net.discovery import Advert, Discovery, DiscoveryConfig
 from potluck.net.namespace import NetworkNamespace
@@ -42,13 +43,19 @@ def admit(folder: Path, host: Host, letter: str = "l") -> None:
 
 
 @contextlib.contextmanager
-def nodes_on(folder: Path, *hosts: Host, newer: Sequence[Host] = ()) -> Iterator[None]:
-    """A node on each of these hosts, ready; on some of them with a newer protocol."""
+def nodes_on(
+    folder: Path,
+    *hosts: Host,
+    newer: Sequence[Host] = (),
+    ahead: Mapping[Host, float] | None = None,
+) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A node on each of these hosts, ready; on some with a newer protocol, or a clock ahead."""
     with contextlib.ExitStack() as stack:
-        started = []
+        started = {}
         for host in (*hosts, *newer):
+            seconds = str((ahead or {}).get(host, 0.0))
             process = subprocess.Popen(
-                host.command([sys.executable, "-c", NODE, str(int(host in newer))]),
+                host.command([sys.executable, "-c", NODE, str(int(host in newer)), seconds]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -56,18 +63,33 @@ def nodes_on(folder: Path, *hosts: Host, newer: Sequence[Host] = ()) -> Iterator
             )
             stack.enter_context(process)
             stack.callback(process.kill)
-            started.append(process)
-        for process in started:
+            started[host.name] = process
+        for process in started.values():
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        yield
+        yield started
 
 
 class Doctor:
     """``potluck doctor`` under way on a host."""
 
-    def __init__(self, folder: Path, host: Host, *arguments: str, seconds: float = 2.0) -> None:
-        command = [str(COMMAND), "doctor", "--json", "--seconds", str(seconds), *arguments]
+    def __init__(
+        self,
+        folder: Path,
+        host: Host,
+        *arguments: str,
+        seconds: float = 2.0,
+        through: Sequence[str] = (),
+    ) -> None:
+        command = [
+            *through,
+            str(COMMAND),
+            "doctor",
+            "--json",
+            "--seconds",
+            str(seconds),
+            *arguments,
+        ]
         self._process = subprocess.Popen(
             host.command(command),
             stdout=subprocess.PIPE,

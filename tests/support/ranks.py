@@ -48,6 +48,7 @@ class Rank:
         self.is_idle = True
         self.is_plain = wrap is None and environment is None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in clean_up
+        self._log_start = 0
         self._unread = b""
         path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [sys.executable, "-c", "from support.place import main; main()"]
@@ -68,6 +69,7 @@ class Rank:
     ) -> None:
         """Let the process run ``program``; its outcome is collected later."""
         self.rank = rank
+        self._log_start = os.fstat(self._log.fileno()).st_size
         self._write(
             {
                 "file": program.__code__.co_filename,
@@ -154,10 +156,10 @@ class Rank:
 
     @property
     def log(self) -> str:
-        """What the process has written to its standard output and error."""
+        """What the process has written to its standard output and error in its last program."""
         # Not by seeking: the process writes at the place that a seek would move.
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        size = os.fstat(self._log.fileno()).st_size - self._log_start
+        return os.pread(self._log.fileno(), size, self._log_start).decode(errors="replace")
 
     # -- lines -------------------------------------------------------------------------------
 

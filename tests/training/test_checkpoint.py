@@ -22,6 +22,7 @@ from potluck.errors import IoError
 from potluck.training.checkpoint import Checkpointer, latest
 from potluck.training.checkpoint_format import decode_header, encode_header
 from potluck.training.checkpoint_manifest import BLOCK, Manifest
+from potluck.training.checkpoint_reading import checkpoints
 from support.threads import PATIENCE
 
 
@@ -329,3 +330,29 @@ def test_killed_a_hundred_times_while_saving(
 ) -> None:
     """A hundred kills at random instants."""
     kill_again_and_again(nursery, tmp_path, 100)
+
+
+def test_an_earlier_training_does_not_crowd_out_a_new_one(tmp_path: Path) -> None:
+    """Its checkpoints of later steps stay, and so do those that are saved now."""
+    with Checkpointer(tmp_path, keep=2) as saver:
+        for step in (700, 800, 900):
+            saver.save({"w": np.zeros(2)}, step, lineage="a" * 32, wait=True)
+        for step in (1, 2, 3):
+            saver.save({"w": np.zeros(2)}, step, lineage="b" * 32, wait=True)
+    assert [each.step for each in checkpoints(tmp_path)] == [900, 800, 3, 2]
+
+
+def test_what_a_rank_alone_has_is_saved_beside_the_rest(tmp_path: Path) -> None:
+    """Each writes its own, whatever its size; it is no part of the tree and never divided."""
+    weights = np.arange(2000.0)
+    for rank in range(2):
+        with Checkpointer(tmp_path, rank=rank, world_size=2) as saver:
+            own = {"left": np.full(3000, float(rank), np.float32), "member": rank}
+            saver.save({"w": weights}, 4, own=own if rank else None)
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert found.names == ["w"]
+    assert np.array_equal(found.tree()["w"], weights)
+    assert found.own(0) is None
+    assert found.own(1)["member"] == 1
+    assert np.array_equal(found.own(1)["left"], np.ones(3000, np.float32))

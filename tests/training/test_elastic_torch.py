@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +127,106 @@ def test_a_machine_leaves_and_the_loop_goes_on() -> None:
 
         together(leaver, lambda: train(made[0], 30))
         assert made[0][1].trainer.step_count == 30
+
+
+# --- averaging while the backward pass computes ---
+
+
+def deep(group: DistributedContext) -> tuple[torch.nn.Module, ElasticOptimizer]:
+    """A model of several buckets, one parameter of which no loss depends on."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16) for _ in range(4)]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 16), *layers, torch.nn.Linear(16, 1))
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(5)))
+    inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, ElasticOptimizer(inner, model, group, bucket=2048)
+
+
+def descend(run: Any, steps: int, rows: slice, *, overlap: bool) -> list[bytes]:
+    """Train on some rows, weighted by their number; the bits of the model after each step."""
+    model, optimizer = run
+    inputs, targets = (each[rows] for each in data())
+    optimizer.start()
+    bits = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        with optimizer.overlap(len(inputs)) if overlap else contextlib.nullcontext():
+            loss.backward()  # type: ignore[no-untyped-call] # PyTorch has not typed it
+        optimizer.step(weight=len(inputs))
+        bits.append(b"".join(each.detach().numpy().tobytes() for each in model.parameters()))
+    return bits
+
+
+def test_overlap_changes_no_bit(group: list[DistributedContext]) -> None:
+    """Begun during the backward pass or after it, on all members or on one: the same bits."""
+    seen = []
+    for ways in ((False, False), (True, True), (True, False)):
+        runs = [deep(each) for each in group]
+        assert len(runs[0][1]._backward._planned().all) > 2
+        first, second = together(
+            functools.partial(descend, runs[0], 12, slice(40), overlap=ways[0]),
+            functools.partial(descend, runs[1], 12, slice(40, 64), overlap=ways[1]),
+        )
+        assert first == second
+        seen.append(first)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_buckets_are_averaged_before_the_backward_pass_is_over(
+    group: list[DistributedContext],
+) -> None:
+    """While one layer still computes, the others' buckets are under way or done."""
+    runs = [deep(each) for each in group]
+    begun: list[int] = []
+
+    def look(model: torch.nn.Module, optimizer: ElasticOptimizer) -> None:
+        first = model.get_parameter("0.weight")
+
+        def last_gradient(_: torch.Tensor) -> None:
+            under_way = optimizer.trainer._begun
+            assert under_way is not None
+            begun.append(under_way.begun)
+
+        first.register_hook(last_gradient)  # type: ignore[no-untyped-call]
+
+    for run in runs:
+        look(*run)
+    together(*(lambda run=run: descend(run, 1, slice(9), overlap=True) for run in runs))
+    assert min(begun) >= 2
+
+
+def test_what_overlap_cannot_do_is_said() -> None:
+    """Gradients changed afterwards, two passes for one step, another weight than announced."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        model, optimizer = deep(alone)
+        optimizer.start()
+
+        def backward(weight: float | None = None) -> None:
+            optimizer.zero_grad()
+            with optimizer.overlap(weight):
+                model(torch.ones(2, 3)).sum().backward()
+
+        backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        with pytest.raises(ValueError, match="was changed after its averaging began"):
+            optimizer.step()
+        with pytest.raises(ValueError, match="One backward pass is watched"):
+            backward()
+
+
+def test_a_view_ends_in_the_middle_of_a_backward_pass() -> None:
+    """What was begun counts nothing; the step is made from the gradients among who is left."""
+    with clusters(3) as nodes:
+        runs = [deep(node) for node in nodes]
+
+        def leaver() -> None:
+            descend(runs[2], 3, slice(9), overlap=True)
+            _, optimizer = runs[2]
+            with optimizer.overlap(9):
+                nodes[2].close()  # its record is on the way
+
+        ways = [functools.partial(descend, run, 8, slice(9), overlap=True) for run in runs[:2]]
+        _, first, second = together(leaver, *ways)
+        assert first == second
+        assert {run[1].trainer.step_count for run in runs[:2]} == {8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from potluck import DistributedContext, SimulatedBackend
+from potluck import DistributedContext, DistributedError, SimulatedBackend
 from potluck.training.local_sgd import LocalSgd
 from potluck.training.sampler import ElasticSampler
 from support.clusters import clusters, join, new_job
-from support.threads import together
+from support.threads import PATIENCE, together
 
 SAMPLES, FEATURES, HIDDEN = 512, 6, 24
 
@@ -179,6 +180,77 @@ def test_nobody_waits_for_a_newcomer_to_catch_up(group: list[DistributedContext]
     assert [each.tolist() for each in weights] == [[0.0] * 4] * 3
 
 
+def test_what_is_computed_during_a_meeting_is_kept(group: list[DistributedContext]) -> None:
+    """With nothing but averaging, members that walk alike get as far as without meetings."""
+    weights = [np.zeros(3, np.float32) for _ in group]
+
+    def work(rank: int) -> list[int]:
+        meetings = LocalSgd(
+            group[rank], weights[rank], every=4, overlap=3, rate=1.0, momentum=0.0, compression=None
+        )
+        meetings.start()
+        outcomes = []
+        for _ in range(22):
+            weights[rank] += 1
+            outcomes.append(meetings.step())
+        outcomes.append(meetings.finish())
+        return [each.step for each in outcomes if each is not None]
+
+    assert together(*(lambda rank=rank: work(rank) for rank in range(3))) == [[1, 2, 3, 4, 5]] * 3
+    assert [each.tolist() for each in weights] == [[22.0] * 3] * 3
+
+
+def test_computing_goes_on_while_a_meeting_is_under_way(group: list[DistributedContext]) -> None:
+    """Two members make further steps though the third has not come to the meeting yet."""
+    weights = [np.zeros(3, np.float32) for _ in group]
+    meetings = [LocalSgd(group[rank], weights[rank], every=2, overlap=2) for rank in range(3)]
+    ahead = threading.Barrier(3)
+
+    def walk(rank: int) -> None:
+        meetings[rank].start()
+        if rank == 2:
+            ahead.wait(PATIENCE)  # until the others are one step beyond their meeting
+        for number in range(3):
+            weights[rank] -= rank
+            assert meetings[rank].step() is None
+            if number == 2 and rank != 2:
+                ahead.wait(PATIENCE)
+        meetings[rank].finish()
+
+    together(*(lambda rank=rank: walk(rank) for rank in range(3)))
+    assert {each.trainer.step_count for each in meetings} == {1}
+    assert len({each._anchor[0].tobytes() for each in meetings}) == 1
+
+
+def test_a_member_leaves_during_a_meeting_that_overlaps() -> None:
+    """The other goes on, with what it computed meanwhile."""
+    with clusters(2) as nodes:
+        nets = [Network(seed=3), Network(seed=4)]
+
+        def run(place: int, steps: int) -> LocalSgd:
+            meetings = LocalSgd(nodes[place], nets[place].weights, every=4, overlap=4)
+            meetings.start()
+            mine = np.random.default_rng(place)
+            for _ in range(steps):
+                nets[place].descend(nets[place].gradient(mine.integers(0, SAMPLES, 16)))
+                meetings.step(16)
+            return meetings
+
+        def leave() -> None:
+            meetings = run(1, 9)  # one step after it has begun its second meeting
+            nodes[1].close()
+            with pytest.raises(DistributedError):
+                meetings.finish()
+
+        def stay() -> int:
+            meetings = run(0, 40)
+            meetings.finish()
+            return meetings.trainer.step_count
+
+        assert together(leave, stay)[1] == 10
+    assert nets[0].loss < Network(seed=3).loss
+
+
 def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None:
     """No steps between meetings, too much momentum, nothing to train, another model."""
     with pytest.raises(ValueError, match="every so many steps"):
@@ -187,6 +259,10 @@ def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None
         LocalSgd(group[0], np.zeros(2), momentum=1.0)
     with pytest.raises(ValueError, match="no arrays"):
         LocalSgd(group[0], {})
+    with pytest.raises(ValueError, match="over before the next one begins"):
+        LocalSgd(group[0], np.zeros(2), every=5, overlap=6)
+    with pytest.raises(ValueError, match="without a sampler"):
+        LocalSgd(group[0], np.zeros(2), overlap=1, sampler=ElasticSampler(4), batch=2)
     meetings = LocalSgd(group[0], np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="all train the same model"):
         meetings._restore({"anchor": [np.zeros(3)], "speed": [np.zeros(3)]})

@@ -19,7 +19,6 @@ dialler's side, :class:`Reception` is the other.  The decisions are in
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from potluck.backend.membership import Membership
 from potluck.core.handshake import Refused
 from potluck.core.introduction import TELL_ME, Exchange, judge_ourselves, judge_teller
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
+from potluck.logs import get_logger
 from potluck.messages import Hello, LaneOpened, Sync, Told, unpack
 from potluck.net import tcp
 from potluck.net.addresses import Address
@@ -56,7 +56,7 @@ from potluck.vocabulary import NodeId
 
 __all__ = ["Call", "Declined", "Reception", "SecretChanged", "dial", "open_any", "say_hello"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Reply = TypeVar("Reply")
 
@@ -281,7 +281,8 @@ class Reception:
     def _grant(self) -> Turn:
         self._members.met(self._peer)
         if isinstance(self._hello, Sync):
-            return Turn(Next.CLOSE, opening_frame(Kind.WELCOME, LaneOpened(rank=0)))
+            opened = LaneOpened(rank=0, clock=time.time())
+            return Turn(Next.CLOSE, opening_frame(Kind.WELCOME, opened))
         return Turn(Next.GRANT)
 
     def _refuse(self, refused: Refused) -> Turn:

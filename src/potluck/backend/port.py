@@ -96,6 +96,11 @@ class NodePort:
             members.refused_stranger,
         )
 
+    @property
+    def refused(self) -> int:
+        """Callers that were sent away at the door."""
+        return self._acceptor.refused
+
     def introduction(self) -> Introduction:
         """What our hellos and answers say of this process; in clear, only which start it is."""
         if self.members.security.is_encrypted:

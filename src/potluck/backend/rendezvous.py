@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import os
 import random
 import socket
@@ -37,6 +36,7 @@ from potluck.errors import (
     MalformedFrame,
     from_os_error,
 )
+from potluck.logs import get_logger
 from potluck.messages import Join, LaneOpened, Peer, Table
 from potluck.net import tcp
 from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
@@ -46,7 +46,7 @@ from potluck.net.security import NOBODY
 
 __all__ = ["meet"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""

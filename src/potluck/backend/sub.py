@@ -96,6 +96,11 @@ class SubBackend(Backend):
         """The backend this is a part of."""
         return self._parent
 
+    @property
+    def identity(self) -> int:
+        """The number that its traffic carries; the same on all members."""
+        return self._group
+
     def to_global(self, local: int) -> int:
         """The parent's rank of a member; raises for a rank that is not here."""
         return self._members[self._check_rank(local)]

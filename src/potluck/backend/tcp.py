@@ -36,6 +36,18 @@ class TcpBackend(LaneBackend):
     namespace this machine uses.  ``NetworkNamespace.insecure()`` is plain TCP.
 
     Ranks other than 0 listen at ``port``, or at any that is free.
+
+    >>> import socket
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with socket.create_server(("127.0.0.1", 0)) as door:
+    ...     port = door.getsockname()[1]  # one that is free; usually it is given
+    >>> def run(rank):  # in reality, each on a machine of its own
+    ...     with TcpBackend(rank, world_size=2, master_addr=f"127.0.0.1:{port}") as backend:
+    ...         backend.barrier()
+    ...         return backend.rank, backend.world_size
+    >>> with ThreadPoolExecutor(2) as machines:
+    ...     list(machines.map(run, range(2)))
+    [(0, 2), (1, 2)]
     """
 
     def __init__(

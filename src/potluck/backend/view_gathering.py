@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -19,6 +18,7 @@ from potluck.errors import (
     NoConnection,
     from_os_error,
 )
+from potluck.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gathering"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 AT_ONCE = 32
 """Members that are dialled at the same time, each by a thread that ends when all are there."""

@@ -39,7 +39,11 @@ BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)
 
 
 class ReduceOp(Enum):
-    """How values of the ranks become one."""
+    """How values of the ranks become one.
+
+    >>> ReduceOp("mean") is ReduceOp.MEAN
+    True
+    """
 
     SUM = "sum"
     MEAN = "mean"

@@ -78,7 +78,11 @@ class AllReduceStrategy(Strategy):
 
 
 class ReduceStrategy(Strategy):
-    """How a reduction to one rank is done."""
+    """How a reduction to one rank is done.
+
+    >>> ReduceStrategy.named("ring") is ReduceStrategy.RING
+    True
+    """
 
     __slots__ = ()
     AUTO: ClassVar[ReduceStrategy]
@@ -89,7 +93,11 @@ class ReduceStrategy(Strategy):
 
 
 class BroadcastStrategy(Strategy):
-    """How a broadcast is done."""
+    """How a broadcast is done.
+
+    >>> BroadcastStrategy.named("tree") is BroadcastStrategy.TREE
+    True
+    """
 
     __slots__ = ()
     AUTO: ClassVar[BroadcastStrategy]

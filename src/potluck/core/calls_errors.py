@@ -42,7 +42,11 @@ LONG_NAME = 256
 
 
 class RpcError(DistributedError):
-    """A remote call did not return a value."""
+    """A remote call did not return a value.
+
+    >>> str(RpcError("rank 1 did not answer", rank=1, hint="Ask again."))
+    'rank 1 did not answer. Ask again.'
+    """
 
 
 class RpcFunctionNotFound(RpcError, LookupError):
@@ -78,7 +82,11 @@ class RpcInvalidMessage(RpcError, MalformedFrame):
 
 
 class RpcTooLarge(RpcInvalidMessage):
-    """A message over the limit; nothing of it was sent, or nothing was allocated for it."""
+    """A message over the limit; nothing of it was sent, or nothing was allocated for it.
+
+    >>> RpcTooLarge(2000, 1000).expected
+    1000
+    """
 
     def __init__(
         self, size: int, limit: int, *, what: str = "message", rank: int | None = None
@@ -124,13 +132,21 @@ class RpcTimeout(RpcError, Timeout):
 
 
 class RpcBusy(RpcError):
-    """Every worker of the other rank is taken; the function did not run."""
+    """Every worker of the other rank is taken; the function did not run.
+
+    >>> RpcBusy("rank 1 is busy").recoverable
+    True
+    """
 
     recoverable = True
 
 
 class RpcCancelled(RpcError):
-    """The caller cancelled the call."""
+    """The caller cancelled the call.
+
+    >>> isinstance(RpcCancelled("the call was cancelled"), RpcError)
+    True
+    """
 
     recoverable = True
 
@@ -156,7 +172,11 @@ class RpcRemoteError(RpcError):
 
 
 class RpcInternal(RpcError):
-    """Something failed that should not have."""
+    """Something failed that should not have.
+
+    >>> str(RpcInternal("a worker ended"))
+    'RPC internal error: a worker ended'
+    """
 
     def __init__(self, reason: str, **fields: Any) -> None:
         super().__init__(f"RPC internal error: {reason}", **fields)

@@ -86,6 +86,8 @@ class Abort:
     lost: ProcessId | None
     """The member that was lost; None where nobody was."""
     reason: str
+    orderly: bool = False
+    """Whether it said goodbye, so that what it had begun may be finished."""
 
 
 @dataclass(frozen=True, slots=True)

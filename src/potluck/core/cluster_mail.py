@@ -173,7 +173,9 @@ class Mail:
         elif beat.view != view_mark(view):
             self._tenure.split(contact.process, f"{contact.card} has another view {view.epoch}")
         elif beat.aborted and contact.process in view.members:
-            s.abort(None, f"{contact.card} says that operations were aborted")
+            sentence = f"{contact.card} says that operations were aborted"
+            lost = beat.lost if beat.lost in view.members else None
+            s.abort(lost, sentence, orderly=beat.orderly)
 
     def _counts(self, beat: Heartbeat) -> bool:
         """Whether the sender has neither gone on without us nor agreed to."""

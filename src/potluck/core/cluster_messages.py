@@ -118,6 +118,10 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     term: Count = 0
     aborted: bool = False
     """Operations of this view have been aborted: it needs a successor."""
+    lost: ProcessId | None = None
+    """Whose loss they were aborted for, so that all of them end with the same error."""
+    orderly: bool = False
+    """Whether that one said goodbye."""
     wants: Count = 1
     """With fewer processes I found no cluster."""
     seniority: Count = 0

@@ -52,6 +52,9 @@ class Situation(Surroundings):
         """Processes that have ended, proved or not, with how and when we learnt it."""
         self.is_aborted = False
         """Whether operations of the view have been aborted, so that it needs a successor."""
+        self.lost: ProcessId | None = None
+        """For whose loss; the first that we learnt of."""
+        self.is_loss_orderly = False
         self.seniority = 0
         self.ready_at = now
         """When we may enter a view again."""
@@ -145,7 +148,7 @@ class Situation(Surroundings):
     def forget_evidence(self) -> None:
         """What was known of members held in a view that is over."""
         self.proofs, self.reported = {}, set()
-        self.is_aborted = False
+        self.is_aborted, self.lost, self.is_loss_orderly = False, None, False
 
     def forget_unconnected(self) -> None:
         """Of those who are neither connected nor members, nothing is kept."""
@@ -213,11 +216,12 @@ class Situation(Surroundings):
 
     # --- what everybody does ---
 
-    def abort(self, lost: ProcessId | None, reason: str) -> None:
+    def abort(self, lost: ProcessId | None, reason: str, *, orderly: bool = False) -> None:
         """End the operations of our view, here; nothing happens the second time."""
         if self.view is not None and not self.is_aborted:
             self.is_aborted = self.is_dirty = True
-            self.out.append(Abort(self.view.epoch, lost, reason))
+            self.lost, self.is_loss_orderly = lost, orderly
+            self.out.append(Abort(self.view.epoch, lost, reason, orderly))
             self.beat_soon()
 
     def report_loss(self, who: ProcessId, reason: str, *, is_proved: bool = False) -> None:
@@ -249,4 +253,6 @@ def _with_view(message: Heartbeat, view: View, situation: Situation) -> Heartbea
         leader=view.leader,
         term=situation.election.term,
         aborted=situation.is_aborted,
+        lost=situation.lost,
+        orderly=situation.is_loss_orderly,
     )

@@ -203,7 +203,7 @@ class Succession:
         s.election.depart(sender, message)
         sentence = f"{s.name(sender)} left: {message.reason or 'it said goodbye'}"
         s.note(MembershipChange.DEPARTED, sentence, sender)
-        s.abort(sender, sentence)
+        s.abort(sender, sentence, orderly=True)
 
 
 def _is_sound(proposal: Proposal) -> bool:

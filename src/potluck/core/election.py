@@ -59,7 +59,15 @@ class _Count:
 
 
 class ElectionManager:
-    """Who leads in which term of the current epoch, as far as this member knows."""
+    """Who leads in which term of the current epoch, as far as this member knows.
+
+    >>> from potluck.vocabulary import NodeId
+    >>> me = ProcessId(NodeId("a" * 32), 1)
+    >>> manager = ElectionManager(me, ElectionConfig())
+    >>> manager.begin(View("f" * 32, 1, (me,)), "it was founded")
+    >>> print(manager.state)
+    leading in term 1.0: it was founded
+    """
 
     def __init__(self, me: ProcessId, config: ElectionConfig) -> None:
         self.me = me

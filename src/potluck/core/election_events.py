@@ -12,7 +12,11 @@ __all__ = ["ElectionConfig", "ElectionEvent", "ElectionKind", "ElectionRole", "E
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
-    """How elections run.  Times in seconds."""
+    """How elections run.  Times in seconds.
+
+    >>> ElectionConfig(election_timeout=1.0).connection_delay
+    0.1
+    """
 
     election_timeout: float = 0.3
     """A campaign, a founding or a merge that has no answer by then is begun anew."""
@@ -46,7 +50,11 @@ class ElectionRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """Who leads in which term.  A term is named by lineage, epoch and number."""
+    """Who leads in which term.  A term is named by lineage, epoch and number.
+
+    >>> print(ElectionState(ElectionRole.LEADING, "f" * 32, 3, 1, None, "all have voted"))
+    leading in term 3.1: all have voted
+    """
 
     role: ElectionRole
     lineage: str
@@ -76,7 +84,11 @@ class ElectionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionEvent:
-    """Something about who leads."""
+    """Something about who leads.
+
+    >>> print(ElectionEvent(ElectionKind.ELECTED, 3, 1, None, "this process leads"))
+    this process leads
+    """
 
     kind: ElectionKind
     epoch: int

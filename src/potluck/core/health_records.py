@@ -12,7 +12,11 @@ __all__ = ["HealthEvent", "HealthStatus", "HealthSummary", "PeerHealth"]
 
 
 class HealthStatus(Enum):
-    """How a peer is, from best to worst."""
+    """How a peer is, from best to worst.
+
+    >>> HealthStatus.DEGRADED.is_operational, HealthStatus.DEAD.severity
+    (True, 3)
+    """
 
     HEALTHY = "healthy"
     """Heard in time over a good link."""
@@ -35,7 +39,14 @@ class HealthStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """The status of a peer changed, or its cause did (a silent peer's connection ends)."""
+    """The status of a peer changed, or its cause did (a silent peer's connection ends).
+
+    >>> from potluck.vocabulary import NodeId
+    >>> peer = ProcessId(NodeId("b" * 32), 1)
+    >>> well, ill = HealthStatus.HEALTHY, HealthStatus.SUSPECT
+    >>> print(HealthEvent(peer, "attic", well, ill, "its connection has ended", 7.5))
+    attic is suspect: its connection has ended
+    """
 
     peer: ProcessId
     name: str
@@ -67,7 +78,12 @@ class PeerHealth:
 
 @dataclass(frozen=True, slots=True)
 class HealthSummary:
-    """The health of all peers at one moment."""
+    """The health of all peers at one moment.
+
+    >>> nobody = HealthSummary(peers=(), lateness=0.0)
+    >>> nobody.is_cluster_healthy, nobody.health_percentage
+    (True, 100.0)
+    """
 
     peers: tuple[PeerHealth, ...]
     lateness: float

@@ -49,7 +49,12 @@ class RateSource(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionProfile:
-    """One way from a node to another.  Zero means: not measured yet."""
+    """One way from a node to another.  Zero means: not measured yet.
+
+    >>> wifi = ConnectionProfile(latency=2_000_000, up=25_000_000, down=25_000_000)
+    >>> wifi.latency / 1e6, wifi.up * 8 // 1_000_000
+    (2.0, 200)
+    """
 
     latency: int = 0
     """Nanoseconds that a short message takes, one way."""

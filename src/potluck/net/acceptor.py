@@ -1,15 +1,14 @@
 """The acceptor: answers the door, one thread for all callers that have not said who they are.
 
-A caller has :data:`PATIENCE` seconds to prove who it is, to say hello in one frame, and to agree
-with us on who belongs (a :class:`~potluck.net.opening.Conversation`); there are :data:`SLOTS`
-places, and when they are full the one who has waited longest makes room.  A hello that is granted
-goes to ``receive``, which owns the connection from then on and must not block.
+A caller has a few seconds to prove who it is, to say hello in one frame, and to agree with us on
+who belongs (a :class:`~potluck.net.opening.Conversation`).  There is a bounded number of places, of
+which a crowd loses its own.  A hello that is granted goes to ``receive``, which owns the connection
+from then on and must not block.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import threading
@@ -17,25 +16,18 @@ import time
 from collections.abc import Callable
 
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
+from potluck.logs import get_logger
 from potluck.net import descriptors
+from potluck.net.acceptor_callers import PATIENCE, SLOTS, SLOTS_PER_HOST, Caller, whom_to_drop
 from potluck.net.frames import Kind, VersionMismatch
-from potluck.net.opening import Conversation, Greeting, Next, Turn, hang_up, log_refusal, refuse
-from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket
+from potluck.net.opening import Conversation, Next, Turn, hang_up, log_refusal, refuse
+from potluck.net.secure_socket import OpeningSocket
 from potluck.net.security import Security
 from potluck.net.tls import TlsChannel
 
-__all__ = ["Acceptor"]
+__all__ = ["PATIENCE", "SLOTS", "SLOTS_PER_HOST", "Acceptor"]
 
-logger = logging.getLogger(__name__)
-
-PATIENCE = 5.0
-"""Seconds a caller has to say hello."""
-
-SLOTS = 64
-"""Callers that may be in the middle of a hello at once."""
-
-SLOTS_PER_HOST = 48
-"""Of these, from one address: a flood from one machine leaves room for the others."""
+logger = get_logger(__name__)
 
 Receiver = Callable[[OpeningSocket, bytes], None]
 
@@ -44,62 +36,6 @@ Host = Callable[[TlsChannel, str], Conversation]
 
 Note = Callable[[HandshakeRefused], None]
 """Told of callers with whom there was no TLS, and why; must not block."""
-
-
-class _Caller:
-    """Somebody at the door."""
-
-    def __init__(self, sock: socket.socket, host: str, port: int) -> None:
-        self.sock = sock
-        self.host = host
-        self.name = f"{host}:{port}"
-        self.deadline = time.monotonic() + PATIENCE
-        self.greeting = Greeting()
-        self.channel: TlsChannel | None = None
-        self.conversation: Conversation | None = None
-        self.hello: bytes | None = None
-        self.is_leaving = False
-        self.is_behind = False  # it has not read all that was said to it
-        self._unsent = bytearray()
-
-    def read(self) -> bool:
-        """Take in what is there; False when the caller has hung up."""
-        data = self.sock.recv(self.greeting.wanted if self.channel is None else CHUNK)
-        if self.channel is None:
-            self.greeting.receive(data)
-        elif data:
-            self.channel.receive(data)
-            self.send_pending()
-            if self.channel.handshake_done:
-                self._read_plain(self.channel.read())
-        return bool(data)
-
-    def _read_plain(self, data: bytes) -> None:
-        while data and self.greeting.wanted:
-            part, data = data[: self.greeting.wanted], data[self.greeting.wanted :]
-            self.greeting.receive(part)
-        if data:
-            raise MalformedFrame("It said more than hello")
-
-    def say(self, frames: bytes) -> None:
-        """Send frames, and listen for the next one."""
-        self.greeting = Greeting()
-        if frames and self.channel is not None:
-            self.channel.write(frames)
-            self.send_pending()
-
-    def send_pending(self) -> bool:
-        """Send what TLS has to say, as far as the caller reads it; True when all is sent."""
-        if self.channel is not None:
-            self._unsent += self.channel.outgoing()
-        with contextlib.suppress(BlockingIOError):
-            while self._unsent:
-                del self._unsent[: self.sock.send(self._unsent)]
-        return not self._unsent
-
-    def as_socket(self) -> OpeningSocket:
-        """The connection as whoever answers the hello uses it."""
-        return self.sock if self.channel is None else SecureSocket(self.sock, self.channel)
 
 
 class Acceptor:
@@ -124,8 +60,10 @@ class Acceptor:
             end.setblocking(False)
             descriptors.track(end)
         descriptors.track(self._selector)
-        self._callers: dict[int, _Caller] = {}  # in order of arrival, so of deadline
+        self._callers: dict[int, Caller] = {}  # in order of arrival, so of deadline
         self._stopping = False
+        self.refused = 0
+        """Callers that were sent away."""
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="potluck-accept", daemon=True)
@@ -182,7 +120,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # some systems refuse when it has hung up already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # hellos go back and forth
         descriptors.track(sock)
-        caller = _Caller(sock, str(address[0]), int(address[1]))
+        caller = Caller(sock, str(address[0]), int(address[1]))
         try:
             if self._security is not None:
                 caller.channel = self._security.answer_channel(caller.name)
@@ -195,13 +133,11 @@ class Acceptor:
         self._selector.register(sock, selectors.EVENT_READ, caller)
 
     def _make_room(self, host: str) -> None:
-        crowd = [caller for caller in self._callers.values() if caller.host == host]
-        if len(crowd) >= SLOTS_PER_HOST:
-            self._drop(crowd[0], "too many callers from its address")
-        elif len(self._callers) >= SLOTS:
-            self._drop(next(iter(self._callers.values())), "too many callers at once")
+        excess = whom_to_drop(self._callers.values(), host)
+        if excess is not None:
+            self._drop(*excess)
 
-    def _attend(self, caller: _Caller, events: int) -> None:
+    def _attend(self, caller: Caller, events: int) -> None:
         try:
             if events & selectors.EVENT_READ and not caller.read():
                 self._drop(caller, "it hung up")
@@ -227,7 +163,7 @@ class Acceptor:
                 self._forget(caller)
             caller.sock.close()
 
-    def _watch(self, caller: _Caller) -> None:
+    def _watch(self, caller: Caller) -> None:
         """Wait for what the caller says, and until it has read what was said to it."""
         is_read = caller.send_pending()
         if is_read and caller.is_leaving:
@@ -238,7 +174,7 @@ class Acceptor:
             write = selectors.EVENT_WRITE if caller.is_behind else 0
             self._selector.modify(caller.sock, selectors.EVENT_READ | write, caller)
 
-    def _hear(self, caller: _Caller) -> None:
+    def _hear(self, caller: Caller) -> None:
         """A frame is complete: the hello, or what follows it."""
         kind, payload = caller.greeting.kind, caller.greeting.payload
         if caller.hello is None:
@@ -261,7 +197,7 @@ class Acceptor:
             case Next.CLOSE:
                 caller.is_leaving = True
 
-    def _introduce(self, caller: _Caller) -> None:
+    def _introduce(self, caller: Caller) -> None:
         self._forget(caller)
         try:
             self.receive(caller.as_socket(), caller.hello or b"")
@@ -278,15 +214,16 @@ class Acceptor:
                 break
             self._drop(caller, f"it did not say hello within {PATIENCE:g} s")
 
-    def _drop(self, caller: _Caller, reason: str, tell: str = "") -> None:
+    def _drop(self, caller: Caller, reason: str, tell: str = "") -> None:
         self._forget(caller)
+        self.refused += 1
         if tell:
             refuse(caller.as_socket(), tell, reason=reason)
         else:
             log_refusal(caller.name, reason)
             hang_up(caller.sock)
 
-    def _forget(self, caller: _Caller) -> None:
+    def _forget(self, caller: Caller) -> None:
         self._selector.unregister(caller.sock)
         del self._callers[caller.sock.fileno()]
 

@@ -12,7 +12,6 @@ has shown who he is.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from potluck.errors import DistributedError
+from potluck.logs import get_logger
 from potluck.net import descriptors
 from potluck.net.addresses import Address, usable_hosts
 from potluck.net.discovery_book import Book, own_addresses
@@ -53,11 +53,12 @@ __all__ = [
     "preferred_port",
 ]
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 EAGER = 5.0  # seconds after a start or a change in which neighbours are looked for often
 EAGER_PAUSE, CALM_PAUSE = 0.05, 0.5  # seconds between two looks
 OWN_EVERY = 2.0  # seconds between two looks at the addresses of this machine
+MAX_STRANGERS = 1000  # that are told apart
 CLOSING = 2.0  # seconds for the thread to end; it never waits longer than for a file
 
 
@@ -85,6 +86,7 @@ class Discovery:
         self._names: dict[str, str] = {}
         """Of records of multicast DNS, with the key of whom they are about."""
         self._status: dict[str, str] = {}
+        self._strangers: set[str] = set()
         self._to_remember: list[Sighting] = []
         self._known = KnownPeers(config.home) if config.known else None
         self._neighbours: Neighbours | None = None
@@ -128,6 +130,11 @@ class Discovery:
             self._to_remember = list(peers)
             self._news.notify()
 
+    @property
+    def strangers(self) -> int:
+        """How many were heard that are of another namespace or job; of very many, so many."""
+        return len(self._strangers)
+
     def status(self) -> dict[str, str]:
         """In words, for each source: what it does, or why it cannot."""
         mdns = {"mdns": self._mdns.status} if self._mdns is not None else {}
@@ -169,6 +176,8 @@ class Discovery:
         if before is not None and (sighting is None or sighting.key != before):
             self._lost(name, "it has become somebody else")
         if sighting is None:
+            if len(self._strangers) < MAX_STRANGERS and heard.node != self._advert.node:
+                self._strangers.add(name)
             return False
         self._names[name] = sighting.key
         self._book.report("mdns", sighting)

@@ -60,7 +60,9 @@ class Rendezvous:
         with contextlib.suppress(BackendUnavailable, ValueError):
             launch = read_launch(environ)
             masters = tuple(parse_address(text) for text in launch.masters)
-            return cls(masters, masters[0].port if launch.rank == 0 else None)
+            # `potluck run` says to every process by itself where it had better listen.
+            is_told = "POTLUCK_PORT" in environ
+            return cls(masters, masters[0].port if launch.rank == 0 and not is_told else None)
         return cls()
 
 

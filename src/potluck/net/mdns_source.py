@@ -8,12 +8,12 @@ network at all, the processes of the machine still find each other over loopback
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from potluck.logs import get_logger
 from potluck.net.addresses import by_preference, is_loopback, usable_hosts
 from potluck.net.discovery_config import DiscoveryConfig
 from potluck.net.discovery_records import Advert
@@ -31,7 +31,7 @@ ASK_EVERY = 15.0  # seconds between two questions who is there, after the first 
 CHECK_EVERY = 60.0  # seconds; half of the time for which an address is remembered unasked
 CLOSING = 3.0  # seconds; announcing and saying goodbye take less than one
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 _HINT = "Give the addresses of the other machines: POTLUCK_PEERS=host:port,host:port"
 

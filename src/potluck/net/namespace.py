@@ -13,7 +13,6 @@ import base64
 import enum
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import warnings
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from potluck.errors import UnsupportedOperation
+from potluck.logs import get_logger
 from potluck.net.namespace_files import (
     DEFAULT_NAME,
     MAX_PREVIOUS,
@@ -40,11 +40,18 @@ from potluck.net.private_files import KEY_SIZE, potluck_home
 
 __all__ = ["NetworkNamespace", "Protection", "SecurityWarning"]
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class SecurityWarning(UserWarning):
-    """Something was asked for that lets others in or lets them read along."""
+    """Something was asked for that lets others in or lets them read along.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", SecurityWarning)
+    ...     NetworkNamespace.insecure().is_encrypted
+    False
+    """
 
 
 class Protection(enum.Enum):

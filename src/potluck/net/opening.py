@@ -8,7 +8,6 @@ Members may have to agree on who belongs before the answer: a :class:`Conversati
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from potluck.errors import (
     Timeout,
     from_os_error,
 )
+from potluck.logs import get_logger
 from potluck.messages import pack, unpack
 from potluck.net.addresses import unmapped
 from potluck.net.frames import HEADER_SIZE, Header, Kind, VersionMismatch, decode, encode
@@ -48,7 +48,7 @@ __all__ = [
     "understand",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Reply = TypeVar("Reply")
 

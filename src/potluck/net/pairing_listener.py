@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import selectors
 import socket
 import time
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from potluck.errors import DistributedError, from_os_error
+from potluck.logs import get_logger
 from potluck.net import descriptors
 from potluck.net.addresses import Address
 from potluck.net.pairing import PAIRING_PORT, PairingLine
@@ -28,7 +28,7 @@ from potluck.net.tcp import listen
 
 __all__ = ["Closed", "Connected", "Event", "PairingListener", "Received"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PLACES = 8
 PER_ADDRESS = 4

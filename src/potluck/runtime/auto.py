@@ -16,6 +16,8 @@ from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_calls import InOneView
 from potluck.runtime.cluster_node import ClusterNode
+from potluck.runtime.recorder_hooks import install as install_hooks
+from potluck.runtime.recorder_logs import attach
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
     from potluck.core.health_records import HealthSummary
+    from potluck.metrics import DistributedMetrics
     from potluck.net.transport import Poller
     from potluck.runtime.cluster_events import ClusterEvent, ViewChange
     from potluck.runtime.cluster_stage import Stage
+    from potluck.runtime.metrics_endpoint import MetricsEndpoint
+    from potluck.runtime.observing_window import Wanted, Window
     from potluck.runtime.topology import SharedTopology
     from potluck.vocabulary import NodeId, ProcessId, View
 else:
@@ -41,6 +46,12 @@ class AutoDiscoveryBackend(InOneView):
 
     Returns at once; calls wait until there is a cluster.  Rank and world size are those of the view
     that holds at the moment.  :func:`potluck.join` is the usual way to get one.
+
+    >>> from potluck import AutoDiscoveryConfig, DistributedContext
+    >>> alone = AutoDiscoveryConfig(job="doctest-auto", multicast=False, solo_delay=0.0)
+    >>> with DistributedContext(AutoDiscoveryBackend(alone)) as cluster:
+    ...     cluster.barrier(), cluster.world_size
+    (None, 1)
     """
 
     context_type = Cluster
@@ -50,7 +61,21 @@ class AutoDiscoveryBackend(InOneView):
         self.config = config or AutoDiscoveryConfig()
         self._node = ClusterNode(self.config)
         self.stages = self._stages = self._node.stages
+        self._endpoint = self._serve_metrics()
+        attach(self, self._node.flight.recorder)
+        install_hooks()
+        self.dashboard_url: str | None = None
+        """Where what happens is shown, if it is; with the token, where it takes one."""
         _live.add(self)
+
+    def open_window(self, wanted: Wanted) -> Window:
+        """Show what happens in a browser until this node leaves."""
+        from potluck.runtime.observing_window import Window, errand_for
+
+        namespace = self._node.port.members.security.namespace
+        window = Window(errand_for(wanted, self.config, namespace, self.port))
+        self.on_close(window.close)
+        return window
 
     # -- who is here ---------------------------------------------------------------------------
 
@@ -97,6 +122,29 @@ class AutoDiscoveryBackend(InOneView):
         """How the others are, with reasons."""
         control = self._node.control
         return control.ask(lambda: control.core.health.summary(clock.now()))
+
+    @property
+    def metrics(self) -> DistributedMetrics | None:
+        """What this node has counted, unless it was told not to."""
+        return self._node.metrics if self.config.metrics else None
+
+    def _serve_metrics(self) -> MetricsEndpoint | None:
+        address = self.config.metrics_address
+        if address is None:
+            return None
+        from potluck.runtime.metrics_endpoint import MetricsEndpoint
+
+        host, port = address
+        try:
+            return MetricsEndpoint(self._node.fresh_metrics, port, host)
+        except BaseException:
+            self._node.close()
+            raise
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where metrics can be read, if they can."""
+        return None if self._endpoint is None else self._endpoint.url
 
     @property
     def topology(self) -> SharedTopology:
@@ -208,6 +256,8 @@ class AutoDiscoveryBackend(InOneView):
     def close(self) -> None:
         """Say goodbye: the others go on without this node at once.  May be called twice."""
         self._prepare_to_close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._node.close()
 
 

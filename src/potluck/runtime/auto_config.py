@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from potluck.core.cluster_config import ClusterConfig
 from potluck.core.election_events import ElectionConfig
 from potluck.core.health_config import HealthConfig
 from potluck.errors import BackendUnavailable
+from potluck.metrics import DistributedMetrics
 
 if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoDiscoveryConfig", "default_job"]
 
-MAX_JOB = 128
-"""Characters of a job's name."""
+MAX_JOB, MAX_NAME = 128, 64
+"""Characters of a job's name, and of a node's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class AutoDiscoveryConfig:
     """With fewer nodes no cluster is founded; ``POTLUCK_MIN_NODES``, or 1."""
     namespace: NetworkNamespace | str | None = None
     """Whose members may come; unless given, the namespace this machine uses."""
+    name: str | None = None
+    """What others call this node; ``POTLUCK_NAME``, or the name of the machine."""
     peers: Sequence[str] = ()
     """Addresses to try beside what is found, ``host`` or ``host:port``; ``POTLUCK_PEERS``."""
     port: int | None = None
@@ -63,10 +67,18 @@ class AutoDiscoveryConfig:
     """Seconds that a node which meets nobody looks around before it goes on alone."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
+    probes: bool = True
+    """Measure the links once, in a quiet moment of each view."""
     collectives: CollectiveConfig | None = None
     """How collectives shall run, for those who want a say in it."""
     schema: str = ""
     """Names the shape of the state that is trained; only equal ones become one cluster."""
+    metrics: DistributedMetrics | bool = True
+    """Where to count what happens; False counts nothing but what the node itself does."""
+    metrics_port: int | None = None
+    """Where metrics can be read over HTTP, 0 for any free port; ``POTLUCK_METRICS_PORT``."""
+    metrics_host: str | None = None
+    """The address for that; this machine's own unless given; ``POTLUCK_METRICS_HOST``."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What ``potluck status`` shows beside the rest: the script, versions."""
 
@@ -80,6 +92,19 @@ class AutoDiscoveryConfig:
         return job
 
     @property
+    def node_name(self) -> str:
+        """What others call this node, wherever it is said.
+
+        >>> AutoDiscoveryConfig(name="attic").node_name
+        'attic'
+        """
+        name = self.name or os.environ.get("POTLUCK_NAME", "") or socket.gethostname()[:MAX_NAME]
+        if len(name) > MAX_NAME or not name.isprintable():
+            msg = f"A node's name has at most {MAX_NAME} printable characters, not {name[:200]!r}"
+            raise ValueError(msg)
+        return name
+
+    @property
     def wanted_nodes(self) -> int:
         """How many nodes there must be, wherever it is said."""
         if self.min_nodes is not None:
@@ -90,6 +115,22 @@ class AutoDiscoveryConfig:
     def wished_port(self) -> int:
         """Where to listen if that is possible: what the launcher of a run says; 0 for no wish."""
         return _number("POTLUCK_PORT", 0) if self.port is None else 0
+
+    def registry(self) -> DistributedMetrics | None:
+        """Where to count, if that is wanted."""
+        if isinstance(self.metrics, DistributedMetrics):
+            return self.metrics
+        return DistributedMetrics() if self.metrics else None
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where metrics can be read, wherever it is said."""
+        port = self.metrics_port
+        if port is None and os.environ.get("POTLUCK_METRICS_PORT", "").strip():
+            port = _number("POTLUCK_METRICS_PORT", 0)
+        if port is None or not self.metrics:
+            return None
+        return self.metrics_host or os.environ.get("POTLUCK_METRICS_HOST", "") or "127.0.0.1", port
 
     @property
     def known_facts(self) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ __all__ = [
     "Bandwidth",
     "ProbeLimits",
     "measure_bandwidth",
+    "pairings",
     "probe_link",
     "probe_links",
     "steady_rate",
@@ -108,11 +109,19 @@ def probe_links(
     In each round every rank has one partner, so that no probe shares a machine's link with another.
     """
     found = {}
-    for turn in range(backend.world_size - 1 + backend.world_size % 2):
-        partner = _partner(backend.rank, backend.world_size, turn)
+    for partner in pairings(backend.rank, backend.world_size):
         if partner is not None:
             found[partner] = probe_link(backend, partner, limits=limits, is_idle=is_idle)
     return found
+
+
+def pairings(rank: int, size: int) -> list[int | None]:
+    """With whom a rank is paired in each round of a tournament in which all meet once.
+
+    >>> pairings(0, 4), pairings(2, 3)
+    ([3, 1, 2], [1, None, 0])
+    """
+    return [_partner(rank, size, turn) for turn in range(size - 1 + size % 2)]
 
 
 def _partner(rank: int, size: int, turn: int) -> int | None:

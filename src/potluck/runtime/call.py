@@ -37,6 +37,8 @@ class Purpose(IntEnum):
     TOP_K = 11
     RANDOM_K = 12
     POWER_SGD = 13
+    ALL_REDUCE_TREE = 14
+    BROADCAST_TREE = 15
 
 
 @dataclass(slots=True, eq=False)  # frozen, it would take five times as long to make

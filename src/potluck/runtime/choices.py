@@ -7,7 +7,6 @@ on all of them; in between they go by what they agreed on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -17,6 +16,7 @@ import numpy as np
 from potluck.collective.compression.choice import CANDIDATES, SMALL, Choice, choose
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.errors import MalformedFrame
+from potluck.logs import get_logger
 from potluck.runtime.compressed import Exchange
 from potluck.runtime.encoder_speed import encoder_speeds
 from potluck.runtime.group import Group
@@ -32,7 +32,7 @@ UNKNOWN = -1
 Key: TypeAlias = tuple[int, int, bool]
 """How many values, how many bytes each, and whether with error feedback."""
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 @dataclass(slots=True)

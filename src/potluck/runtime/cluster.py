@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from potluck.collective.config import CollectiveConfig
     from potluck.core.health_records import HealthSummary
+    from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_events import ClusterEvent, ViewChange
     from potluck.runtime.cluster_stage import Stage
     from potluck.runtime.cluster_stages import Stages
@@ -49,6 +50,14 @@ class ClusterBackend(Protocol):
         """How the others are."""
 
     @property
+    def metrics(self) -> DistributedMetrics | None:
+        """What the node has counted, if it does."""
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where that can be read."""
+
+    @property
     def topology(self) -> SharedTopology:
         """The machines and the links between them."""
 
@@ -72,6 +81,11 @@ class Cluster(InOneView, DistributedContext):
     call.  When a machine is lost or comes, what runs raises :class:`~potluck.PeerLost` or
     :class:`~potluck.ViewChanged`, on all ranks; a rank that is between two calls learns it from its
     next one.  The call after that runs among those who are there then.
+
+    >>> from potluck import join
+    >>> with join(job="doctest-cluster", multicast=False, solo_delay=0.0) as cluster:
+    ...     cluster.is_master, cluster.all_reduce(1.5)
+    (True, 1.5)
     """
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
@@ -82,7 +96,8 @@ class Cluster(InOneView, DistributedContext):
             msg = "How collectives of a cluster run is said in AutoDiscoveryConfig(collectives=...)"
             raise ValueError(msg)
         self._backend = backend
-        self._metrics = None
+        self._metrics = self._cluster.metrics
+        self._slept = None
         self._subgroups = {}
         self._whole = None
 
@@ -127,6 +142,11 @@ class Cluster(InOneView, DistributedContext):
         """The machines and the links between them, with what is known now."""
         return self._cluster.topology
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where metrics can be read over HTTP; None unless ``metrics_port`` was given."""
+        return self._cluster.metrics_url
+
     def measure_links(self) -> SharedTopology:
         """Probe the links between all members, for about a second each; all ranks call this.
 
@@ -155,6 +175,12 @@ class Cluster(InOneView, DistributedContext):
         """What has happened, oldest first; the last few hundred events."""
         return self._cluster.events()
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where ``join(dashboard=...)`` shows what happens; None if it was not asked to."""
+        url: str | None = getattr(self._backend, "dashboard_url", None)
+        return url
+
     # -- calls ---------------------------------------------------------------------------------
 
     def subgroup(self, members: Iterable[int], *, name: str | None = None) -> DistributedContext:
@@ -166,9 +192,13 @@ class Cluster(InOneView, DistributedContext):
             assert stage.backend is not None
             context = _Part(SubBackend(stage.backend, members, name=name))
         context.stage, context.stages = stage, self._stages
-        context._metrics, context._whole = self._metrics, self  # noqa: SLF001 - of our own kind
+        context._count_in(self._metrics)  # noqa: SLF001 - of our own kind
+        context._whole = self  # noqa: SLF001
         self._subgroups[context] = None
         return context
+
+    def _count_in(self, metrics: DistributedMetrics | None) -> None:
+        self._metrics = metrics  # for whom a view waits is counted by the node
 
     def abort(self, reason: str = "aborted by the caller") -> None:
         """End every collective under way with an error, from any thread."""
@@ -188,6 +218,9 @@ class _Part(DistributedContext):
 
     stage: Stage
     stages: Stages
+
+    def _peer_labels(self) -> dict[int, str]:
+        return dict(self.stage.labels)
 
     @property
     def _place(self) -> Place:

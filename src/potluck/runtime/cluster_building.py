@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.errors import ChannelClosed, DistributedError, from_os_error
+from potluck.logs import get_logger
 from potluck.runtime.cluster_group import ViewGroup
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Builders", "Make", "clear_away"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BUILD_WITHIN = 10.0
 """Seconds for one attempt to connect all members of a view."""
@@ -100,8 +101,9 @@ class Builders:
             except (DistributedError, OSError) as error:
                 words = error if isinstance(error, DistributedError) else _in_words(error)
                 if stage.ending is None:
-                    stage.trouble = words
-                    logger.info("view %d is not connected yet: %s", stage.view.epoch, words)
+                    is_known, stage.trouble = str(stage.trouble) == str(words), words
+                    level = logging.DEBUG if is_known else logging.INFO
+                    logger.log(level, "view %d is not connected yet: %s", stage.view.epoch, words)
                 stage.over.wait(PAUSE)
                 continue
             group = ViewGroup(backend, stage, self._config)

@@ -6,7 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from potluck.errors import DistributedError
 from potluck.runtime.distributed import DistributedBackend
+from potluck.runtime.recorder_files import mention
+from potluck.runtime.recorder_logs import log_of, recorder_of
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from potluck.runtime.cluster_stage import Stage
     from potluck.runtime.cluster_stages import Stages
     from potluck.runtime.group import Group
+    from potluck.runtime.recorder import Log
 
 __all__ = ["InOneView", "explain"]
 
@@ -38,11 +42,15 @@ def _in_one_view(name: str) -> Callable[..., Any]:
         timeout = options.get("timeout")
         if name == "barrier" and arguments:
             timeout = arguments[0]
-        with self._stages.visit(self._limit(timeout)) as stage:
-            outcome = run(*arguments, **options)
-            if isinstance(outcome, Transfer):
-                explain(outcome, stage, self._stages)
-            return outcome
+        try:
+            with self._stages.visit(self._limit(timeout)) as stage:
+                outcome = run(*arguments, **options)
+                if isinstance(outcome, Transfer):
+                    explain(outcome, stage, self._stages)
+                return outcome
+        except DistributedError as error:
+            mention(recorder_of(self), error)
+            raise
 
     return call
 
@@ -70,16 +78,18 @@ class InOneView(DistributedBackend):
 
     @property
     def rank(self) -> int:
-        """This process's place in the present view, from 0; the leader is 0.
+        """This process's place in the view, from 0; the leader is 0.
 
-        Should it change before the next call, that raises, so that nobody works with an old one.
-        While the view changes this waits, as calls do.
+        After a call it is the place in that call, until the next one: should it change in between,
+        that raises, so that nobody works with an old one.  Before the first call, and after one
+        that raised so, it is the place in the present view; while that changes this waits.
+        :attr:`view` is always the present one.
         """
         return self._stage.rank
 
     @property
     def world_size(self) -> int:
-        """How many members the present view has."""
+        """How many members the view has: as for :attr:`rank`, that of the last call."""
         return self._stage.world_size
 
     @property
@@ -89,6 +99,11 @@ class InOneView(DistributedBackend):
     @property
     def _place(self) -> Place:
         return self._stage.place
+
+    @property
+    def _messages(self) -> Log:
+        stage = self._stages.pinned
+        return log_of(self if stage is None or stage.backend is None else stage.backend)
 
     @property
     def group(self) -> Group:

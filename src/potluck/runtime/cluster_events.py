@@ -14,14 +14,18 @@ from typing import TypeAlias
 from potluck.core.cluster_events import MembershipChange, MembershipEvent
 from potluck.core.election_events import ElectionEvent, ElectionKind
 from potluck.core.health_records import HealthEvent
+from potluck.logs import get_logger
 from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Bulletin", "ClusterEvent", "ViewChange"]
 
-logger = logging.getLogger("potluck.cluster")
+logger = get_logger("potluck.cluster")
 
 KEPT = 512
 """Events that are remembered."""
+
+KEPT_VIEWS = 64
+"""Changes of the view that are remembered, which events may crowd out."""
 
 MAX_WAITING = 1024
 """Changes that wait for a slow callback; of more, the first are dropped."""
@@ -38,7 +42,15 @@ _GRAVE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """The cluster went from one view to the next."""
+    """The cluster went from one view to the next.
+
+    >>> from potluck.vocabulary import NodeId
+    >>> me, you = (ProcessId(NodeId(letter * 32), 1) for letter in "ab")
+    >>> alone, both = View("f" * 32, 1, (me,)), View("f" * 32, 2, (me, you))
+    >>> change = ViewChange(both, alone, "attic has come")
+    >>> change.joined == (you,), str(change)
+    (True, 'view 2 with 2 members: attic has come')
+    """
 
     view: View
     previous: View | None
@@ -65,11 +77,19 @@ class ViewChange:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """Something that happened, and when; its text is a sentence."""
+    """Something that happened, and when; its text is a sentence.
+
+    >>> print(ClusterEvent("attic has left", time=0.0, number=3))
+    attic has left
+    """
 
     event: object
     time: float = field(default_factory=time.time)
     """Seconds since 1970, by the clock of this machine."""
+    number: int = 0
+    """Counts the events of this process, from 1."""
+    level: int = logging.INFO
+    """How much it matters, in the numbers of :mod:`logging`."""
 
     def __str__(self) -> str:
         """The sentence."""
@@ -84,6 +104,8 @@ class Bulletin:
 
     def __init__(self) -> None:
         self._kept: deque[ClusterEvent] = deque(maxlen=KEPT)
+        self._count = 0
+        self._views: deque[tuple[float, ViewChange]] = deque(maxlen=KEPT_VIEWS)
         self._callbacks: list[Callback] = []
         self._waiting: queue.SimpleQueue[ViewChange | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -91,11 +113,14 @@ class Bulletin:
 
     def post(self, event: object, *, quietly: bool = False) -> None:
         """Keep an event and write it to the log; ``quietly`` what nobody needs to look at."""
-        self._kept.append(ClusterEvent(event))
-        logger.log(logging.DEBUG if quietly else _level(event), "%s", event)
+        level = logging.DEBUG if quietly else _level(event)
+        self._count += 1
+        self._kept.append(ClusterEvent(event, number=self._count, level=level))
+        logger.log(level, "%s", event, extra=_fields(event))
 
     def changed(self, change: ViewChange) -> None:
         """Tell the callbacks of another view."""
+        self._views.append((time.time(), change))
         if self._thread is not None and self._waiting.qsize() < MAX_WAITING:
             self._waiting.put(change)
 
@@ -103,6 +128,11 @@ class Bulletin:
     def events(self) -> list[ClusterEvent]:
         """What has happened, oldest first; the last few hundred."""
         return list(self._kept)
+
+    @property
+    def views(self) -> list[tuple[float, ViewChange]]:
+        """The last changes of the view and when they came, oldest first."""
+        return list(self._views)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have something called at every change; what this returns ends that."""
@@ -137,6 +167,20 @@ class Bulletin:
         if thread is not None and thread is not threading.current_thread():
             self._waiting.put(None)
             thread.join(within)
+
+
+def _fields(event: object) -> dict[str, object]:
+    """What programs that read the log want to know beside the sentence."""
+    match event:
+        case HealthEvent(name=name, status=status):
+            return {"event": "health", "peer": name, "status": status.value}
+        case MembershipEvent(change=change, process=process, view=view):
+            about = {} if process is None else {"member": str(process)}
+            where = {} if view is None else {"epoch": view.epoch}
+            return {"event": change.value, **about, **where}
+        case ElectionEvent(kind=kind, epoch=epoch, term=term):
+            return {"event": kind.value, "epoch": epoch, "term": term}
+    return {}
 
 
 def _level(event: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,15 +11,20 @@ from potluck.core.cluster import ClusterCore
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.health_records import HealthEvent
 from potluck.errors import DistributedError
+from potluck.logs import get_logger
 from potluck.messages import Peer
+from potluck.metrics import DistributedMetrics, MetricsSnapshot
+from potluck.metrics.figures import figures
 from potluck.net import descriptors
 from potluck.net.addresses import Address
 from potluck.net.discovery import Advert, Discovery
 from potluck.net.discovery_records import Sighting
 from potluck.runtime import clock
 from potluck.runtime import cluster_words as words
+from potluck.runtime.bandwidth_unasked import Probes
 from potluck.runtime.cluster_building import Builders, clear_away
 from potluck.runtime.cluster_events import Bulletin, ViewChange
+from potluck.runtime.cluster_metrics import NodeMetrics
 from potluck.runtime.cluster_reporting import Reporter
 from potluck.runtime.cluster_stage import Look, Stage
 from potluck.runtime.cluster_stages import Stages
@@ -29,17 +33,21 @@ from potluck.runtime.control import Control
 from potluck.runtime.control_doors import Doors
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.control_port import make_card, open_port
+from potluck.runtime.observing_scribe import Scribe
 from potluck.runtime.paths import PathFinder
 from potluck.runtime.profile import local_profile
+from potluck.runtime.recorder_cluster import ClusterRecorder
+from potluck.runtime.recorder_logs import attach
 
 if TYPE_CHECKING:
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.control_reports import Report
+    from potluck.runtime.observing_journal import Journal
     from potluck.vocabulary import ProcessId, View
 
 __all__ = ["ClusterNode"]
 
-logger = logging.getLogger("potluck.cluster")
+logger = get_logger("potluck.cluster")
 
 WHY_WITHIN = 0.3
 """Seconds to learn why others have ended a view."""
@@ -71,12 +79,21 @@ class ClusterNode:
             self.port.close()
             raise
         self._builders = Builders(self.stages, self._make, config.collectives)
+        self.flight = ClusterRecorder(self.control, self.job)
         self._reporter = Reporter(self.control, self.job, config.known_facts)
+        self._counting = NodeMetrics(
+            config.registry() or DistributedMetrics(), self.control, self.port
+        )
+        self.stages.follow(self._counting.built)
+        self._scribe = Scribe(self.card.process, self.bulletin, self.stages, self._figures)
         links = self.control.links
+        links.counts = self.metrics.discovery
         links.doors = Doors(
             self.port, self.job, self.card, links.opened, links.objection, profile=local_profile()
         )
         self.topographer = Topographer(self.card.process, lambda: facts_of(self.control))
+        if config.probes:
+            self.stages.follow(Probes(self._builders, self.topographer).begin)
         self._advert = self._make_advert()
         self.control.start()
         try:
@@ -101,6 +118,8 @@ class ClusterNode:
         stage.complain = lambda rank, why: self._make_sure_of(view.members[rank], why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
         change, self._view = ViewChange(view, self._view, reason), view
+        self.flight.changed(change)
+        self._counting.installed(stage, change, cards)
         self.bulletin.changed(change)  # before anybody can see the view itself
         ending, orderly = self._ending_before(change)
         before = self.stages.install(stage, ending, orderly=orderly)
@@ -132,6 +151,7 @@ class ClusterNode:
         me = self.card.process
         backend = ViewBackend(self.port, stage.view, me, peers, deadline=deadline, look=look)
         backend.timeout = None  # callers bring their own
+        attach(backend, self.flight.recorder)
         return backend
 
     def _remember(self, cards: Sequence[ProcessCard]) -> None:
@@ -180,6 +200,7 @@ class ClusterNode:
     def pause(self, reason: str | None) -> None:
         """Let calls wait."""
         self.stages.pause(reason)
+        self._counting.paused(paused=reason is not None)
 
     def removed(self, reason: str) -> None:
         """We are in no view any more."""
@@ -202,9 +223,12 @@ class ClusterNode:
             event.peer not in members or self.control.has_departed(event.peer)
         )
         self.bulletin.post(event, quietly=is_idle_talk)
+        self._counting.noted(event)
+        self.flight.note(event)
 
     def look_around(self) -> None:
         """Now and then: the secret may have changed, and what we show follows from it."""
+        self._counting.look()
         advert, discovery = self._make_advert(), self.control.links.discovery
         if advert != self._advert and discovery is not None:
             self._advert = advert
@@ -221,7 +245,25 @@ class ClusterNode:
         """How this process is."""
         return self._reporter.report()
 
+    def journal(self, after: int) -> Journal:
+        """What happened after an event, and what was measured."""
+        return self._scribe.journal(after)
+
+    def _figures(self) -> dict[str, float]:
+        self._counting.look()
+        return figures(self.metrics.snapshot())
+
     # -- any thread ----------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> DistributedMetrics:
+        """What this node has counted."""
+        return self._counting.metrics
+
+    def fresh_metrics(self) -> MetricsSnapshot:
+        """A snapshot; how things are is looked at meanwhile, for the next one."""
+        self.control.post(self._counting.look)
+        return self.metrics.snapshot()
 
     def _make_sure_of(self, process: ProcessId, why: str) -> None:
         """Operations have lost a member with whom we are still in contact: contact it anew."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.errors import Aborted, BackendUnavailable, Disconnected, DistributedError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Look", "Stage"]
 
-VERDICT = 0.5
+VERDICT = 1.0
 """Seconds an operation that lost a connection waits for what the cluster makes of it."""
 
 Look: TypeAlias = Callable[[], None]
@@ -43,7 +44,10 @@ class Stage:
         self.is_orderly = False
         """Whether those who are in the middle of something may try to finish it."""
         self._users = 0
+        self._unused_since = time.monotonic()
         self._changed = threading.Condition()
+        self.labels: Mapping[int, str] = {}
+        """What the other ranks are called in metrics."""
         self.complain: Callable[[int, str], None] | None = None
         """Told of a member that operations have lost and the cluster has not."""
 
@@ -86,7 +90,13 @@ class Stage:
         with self._changed:
             self._users -= 1
             if not self._users:
+                self._unused_since = time.monotonic()
                 self._changed.notify_all()
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether nobody has been in the middle of anything for so long, and it is not over."""
+        is_used = self._users > 0 or self.ending is not None
+        return not is_used and time.monotonic() >= self._unused_since + seconds
 
     def wait_until_unused(self, seconds: float) -> None:
         """Return when nobody uses the stage any more, or nobody can, or time is up."""

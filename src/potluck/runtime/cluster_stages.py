@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from potluck.errors import DistributedError, Timeout, ViewChanged
+from potluck.runtime.cluster_footing import Footing
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -28,21 +29,6 @@ __all__ = ["Stages", "Visit"]
 
 LONGEST = 3600.0
 """Seconds of one sleep, after which the deadline is looked at again."""
-
-
-class _Footing:
-    """Where the program stands: all its threads, for their calls are one sequence."""
-
-    __slots__ = ("stage", "used")
-
-    def __init__(self) -> None:
-        self.stage: Stage | None = None
-        self.used = False  # something was begun there: it must be told when that is over
-
-    def told(self, stage: Stage) -> None:
-        """The program has learned that a stage is over."""
-        if self.stage is stage:
-            self.used = False
 
 
 class _Pin(threading.local):
@@ -57,7 +43,7 @@ class Stages:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._pin = _Pin()
-        self._footing = _Footing()
+        self._footing = Footing()
         self._current: Stage | None = None
         self._ready: Stage | None = None  # the present one while calls can run in it
         self._waiting_for = "it has not met anybody yet"
@@ -173,22 +159,26 @@ class Stages:
 
     def accept(self) -> None:
         """The program knows of every change so far: none of them is told by an error."""
-        self._footing.used = False
+        self._footing.leave()
 
     def told(self, stage: Stage) -> None:
         """The program has learned that a stage is over."""
         self._footing.told(stage)
 
     def read(self, timeout: float | None) -> Stage:
-        """The present stage, in which the program learns its place: if that changes, it is told.
+        """The stage in which the program learns its place: if that changes, it is told.
 
-        While there is none, wait for the next: an old place would be of no use.  Between calls.
+        That of its last call, until it is told: results are shared by the number of those who made
+        them, whoever has left since.  Else the present one; while there is none, wait for the next:
+        an old place would be of no use.  Between calls.
         """
         stage, footing = self._current, self._footing
+        if footing.called and footing.stage is not None:
+            return footing.stage
         if stage is None or (stage.ending is not None and self._failed is None):
             stage = self._wait(lambda: self._current, lambda each: each.ending is None, timeout)
         if not footing.used:
-            footing.stage, footing.used = stage, True
+            footing.take(stage, called=False)
         return stage
 
     def wait_for(
@@ -223,7 +213,7 @@ class Stages:
         """Begin a call, or raise what the program has to be told first."""
         footing = self._footing
         stage, before = self._ready, footing.stage
-        if stage is None or stage is not before or not footing.used:
+        if stage is None or stage is not before or not footing.called:
             if footing.used and before is not None and before.ending is not None:
                 footing.told(before)
                 raise copy.copy(before.ending)
@@ -232,7 +222,7 @@ class Stages:
             if footing.used and before is not None and before is not stage:
                 footing.told(before)  # it was replaced while we waited
                 raise copy.copy(before.ending or _CHANGED)
-            footing.stage, footing.used = stage, True
+            footing.take(stage, called=True)
         return stage
 
     def _late(self, seconds: float, goal: str) -> Timeout:

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from potluck.core.health_records import HealthSummary
     from potluck.core.topology_links import Endpoint
     from potluck.core.topology_nodes import NodeProfile
+    from potluck.runtime.bandwidth import Bandwidth
     from potluck.runtime.cluster_stage import Stage
     from potluck.runtime.control import Control
     from potluck.vocabulary import LinkMatrix, ProcessId, View
 
 __all__ = ["Acquaintance", "Facts", "Topographer", "facts_of", "measure_links"]
+
+FRESH = 600.0
+"""Seconds after which a link is probed again, in the next view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Topographer:
         self._lock = threading.Lock()
         self._shared: SharedTopology | None = None
         self._learned: LinkMatrix | None = None
+        self._rated: dict[ProcessId, float] = {}
 
     def draw(self, stage: Stage | None) -> SharedTopology:
         """The topology, with what is known now; ``stage`` is the view that holds."""
@@ -98,6 +103,16 @@ class Topographer:
             self._learn(shared, stage)
             shared.prune()
             return shared
+
+    def is_rated(self, process: ProcessId) -> bool:
+        """Whether the link to a process was probed not long ago."""
+        at = self._rated.get(process)
+        return at is not None and clock.now() - at < FRESH
+
+    def rate(self, process: ProcessId, found: Bandwidth) -> None:
+        """A probe has measured the link to a process."""
+        self._rated[process] = clock.now()
+        self.draw(None).rated(process, found)
 
     def _learn(self, shared: SharedTopology, stage: Stage | None) -> None:
         if stage is None or stage.group is None:

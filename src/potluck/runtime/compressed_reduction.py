@@ -20,6 +20,7 @@ from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.collective.reduce import BFLOAT16, ReduceOp, Reducer, quiet
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Task
+from potluck.metrics.sections import CompressionMetrics
 from potluck.runtime.call import Call, Purpose
 from potluck.runtime.choices import Choices
 from potluck.runtime.compressed import Exchange, low_rank_sum, random_sum, sparse_sum
@@ -54,6 +55,8 @@ class CompressedReduction:
 
     strategy: Strategy | None = None
     """How values that are not compressed travel, if the caller says so."""
+    counts: CompressionMetrics | None = None
+    """Where it is counted."""
 
     def call(self) -> Call:
         """What a group is to do."""
@@ -101,7 +104,7 @@ class CompressedReduction:
         source, target = self.reads.flat, self.into.flat
         if is_plain and not compressor.has_residual(self.tensor.name):
             run(replace(self._sum(source, target), strategy=self.strategy))
-            compressor.note(source.nbytes, source.nbytes)
+            self._note(compressor, source.nbytes)
             return
         if source.dtype != FLOAT32:
             source = target = source.astype(np.float32)
@@ -113,7 +116,13 @@ class CompressedReduction:
             sent = self._several(run, compressor, source, target)
         if target is not self.into.flat:
             np.copyto(self.into.flat, target, casting="unsafe")
-        compressor.note(self.reads.flat.nbytes, sent)
+        self._note(compressor, sent)
+
+    def _note(self, compressor: GradientCompressor, sent: int) -> None:
+        raw = self.reads.flat.nbytes
+        compressor.note(raw, sent)
+        if self.counts is not None:
+            self.counts.note(raw, sent)
 
     def _everything(
         self, run: Run, compressor: GradientCompressor, source: Floats, target: Floats

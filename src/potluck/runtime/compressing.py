@@ -11,6 +11,7 @@ from potluck.collective.compression.strategy import CompressionStrategy, Quantiz
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.strategies import Strategy
 from potluck.errors import UnsupportedOperation
+from potluck.metrics import DistributedMetrics
 from potluck.runtime.choices import Choices
 from potluck.runtime.compressed_reduction import COMPRESSIBLE, CompressedReduction
 from potluck.runtime.launching import Launching
@@ -73,7 +74,12 @@ class Compressing(Launching):
         reads, into = memory
         _check(reads, reducer, strategy, tensor.compressor.strategy)
         # The group as it is now: that of a cluster may be another when the turn comes.
-        made = CompressedReduction(self.group, self._place, reads, into, reducer, tensor, strategy)
+        metrics: DistributedMetrics | None = getattr(self, "metrics", None)
+        made = CompressedReduction(
+            *(self.group, self._place, reads, into, reducer, tensor),
+            strategy=strategy,
+            counts=None if metrics is None else metrics.compression,
+        )
         return self._launch(Request(made.call(), into.give_back), timeout, async_op=async_op)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from potluck.metrics import DistributedMetrics, MetricsSnapshot
+from potluck.metrics import DistributedMetrics, MetricsSnapshot, OperationMetrics
+from potluck.metrics.operations import LONG
+from potluck.runtime.call import Call
 from potluck.runtime.lifted import Lifted
+from potluck.runtime.recorder_logs import recorder_of
 from potluck.runtime.requests import Request
+from potluck.runtime.waiting import watch_waiting
 from potluck.runtime.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from os import PathLike
+    from pathlib import Path
     from typing import Self
 
     from potluck.backend.base import Backend
@@ -21,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["DistributedContext"]
 
 Result = TypeVar("Result")
-
-_counting = threading.Lock()
-"""Several contexts, on several threads, may count in one place."""
 
 
 class DistributedContext(Lifted):
@@ -47,6 +49,7 @@ class DistributedContext(Lifted):
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         super().__init__(backend, config)
         self._metrics: DistributedMetrics | None = None
+        self._slept: dict[int, float] | None = None
         self._subgroups: dict[DistributedContext, None] = {}
         self._whole: DistributedContext | None = None
 
@@ -59,7 +62,7 @@ class DistributedContext(Lifted):
     ) -> Self:
         """A context that counts, in ``metrics`` if that is given."""
         context = cls(backend, config)
-        context._metrics = DistributedMetrics() if metrics is None else metrics
+        context._count_in(metrics or context._metrics or DistributedMetrics())
         return context
 
     @property
@@ -74,10 +77,27 @@ class DistributedContext(Lifted):
 
     def metrics_snapshot(self) -> MetricsSnapshot | None:
         """What has been counted so far; None for a context without metrics."""
-        if self._metrics is None:
-            return None
-        with _counting:
-            return self._metrics.snapshot()
+        return None if self._metrics is None else self._metrics.snapshot()
+
+    def _count_in(self, metrics: DistributedMetrics | None) -> None:
+        """Count there; by which names others are waited for is up to who they are."""
+        self._metrics = metrics
+        if metrics is not None:
+            self._slept = watch_waiting(self._group, metrics, self._peer_labels())
+
+    def _peer_labels(self) -> dict[int, str]:
+        """What the other ranks are called in metrics, where that is not by their number."""
+        return {}
+
+    def dump_trace(self, path: str | PathLike[str] | None = None) -> Path:
+        """Write down the last operations of this rank, and what is under way; returns where.
+
+        Without a path that is ``POTLUCK_TRACE_DIR``, or ``traces`` in Potluck's own folder.
+        ``potluck trace`` puts the dumps of all ranks together.
+        """
+        from potluck.runtime.recorder_files import dump
+
+        return dump(recorder_of(self), path, reason="the program asked for it")
 
     def subgroup(self, members: Iterable[int], *, name: str | None = None) -> DistributedContext:
         """Some ranks as a group of their own; every member calls this, as for ``SubBackend``.
@@ -88,7 +108,7 @@ class DistributedContext(Lifted):
 
         # Of the backend below: subgroups of the same parent are counted to tell them apart.
         context = DistributedContext(SubBackend(self.innermost, members, name=name))
-        context._metrics = self._metrics
+        context._count_in(self._metrics)
         context._whole = self
         self._subgroups[context] = None
         return context
@@ -97,6 +117,8 @@ class DistributedContext(Lifted):
         """Leave the group, and its subgroups: peers waiting for this rank are told at once."""
         for subgroup in list(self._subgroups):
             subgroup.close()
+        if self._metrics is not None and self._slept is not None:
+            self._metrics.peers.release(self._slept)
         super().close()
         if self._whole is not None:
             self._whole._subgroups.pop(self, None)  # noqa: SLF001 - another of our kind
@@ -106,25 +128,37 @@ class DistributedContext(Lifted):
     ) -> Result | Work[Result]:
         if self._metrics is None:
             return super()._launch(request, timeout, async_op=async_op)
-        started = time.perf_counter()
+        began = perf_counter()
         try:
             outcome = super()._launch(request, timeout, async_op=async_op)
-        except BaseException:
-            self._count(request, started, succeeded=False)
+        except BaseException as error:
+            self._count_failure(request.call, began, error)
             raise
         if async_op and isinstance(outcome, Work):
-            work = outcome
-            work.add_done_callback(
-                lambda: self._count(request, started, succeeded=work.exception() is None)
-            )
+            call, work = request.call, outcome
+            work.add_done_callback(lambda: self._count_work(call, began, work))
         else:
-            self._count(request, started, succeeded=True)
+            self._count(request.call, began)
         return outcome
 
-    def _count(self, request: Request[Result], started: float, *, succeeded: bool) -> None:
-        milliseconds = (time.perf_counter() - started) * 1e3
-        entry = getattr(self._metrics, request.call.task.collective.value)
-        with _counting:
-            entry.duration_ms.observe(milliseconds)
-            entry.bytes_processed.add(request.nbytes)
-            (entry.completed if succeeded else entry.failed).inc()
+    def _count(self, call: Call, began: float) -> None:
+        """An operation ended well.  This is on the way of every one of them: it takes no lock."""
+        seconds, source, target = perf_counter() - began, call.source, call.target
+        entry: OperationMetrics = getattr(self._metrics, call.task.collective._value_)
+        entry.seconds.append(seconds)
+        sizes = entry.sizes
+        sizes.append(source.nbytes if source is target else max(source.nbytes, target.nbytes))
+        if entry.is_interrupted or len(sizes) > LONG:
+            entry.tidy()
+
+    def _count_failure(self, call: Call, began: float, error: BaseException) -> None:
+        entry: OperationMetrics = getattr(self._metrics, call.task.collective.value)
+        nbytes = max(call.source.nbytes, call.target.nbytes)
+        entry.note(perf_counter() - began, nbytes, type(error).__name__)
+
+    def _count_work(self, call: Call, began: float, work: Work[Any]) -> None:
+        error = work.exception()
+        if error is None:
+            self._count(call, began)
+        else:
+            self._count_failure(call, began, error)

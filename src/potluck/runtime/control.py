@@ -8,7 +8,6 @@ was decided.  If this thread ends without having been asked to, operations end f
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from potluck.core.cluster_events import MembershipChange, MembershipEvent
 from potluck.core.cluster_messages import decode, encode
 from potluck.core.health_records import HealthEvent, HealthStatus
 from potluck.errors import BackendUnavailable
+from potluck.logs import get_logger
 from potluck.runtime import clock
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.control_links import REPORTS, Links
@@ -28,11 +28,12 @@ from potluck.runtime.control_reports import Ask, Report, read_said, write
 if TYPE_CHECKING:
     from potluck.core.cluster import ClusterCore
     from potluck.runtime.io_lane import Lane
+    from potluck.runtime.observing_journal import Journal
     from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Control", "Theatre"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LONGEST = 5.0
 """Seconds of one sleep at most."""
@@ -74,6 +75,9 @@ class Theatre(Protocol):
 
     def report(self) -> Report:
         """How this process is."""
+
+    def journal(self, after: int) -> Journal:
+        """What happened after an event, and what was measured."""
 
 
 class Control:
@@ -203,8 +207,12 @@ class Control:
 
     def asked(self, lane: Lane, payload: bytes) -> None:
         """Somebody wants to know how we are."""
-        if isinstance(read_said(payload), Ask):
-            self.links.io.send(lane, write(self._theatre.report()), REPORTS)
+        said = read_said(payload)
+        if not isinstance(said, Ask):
+            return
+        self.links.io.send(lane, write(self._theatre.report()), REPORTS)
+        if said.news_after >= 0:
+            self.links.io.send(lane, write(self._theatre.journal(said.news_after)), REPORTS)
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -246,8 +254,8 @@ class Control:
         match effect:
             case effects.Installed(view, reason):
                 self._install(view, reason)
-            case effects.Abort(_, lost, reason):
-                self._abort(lost, reason)
+            case effects.Abort(_, lost, reason, orderly):
+                self._abort(lost, reason, orderly=orderly)
             case effects.Paused(reason):
                 self._theatre.pause(reason)
             case effects.Resumed():
@@ -264,11 +272,11 @@ class Control:
         self._departed &= keep
         self.links.forget_except(keep)
 
-    def _abort(self, lost: ProcessId | None, reason: str) -> None:
+    def _abort(self, lost: ProcessId | None, reason: str, *, orderly: bool) -> None:
         view = self._played  # the core may be in the next one already
         rank = view.rank_of(lost) if view is not None and lost is not None else None
         card = self.card_of(lost) if lost is not None else None
-        self._theatre.abort(card, rank, reason, orderly=lost in self._departed)
+        self._theatre.abort(card, rank, reason, orderly=orderly)
 
     def has_departed(self, process: ProcessId) -> bool:
         """Whether a member has left in good order."""

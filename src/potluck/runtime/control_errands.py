@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import logging
 import socket
 import threading
 import time
@@ -17,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from potluck.logs import get_logger
 from potluck.net import descriptors
 from potluck.net.addresses import Address, is_loopback, unmapped
 
 __all__ = ["Errands", "link_address", "probe"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 AT_ONCE = 16
 """Errands that run at the same time."""

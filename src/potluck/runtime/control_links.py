@@ -5,14 +5,15 @@ Belongs to the control thread, which asks and is told; errands and the I/O threa
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_messages import MAX_MEMBERS
 from potluck.errors import ChannelClosed, DistributedError, MalformedFrame
-from potluck.net.discovery_records import Gone
+from potluck.logs import get_logger
+from potluck.metrics.sections import DiscoveryMetrics
+from potluck.net.discovery_records import Found, Gone
 from potluck.runtime import clock
 from potluck.runtime.control_contacts import Contact, Contacts
 from potluck.runtime.control_doors import SAME_PROCESS
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CLUSTER", "REPORTS", "Links", "Listener"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CLUSTER, REPORTS = 0, 1
 """Tags of control messages: for the core, and of those who ask how we are."""
@@ -81,6 +82,7 @@ class Links:
         self.doors: Doors | None = None
         self.discovery: Discovery | None = None
         self._draining = False
+        self.counts = DiscoveryMetrics()
         self.is_over = False
         self.io = IoThread(self)
 
@@ -212,6 +214,8 @@ class Links:
         contact.is_self = contact.is_self or SAME_PROCESS in trouble
         if trouble != contact.trouble and not contact.is_self:  # once for each reason
             logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
+        if not contact.is_self:
+            self.counts.unreachable.inc()
         self.contacts.failed(contact, trouble, clock.now())
 
     def _on_opened(self, opened: OpenedLane, via: Contact | None = None) -> None:
@@ -275,8 +279,11 @@ class Links:
         now = clock.now()
         for event in self.discovery.drain():
             if isinstance(event, Gone):
+                self.counts.departures.inc()
                 self.contacts.unsighted(event.sighting.key)
             elif event.sighting.process != self._me.process:
+                if isinstance(event, Found):
+                    self.counts.arrivals.inc()
                 self.contacts.sighted(event.sighting, now)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from typing import TYPE_CHECKING
 
 from potluck.backend.port import NodePort
@@ -55,7 +54,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> Proces
         slot=port.slot,
         machine=introduction.machine,
         boot=introduction.boot,
-        name=socket.gethostname()[:64],
+        name=config.node_name,
         hosts=tuple(hosts[:16]) or ("127.0.0.1",),  # without a network, for this machine alone
         port=port.port,
         role=role,

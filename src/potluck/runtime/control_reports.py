@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from potluck.messages import pack, unpack
+from potluck.runtime.observing_journal import Journal
 
 __all__ = [
     "MAX_LINES",
@@ -37,8 +38,11 @@ Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
     """Tell me how you are."""
+
+    news_after: Count = -1
+    """With a number from 0 on: and what happened after the event of this number."""
 
 
 class MemberLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_o
         return self.node, self.incarnation
 
 
-Said: TypeAlias = Ask | Report
+Said: TypeAlias = Ask | Report | Journal
 
 
 def write(message: Said) -> bytes:

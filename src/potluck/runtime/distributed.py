@@ -18,4 +18,9 @@ class DistributedBackend(Reducing, Objects, Transfers):
     Every collective is called by all ranks, in the same order.  It waits for its result, unless
     ``async_op=True`` is passed: then it returns a :class:`Work` at once, and the arrays belong to
     that until it is done.  Those of objects always wait.
+
+    >>> from potluck import DistributedContext, SimulatedBackend
+    >>> with DistributedContext(SimulatedBackend.create_group(1)[0]) as context:
+    ...     isinstance(context, DistributedBackend), context.all_reduce(2.0, "mean")
+    (True, 2.0)
     """

@@ -51,6 +51,8 @@ _COMPOSED: dict[int, str] = {
     Purpose.TOP_K: "all_reduce with compression='topk'",
     Purpose.RANDOM_K: "all_reduce with compression='random'",
     Purpose.POWER_SGD: "all_reduce with compression='powersgd'",
+    Purpose.ALL_REDUCE_TREE: "all_reduce of a tree",
+    Purpose.BROADCAST_TREE: "broadcast of a tree",
 }
 """Calls that are made of several collectives, as a person would have written them."""
 

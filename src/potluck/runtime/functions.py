@@ -81,7 +81,18 @@ def reduce(
     strategy: StrategyName = None,
     timeout: float | None = None,
 ) -> A | None:
-    """Give one rank the reduction of all ranks' arrays; the others get None."""
+    """Give one rank the reduction of all ranks' arrays; the others get None.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return reduce(backend, np.array([backend.rank + 1]))
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [array([3]), None]
+    """
     return _lifted(backend).reduce(
         array, root, op, out=out, dtype=dtype, strategy=strategy, timeout=timeout
     )
@@ -97,7 +108,18 @@ def reduce_scatter(
     dtype: Any = None,
     timeout: float | None = None,
 ) -> A:
-    """Reduce all ranks' arrays and give each rank its own rows of the result."""
+    """Reduce all ranks' arrays and give each rank its own rows of the result.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return reduce_scatter(backend, np.array([1, 2])).tolist()
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [[2], [4]]
+    """
     return _lifted(backend).reduce_scatter(
         array, op, counts=counts, out=out, dtype=dtype, timeout=timeout
     )
@@ -111,7 +133,18 @@ def broadcast(
     strategy: StrategyName = None,
     timeout: float | None = None,
 ) -> A:
-    """Give every rank the array of one, in place."""
+    """Give every rank the array of one, in place.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return broadcast(backend, np.array([backend.rank + 7])).tolist()
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [[7], [7]]
+    """
     return _lifted(backend).broadcast(array, root, strategy=strategy, timeout=timeout)
 
 
@@ -123,7 +156,18 @@ def all_gather(
     out: A | None = None,
     timeout: float | None = None,
 ) -> A:
-    """Give every rank all ranks' arrays, one after the other along the first dimension."""
+    """Give every rank all ranks' arrays, one after the other along the first dimension.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return all_gather(backend, np.array([backend.rank])).tolist()
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [[0, 1], [0, 1]]
+    """
     return _lifted(backend).all_gather(array, counts=counts, out=out, timeout=timeout)
 
 
@@ -136,7 +180,18 @@ def gather(
     out: A | None = None,
     timeout: float | None = None,
 ) -> A | None:
-    """Give one rank all ranks' arrays, one after the other; the others get None."""
+    """Give one rank all ranks' arrays, one after the other; the others get None.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return gather(backend, np.array([backend.rank]))
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [array([0, 1]), None]
+    """
     return _lifted(backend).gather(array, root, counts=counts, out=out, timeout=timeout)
 
 
@@ -149,7 +204,19 @@ def scatter(
     out: A | None = None,
     timeout: float | None = None,
 ) -> A:
-    """Give each rank its rows of one rank's array; the others pass ``out``."""
+    """Give each rank its rows of one rank's array; the others pass ``out``.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         rows = np.array([3, 4]) if backend.rank == 0 else None
+    ...         return scatter(backend, rows, out=np.zeros(1, int)).tolist()
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [[3], [4]]
+    """
     return _lifted(backend).scatter(array, root, counts=counts, out=out, timeout=timeout)
 
 
@@ -162,12 +229,34 @@ def all_to_all(
     out: A | None = None,
     timeout: float | None = None,
 ) -> A:
-    """Give each rank its rows of every rank's array, one after the other in rank order."""
+    """Give each rank its rows of every rank's array, one after the other in rank order.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return all_to_all(backend, np.arange(2) + 10 * backend.rank).tolist()
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [[0, 10], [1, 11]]
+    """
     return _lifted(backend).all_to_all(
         array, send_counts=send_counts, counts=counts, out=out, timeout=timeout
     )
 
 
 def barrier(backend: Backend, *, timeout: float | None = None) -> None:
-    """Return when every rank has called this."""
+    """Return when every rank has called this.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> from potluck import SimulatedBackend
+    >>> def run(backend):
+    ...     with backend:
+    ...         return barrier(backend, timeout=10)
+    >>> with ThreadPoolExecutor(2) as ranks:
+    ...     print(list(ranks.map(run, SimulatedBackend.create_group(2))))
+    [None, None]
+    """
     _lifted(backend).barrier(timeout)

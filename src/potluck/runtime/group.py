@@ -53,6 +53,7 @@ class Group(Queue):
         self.config = config
         super().__init__(Executor(backend, config))
         self._plans = self._executor.plans
+        self._open_log(backend)
         self._forked: DistributedError | None = None
         self._is_finished = False
         self._afterwards: list[Callable[[], None]] = []
@@ -93,13 +94,22 @@ class Group(Queue):
         """The links as the ranks agreed on them; zero where nobody has measured."""
         return self._plans.links
 
+    def count_waiting(self) -> dict[int, float]:
+        """Count from now on for whom operations sleep: seconds for each rank, in what is returned.
+
+        One for all who ask: a group has one thread at a time that waits.
+        """
+        if self._vigil.slept is None:
+            self._vigil.slept = {}
+        return self._vigil.slept
+
     # -- calls ---------------------------------------------------------------------------------
 
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Do a call and return when it is done here; after those that were started before."""
         limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         me, asked = threading.get_ident(), time.monotonic()
-        job, is_mine = None, False
+        job, number, is_mine = None, 0, False
         try:
             with self._lock:
                 self._check_open()
@@ -113,6 +123,11 @@ class Group(Queue):
                     self._runner = me
             if job is None:
                 self._execute(call, (number, asked, None if limit is None else asked + limit))
+                self._record(call, number, asked)
+        except BaseException as error:
+            if is_mine:
+                self._record_failure(call, number, asked, error)
+            raise
         finally:
             if is_mine and self._runner == me:
                 self._yield_turn()

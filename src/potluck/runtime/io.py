@@ -8,7 +8,6 @@ sends faster than anybody looks is not read for a while.
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import threading
@@ -18,12 +17,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from potluck.errors import UNREACHABLE, DistributedError, MalformedFrame
+from potluck.logs import get_logger
 from potluck.net import descriptors
 from potluck.runtime.io_lane import MAX_UNREAD, Frame, Lane, LaneEnded
 
 __all__ = ["Audience", "IoThread"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LINGER = 1.0
 """Seconds for the last words of a lane that we close."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import Timeout
+from potluck.logs import get_logger, speak_up
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from potluck.net.namespace import NetworkNamespace
+    from potluck.runtime.observing_window import Wanted
 
 __all__ = ["join"]
 
-logger = logging.getLogger("potluck.cluster")
+logger = get_logger("potluck.cluster")
 
 SILENCE = 15.0
 """Seconds after which somebody who waits without end is told for what, once."""
@@ -30,13 +31,15 @@ def join(
     namespace: NetworkNamespace | str | None = None,
     peers: Sequence[str] = (),
     timeout: float | None = None,
+    dashboard: Wanted = False,
     **options: Any,
 ) -> Cluster:
     """Find the other nodes of this namespace and job, and return when there are enough.
 
     Nodes on the same network find each other; ``peers`` are addresses to try as well, where that is
     not possible.  Waits for ``min_nodes`` nodes, this one included, for at most ``timeout``
-    seconds.  Further options are those of :class:`AutoDiscoveryConfig`.
+    seconds.  With ``dashboard`` (True, a port, or an address) a browser shows what happens, at
+    :attr:`Cluster.dashboard_url`.  Further options are those of :class:`AutoDiscoveryConfig`.
 
     >>> with join(job="doctest", multicast=False, solo_delay=0.0, timeout=30) as cluster:
     ...     cluster.rank, cluster.world_size, cluster.all_reduce(2.5)
@@ -44,15 +47,18 @@ def join(
     """
     from potluck.runtime.auto import AutoDiscoveryBackend
 
+    speak_up()
     config = AutoDiscoveryConfig(
         min_nodes=min_nodes, job=job, namespace=namespace, peers=peers, **options
     )
     backend = AutoDiscoveryBackend(config)
     try:
+        window = None if dashboard is False else backend.open_window(dashboard)
         if timeout is None:
             with _telling():
                 backend.wait_for_peers(config.wanted_nodes - 1, SILENCE)
         backend.wait_for_peers(config.wanted_nodes - 1, timeout)
+        backend.dashboard_url = None if window is None else window.wait()
     except BaseException:
         backend.close()
         raise

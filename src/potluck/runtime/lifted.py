@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from potluck.backend.base import WORLD, Backend
 from potluck.runtime.distributed import DistributedBackend
 from potluck.runtime.group import Group
+from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.requests import Place
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.runtime.recorder import Log
     from potluck.vocabulary import NodeId
 else:
     Buffer: TypeAlias = object
@@ -84,6 +86,10 @@ class Lifted(DistributedBackend):
     @property
     def _place(self) -> Place:
         return self._here
+
+    @property
+    def _messages(self) -> Log:
+        return log_of(self._backend)
 
     def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
         """Start sending; ``data`` must not change until the operation is done."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from potluck.arrays.base import Access, Lease
 from potluck.arrays.lending import lend
+from potluck.arrays.trees import is_tree
 from potluck.collective.strategies import BroadcastStrategy
 from potluck.collective.task import Collective, Task
 from potluck.runtime import requests
@@ -16,6 +17,7 @@ from potluck.runtime.call import Purpose
 from potluck.runtime.launching import Launching
 from potluck.runtime.limits import Countdown
 from potluck.runtime.requests import Request, StrategyName
+from potluck.runtime.tree_requests import broadcast_request
 from potluck.runtime.work import Work
 
 __all__ = ["Moving"]
@@ -51,12 +53,15 @@ class Moving(Launching):
         timeout: float | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
-        """Give every rank the array of one, in place.
+        """Give every rank the array of one, in place; or all arrays of a dict, a list or a tuple.
 
         Returns the array: the same object, or a new one where that kind cannot be changed.
         """
         chosen = requests.read_strategy(BroadcastStrategy, strategy)
         is_root = self._check_rank_of(root) == self.rank
+        if is_tree(array):
+            whole: Request[A] = broadcast_request(self._place, self.peer_name, array, root, chosen)
+            return self._launch(whole, timeout, async_op=async_op)
         lease = lend(array, Access.READ if is_root else Access.UPDATE)
         task = self._place.whole(Collective.BROADCAST, lease.flat.size, root)
         source = lease.flat if is_root else requests.nothing(lease.flat.dtype)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from potluck.backend.port import NodePort
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.errors import DistributedError, Timeout
 from potluck.net.discovery import Advert, Discovery, job_tag
@@ -31,6 +32,7 @@ from potluck.runtime.control_reports import (
     software_version,
     write,
 )
+from potluck.runtime.observing_chronicle import Chronicle
 
 if TYPE_CHECKING:
     from typing import Self
@@ -55,7 +57,8 @@ class Observer:
     """Looks on; a context manager.
 
     With a ``job`` it looks at that job, otherwise at all of the namespace.  With ``facts`` it is a
-    launcher: it can be found, and answers with them.
+    launcher: it can be found, and answers with them.  With ``journals`` it asks everybody for what
+    happens as well, and keeps that in its :attr:`chronicle`.
     """
 
     def __init__(
@@ -64,8 +67,11 @@ class Observer:
         *,
         job: str | None = None,
         facts: Mapping[str, str] | None = None,
+        journals: bool = False,
     ) -> None:
         self.job = job
+        self.chronicle = Chronicle()
+        self._wants_journals = journals
         self._is_launcher = facts is not None
         self._facts = dict(facts or {})
         self._reports: dict[tuple[str, int], Report] = {}
@@ -74,7 +80,13 @@ class Observer:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
         self._state = "waiting"
-        self.port = open_port(config)
+        # Who only looks on is not looked for: the usual ports are left to those who are.
+        at = config.port or 0
+        self.port = (
+            open_port(config)
+            if self._is_launcher
+            else NodePort(config.namespace, port=at, host=config.host)
+        )
         namespace = self.port.members.security.namespace
         self.namespace = namespace
         self.card = make_card(self.port, config, Role.OBSERVER)
@@ -133,10 +145,10 @@ class Observer:
             facts=bounded_facts(self._facts),
         )
 
-    def tell(self, state: str) -> None:
-        """Be in another state from now on, and tell everybody at once."""
-        if state != self._state:
-            self._state = state
+    def tell(self, state: str, **facts: str) -> None:
+        """Be in another state from now on, with other facts, and tell everybody at once."""
+        if state != self._state or facts.items() - self._facts.items():
+            self._state, self._facts = state, {**self._facts, **facts}
             self._inbox.put(self._tell_all)
 
     @property
@@ -144,6 +156,16 @@ class Observer:
         """Where the processes of this job that are connected can be reached."""
         lanes = list(self._links.observers.values())
         return [str(each.address) for each in lanes if each.card.port]
+
+    @property
+    def hosts(self) -> dict[tuple[str, int], str]:
+        """By which address each process is connected with us, if it means the same elsewhere."""
+        lanes = list(self._links.observers.values())
+        return {
+            (each.card.node, each.card.incarnation): each.address.host
+            for each in lanes
+            if "%" not in each.address.host
+        }
 
     def wait_until(self, condition: Callable[[list[Report]], bool], timeout: float) -> list[Report]:
         """The reports once they fulfil something; raises ``Timeout``."""
@@ -200,8 +222,10 @@ class Observer:
             self._links.io.send(lane, write(self.own_report()), REPORTS)
 
     def _ask(self, lane: Lane) -> None:
+        card = self._links.observer_behind(lane) if self._wants_journals else None
+        after = -1 if card is None else self.chronicle.after((card.node, card.incarnation))
         with contextlib.suppress(DistributedError):
-            self._links.io.send(lane, write(Ask()), REPORTS)
+            self._links.io.send(lane, write(Ask(news_after=after)), REPORTS)
 
     # -- what the links tell -------------------------------------------------------------------
 
@@ -213,11 +237,12 @@ class Observer:
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
-        del cause
         with self._lock:
             report = self._reports.pop((process.node, process.incarnation), None)
             if report is not None and report.state in {STARTING, STOPPING}:
                 self._parted[report.key] = report
+        if report is not None:
+            self.chronicle.parted(report, cause)
 
     def probed(self, process: ProcessId, why: str | None) -> None:
         """Never asked for."""
@@ -232,6 +257,14 @@ class Observer:
             self._links.io.send(lane, write(self.own_report()), REPORTS)
             return
         card = self._links.observer_behind(lane)
-        if card is not None and card.process == said.key:
+        if card is None or card.process != said.key:
+            return
+        if isinstance(said, Report):
+            self.chronicle.arrived(said.key)
             with self._lock:
                 self._reports[said.key] = said
+            return
+        with self._lock:
+            report = self._reports.get(said.key)
+        if report is not None and self._wants_journals:
+            self.chronicle.heard(report, said)

@@ -7,7 +7,6 @@ and what was said last is out before we hang up.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -28,12 +27,13 @@ from potluck.core.pairing import (
 )
 from potluck.core.pairing_effects import CODE_SECONDS, MAX_LINKS
 from potluck.errors import DistributedError
+from potluck.logs import get_logger
 from potluck.net.addresses import Address
 from potluck.net.pairing_listener import Closed, Connected, Event, PairingListener
 
 __all__ = ["Invitation", "Notice", "PairingFailed", "Waiting", "open_listener"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TICK = 0.25
 """Seconds after which whoever watches hears again how much time is left."""

@@ -8,7 +8,6 @@ before a person decides: each has a chance of 1 in 262,144.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import selectors
 import time
@@ -26,6 +25,7 @@ from potluck.core.pairing import (
     Send,
 )
 from potluck.errors import Disconnected, DistributedError, MalformedFrame
+from potluck.logs import get_logger
 from potluck.net.addresses import Address
 from potluck.net.pairing import PairingLine, dial
 from potluck.net.pairing_discovery import PairingDiscovery
@@ -33,7 +33,7 @@ from potluck.runtime.pairing import TICK, PairingFailed
 
 __all__ = ["GUESSES", "Application"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 GUESSES = 3
 """Machines that may each have one guess at the code; as many as the host allows."""

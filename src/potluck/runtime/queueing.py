@@ -6,7 +6,6 @@ group meanwhile, such as an abort, is done at the latest when the turn is yielde
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import Aborted, DistributedError, Timeout
+from potluck.logs import get_logger
 from potluck.runtime.executor import left
+from potluck.runtime.recording import Recording
 from potluck.runtime.switching import BRISK
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDING", "Queue"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IDLE = 5.0
 """Seconds after which the group's thread ends when there is nothing to do."""
@@ -34,7 +35,7 @@ ENDING = 5.0
 """Seconds to wait for a thread that was told to end what it does."""
 
 
-class Queue:
+class Queue(Recording):
     """Calls of one group that wait for their turn."""
 
     def __init__(self, executor: Executor) -> None:
@@ -172,8 +173,17 @@ class Queue:
         if job.error is not None or job.call is None:
             self._executor.give_up(job.number, job.error or left(self._executor.rank, "it gave up"))
         else:
-            self._execute(job.call, job.begin())
+            self._execute_job(job.call, job)
         return job.finish() if job.finish is not None else None
+
+    def _execute_job(self, call: Call, job: Job) -> None:
+        began = time.monotonic()
+        try:
+            self._execute(call, job.begin())
+        except BaseException as error:
+            self._record_failure(call, job.number, began, error)
+            raise
+        self._record(call, job.number, began)
 
     def _execute(self, call: Call, turn: Turn) -> None:
         """Do a call whose turn it is, on this thread."""

@@ -7,11 +7,14 @@ from typing import Any, Literal, TypeVar, overload
 
 from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
+from potluck.arrays.trees import is_tree
 from potluck.collective.strategies import AllReduceStrategy, ReduceStrategy
 from potluck.collective.task import Collective
 from potluck.runtime import requests
 from potluck.runtime.compressing import Compressing, Compression, read_compression
 from potluck.runtime.requests import Op, Request, StrategyName
+from potluck.runtime.tree_calls import Tree
+from potluck.runtime.tree_requests import reduction_request
 from potluck.runtime.work import Work
 
 __all__ = ["Reducing"]
@@ -67,8 +70,25 @@ class Reducing(Compressing):
         one where that kind cannot be changed (numbers, arrays of JAX).  With ``compression`` values
         travel in fewer bytes: a name such as ``"int8"`` or ``"auto"``, or a
         :class:`GradientCompressor`, which remembers what was left behind.
+
+        Also of a tree: a dict, a list or a tuple of arrays and numbers, nested as you like.
         """
         chosen = requests.read_strategy(AllReduceStrategy, strategy)
+        if is_tree(array):
+            if out is not None:
+                msg = "out= is for a single array: the arrays of a tree are changed in place"
+                raise TypeError(msg)
+            compressor = None if compression is None else read_compression(compression)
+            whole: Request[A] = reduction_request(
+                self.group,
+                self._place,
+                self.peer_name,
+                Tree(array, Access.UPDATE, dtype),
+                op,
+                strategy=chosen,
+                tensor=compressor,
+            )
+            return self._launch(whole, timeout, async_op=async_op)
         reads = lend(array, Access.UPDATE if out is None else Access.READ, dtype)
         reducer = requests.reducer_for(op, reads)
         into = reads if out is None else requests.output(out, array, reads.shape, reads, dtype)

@@ -22,6 +22,19 @@ class RingBackend(Lifted):
     Every rank listens at its own address, and is connected to every other.  The name is that of its
     ancestor; whether a ring is what suits the links is found out, unless ``collectives`` says so:
     ``CollectiveConfig(local_all_reduce=AllReduceStrategy.RING)``.
+
+    >>> import socket
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from potluck import DistributedConfig
+    >>> doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    >>> addresses = [f"127.0.0.1:{door.getsockname()[1]}" for door in doors]  # usually known
+    >>> for door in doors: door.close()
+    >>> def run(rank):  # in reality, each on a machine of its own
+    ...     with RingBackend(DistributedConfig(addresses, rank)) as ring:
+    ...         return ring.all_reduce(ring.rank + 1.0)
+    >>> with ThreadPoolExecutor(2) as machines:
+    ...     list(machines.map(run, range(2)))
+    [3.0, 3.0]
     """
 
     def __init__(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_stage import Stage
     from potluck.runtime.cluster_stages import Stages
 
@@ -80,6 +81,10 @@ class RpcAgent(Caller):
             raise
         office = self._furnish(below)
         super().__init__(self._backend, office, Local(office), self._values)
+        metrics: DistributedMetrics | None = getattr(backend, "metrics", None)
+        if metrics is not None:
+            self._counts, self._handlers.counts = metrics.rpc.calls, metrics.rpc.served
+            metrics.rpc.follow(self)
         office.begin(self._local)
         if self._stages is not None:
             self._stages.follow(self._move)
@@ -141,6 +146,11 @@ class RpcAgent(Caller):
     def is_closed(self) -> bool:
         """Whether it was closed."""
         return self._is_closed
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that this rank has made and that have not ended."""
+        return self._office.in_flight
 
     @property
     def rank(self) -> int:

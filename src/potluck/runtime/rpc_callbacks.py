@@ -6,15 +6,16 @@ makes a call there, or closes the agent, would wait for itself.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from potluck.logs import get_logger
+
 __all__ = ["run_soon"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _lock = threading.Lock()
 _due: deque[tuple[Callable[[], object], str]] = deque()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
     from potluck.backend.base import Backend
+    from potluck.metrics import OperationMetrics
     from potluck.runtime.rpc_local import Local
     from potluck.runtime.rpc_office import AgentOffice
     from potluck.runtime.rpc_peer import Peer
@@ -38,6 +39,7 @@ class Caller:
         self._office = office
         self._local = local
         self._values = values
+        self._counts: OperationMetrics | None = None
 
     def _enter(self, seconds: float) -> float:
         """Wait until calls can be made; how much time is left then.
@@ -152,6 +154,7 @@ class Caller:
             raise RpcTooLarge(call.size, self._office.config.max_message, rank=call.peer.rank)
         if call.size <= SHORT and not (len(parts) == 1 and type(parts[0]) is bytes):
             call.parts = [b"".join(parts)]  # what may have to wait is our own
+        call.log, call.counts = self._office.log, self._counts
         call.peer.start(call)  # type: ignore[attr-defined]
         if outer is not None:
             outer.adopt(call)

@@ -17,6 +17,8 @@ from potluck.runtime.rpc_callbacks import run_soon
 
 if TYPE_CHECKING:
     from potluck.core.calls_failures import Failure
+    from potluck.metrics import OperationMetrics
+    from potluck.runtime.recorder import Log
 
 __all__ = ["Incoming", "Replier", "RpcFuture", "current_call", "here"]
 
@@ -54,12 +56,20 @@ class RpcFuture(Generic[Result]):
     """A call under way.  Until it is done, what it sends belongs to it.
 
     Wait for it, ask whether it is done, await it from a coroutine, or cancel it.
+
+    >>> from potluck import RpcAgent, SimulatedBackend
+    >>> left, right = SimulatedBackend.create_group(2)
+    >>> with RpcAgent(left) as caller, RpcAgent(right) as server:
+    ...     _ = server.register("shout", lambda payload: payload.upper())
+    ...     future = caller.rpc_async(1, "shout", b"dinner")
+    ...     bytes(future.wait()), future.done
+    (b'DINNER', True)
     """
 
     __slots__ = (
         *("__weakref__", "_callbacks", "_convert", "_converted", "_error", "_sleepers", "_value"),
         *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
-        "seconds",
+        *("began", "counts", "log", "seconds"),
     )
 
     def __init__(self, peer: Receiver, name: str, number: int, seconds: float) -> None:
@@ -67,13 +77,18 @@ class RpcFuture(Generic[Result]):
         self.name = name
         self.number = number
         self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
+        self.began = time.monotonic()
+        self.deadline = self.began + seconds
         self.done = False
         """Whether it has ended, well or not."""
         self.idempotent = False
         self.marks = 0
         self.parts: list[bytes | memoryview] = []
         self.size = 0
+        self.log: Log | None = None
+        """Where it is taken down."""
+        self.counts: OperationMetrics | None = None
+        """Where it is counted."""
         self._value: Any = None
         self._error: BaseException | None = None
         self._convert: Callable[[Any], Result] | None = None
@@ -183,6 +198,11 @@ class RpcFuture(Generic[Result]):
         """End.  Called once, by whoever took the call out of its table."""
         self._value, self._error = value, error
         self.parts = []
+        if self.log is not None:
+            self.log.note_call(self, time.monotonic(), error)
+        if self.counts is not None:
+            name = "" if error is None else type(error).__name__
+            self.counts.note(time.monotonic() - self.began, self.size, name)
         with _callbacks:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None

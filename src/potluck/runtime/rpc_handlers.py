@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potluck.backend.base import read_view
 from potluck.core.calls import Pace, name_in_bytes
@@ -16,6 +16,9 @@ from potluck.core.calls_failures import Failure
 from potluck.core.calls_frames import Mark
 from potluck.runtime.rpc_calls import Incoming, here
 from potluck.runtime.rpc_values import Values
+
+if TYPE_CHECKING:
+    from potluck.metrics import OperationMetrics
 
 __all__ = ["CANCELLED", "Handlers", "RpcHandler"]
 
@@ -43,6 +46,8 @@ class Handlers:
         self._known: dict[str, Handler] = {}
         self._lock = threading.Lock()
         self._values = values
+        self.counts: OperationMetrics | None = None
+        """Where the calls that were answered are counted."""
 
     def add(self, name: str, function: RpcHandler, *, is_typed: bool) -> None:
         """Add a function; one of the same name gives way."""
@@ -74,21 +79,30 @@ class Handlers:
         if handler is None:
             near = near_names(call.name, self._known)
             call.origin.refuse(call, Failure("missing", name=call.name, near=near), cork=cork)
+            self._count(0.0, call, "RpcFunctionNotFound")
             return
         before, here.call = here.call, call
-        began = time.perf_counter()
+        began, failure = time.perf_counter(), ""
         try:
             parts = self._call(handler, call, payload)
         except RpcInvalidMessage as error:
+            failure = type(error).__name__
             call.origin.refuse(call, Failure("invalid", words=error.reason), cork=cork)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
+            failure = type(error).__name__
             call.origin.refuse(call, _raised(error), cork=cork)
         else:
             call.origin.answer(call, parts, cork=cork)
         finally:
-            handler.pace.observe(time.perf_counter() - began)
+            taken = time.perf_counter() - began
+            handler.pace.observe(taken)
+            self._count(taken, call, failure)
             here.call = before
             call.payload = b""  # whoever keeps the call shall not keep its bytes
+
+    def _count(self, seconds: float, call: Incoming, failure: str) -> None:
+        if self.counts is not None:
+            self.counts.note(seconds, call.size, failure)
 
     def _call(self, handler: Handler, call: Incoming, payload: Any) -> list[Any]:
         if handler.is_typed is not bool(call.marks & Mark.TYPED):

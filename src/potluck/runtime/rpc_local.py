@@ -124,6 +124,11 @@ class Local:
         return [call for call in calls if call.deadline <= now]
 
     @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self._under_way)
+
+    @property
     def is_busy(self) -> bool:
         """Whether anything is under way."""
         return bool(self._under_way)

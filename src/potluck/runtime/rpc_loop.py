@@ -7,7 +7,6 @@ in its stead; the one that is held up ends with its function.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from potluck.backend.spin import Spin
 from potluck.core.calls_errors import RpcInternal
+from potluck.logs import get_logger
 from potluck.runtime.rpc_calls import Incoming, Replier
 from potluck.runtime.rpc_connection import BROKEN, Connection
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TICK = 0.05
 """Seconds between two looks at deadlines while something is under way."""
@@ -133,7 +133,7 @@ class Loop:
                         pass
             except BROKEN as error:
                 self._staff.lose(connection, error)
-            except Exception as error:  # the others' connections are read all the same
+            except BaseException as error:  # only this thread reads the others' connections
                 logger.exception("Opening the connection to rank %d failed", connection.rank)
                 self._staff.lose(connection, RpcInternal(repr(error), rank=connection.rank))
 
@@ -153,7 +153,7 @@ class Loop:
             more = connection.read()
         except BROKEN as error:
             broken = error
-        except Exception as error:
+        except BaseException as error:  # only this thread reads the others' connections
             logger.exception("Reading from rank %d failed", rank)
             broken = RpcInternal(repr(error), rank=rank)
         finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from potluck.core.calls import Whereabouts, find_rank
 from potluck.core.calls_errors import shortened
 from potluck.core.calls_failures import Failure
+from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.rpc_calls import Incoming, here
 from potluck.runtime.rpc_duties import Outlook
 from potluck.runtime.rpc_handlers import CANCELLED
@@ -50,6 +51,7 @@ class AgentOffice:
     ) -> None:
         self.rank = backend.rank
         self.config = config
+        self.log = log_of(backend)
         self._backend = backend
         self._handlers = handlers
         self._workers = workers
@@ -60,6 +62,12 @@ class AgentOffice:
         self._places: dict[int, Whereabouts] | None = None
         self._opener = Opener(backend, lambda rank: self.peers[rank].give_up())
         self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of this rank that have not ended."""
+        mine = 0 if self._local is None else self._local.in_flight
+        return mine + sum(peer.in_flight for peer in self.peers.values())
 
     def is_of(self, backend: Backend) -> bool:
         """Whether it is this backend's office."""

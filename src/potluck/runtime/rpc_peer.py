@@ -93,6 +93,12 @@ class Peer(WaitingRoom):
                 self.lose(connection, broken)
 
     @property
+    def in_flight(self) -> int:
+        """Calls to the rank that have not ended, those included that nobody waits for any more."""
+        connection = self.connection
+        return len(self._waiting) + (0 if connection is None else len(connection.sent))
+
+    @property
     def is_busy(self) -> bool:
         """Whether anything is under way that has a deadline."""
         connection = self.connection

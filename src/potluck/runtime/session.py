@@ -159,6 +159,7 @@ class Session:
     ) -> Mapping[int, Channel]:
         """The streams of one more operation."""
         self._number += 1
+        self._watch.slept = self._vigil.slept
         self._vigil.begin(self._number, fingerprint, deadline)
         if self._vigil.asked - self._ended > AWAY:
             self._vigil.catch_up()

@@ -12,6 +12,9 @@ from potluck.backend.base import Backend
 from potluck.backend.operation import Operation
 from potluck.errors import DistributedError
 from potluck.runtime.limits import read_timeout
+from potluck.runtime.recorder import Log
+from potluck.runtime.recorder_logs import log_of
+from potluck.runtime.recording import MessageNote
 from potluck.runtime.work import Work
 
 __all__ = ["Transfer", "Transfers"]
@@ -23,9 +26,14 @@ class Transfer(Work[A], Generic[A]):
     """A message under way; it moves while somebody waits, asks or uses the backend otherwise."""
 
     def __init__(
-        self, operation: Operation, progress: Callable[[float], None], finish: Callable[[], A]
+        self,
+        operation: Operation,
+        progress: Callable[[float], None],
+        finish: Callable[[], A],
+        note: Callable[[BaseException | None], None] = lambda _: None,
     ) -> None:
         super().__init__(operation.describe)
+        self._note = note
         self._operation = operation
         self._progress = progress
         self._finish = finish
@@ -65,6 +73,7 @@ class Transfer(Work[A], Generic[A]):
             return False
         with self._settling:
             if not self._ended.is_set():
+                self._note(self._operation.error)
                 if self._operation.error is not None:
                     self.fail(self._operation.error)
                 else:
@@ -83,31 +92,44 @@ class Transfer(Work[A], Generic[A]):
 class Transfers(Backend):
     """Sends and receives that take arrays of any library; a receive fills its array in place."""
 
+    @property
+    def _messages(self) -> Log:
+        """Where messages are taken down."""
+        return log_of(self)
+
+    def _taking_down(self, what: str, peer: int, tag: int, nbytes: int) -> MessageNote:
+        return MessageNote(self._messages, what, peer, tag, nbytes)
+
     def send(self, data: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send an array to rank ``dst``; return when it may be changed again."""
         octets = lend(data, Access.READ).flat.view("u1")
         limit = read_timeout(self._limit(timeout))
-        self.post_send(octets, dst, tag=tag).finish_within(limit)
+        with self._taking_down("send", dst, tag, octets.nbytes):
+            self.post_send(octets, dst, tag=tag).finish_within(limit)
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Receive from rank ``src`` into an array, which has the exact size of what was sent."""
         lease = lend(into, Access.WRITE)
+        octets = lease.flat.view("u1")
         limit = read_timeout(self._limit(timeout))
-        operation = self.post_recv_into(lease.flat.view("u1"), src, tag=tag)
-        operation.finish_within(limit)
+        with self._taking_down("recv", src, tag, octets.nbytes):
+            self.post_recv_into(octets, src, tag=tag).finish_within(limit)
         lease.give_back()
 
     def isend(self, data: A, dst: int, *, tag: int = 0) -> Transfer[A]:
         """Start sending; the array must not change until the work is done."""
-        lease = lend(data, Access.READ)
-        operation = self.post_send(lease.flat.view("u1"), dst, tag=tag)
-        return Transfer(operation, self.progress, lambda: data)
+        octets = lend(data, Access.READ).flat.view("u1")
+        operation = self.post_send(octets, dst, tag=tag)
+        taken = self._taking_down("send", dst, tag, octets.nbytes)
+        return Transfer(operation, self.progress, lambda: data, taken.end)
 
     def irecv(self, into: A, src: int, *, tag: int = 0) -> Transfer[A]:
         """Start receiving into an array; it must not be used until the work is done."""
         lease = lend(into, Access.WRITE)
-        operation = self.post_recv_into(lease.flat.view("u1"), src, tag=tag)
-        return Transfer(operation, self.progress, lease.give_back)
+        octets = lease.flat.view("u1")
+        operation = self.post_recv_into(octets, src, tag=tag)
+        taken = self._taking_down("recv", src, tag, octets.nbytes)
+        return Transfer(operation, self.progress, lease.give_back, taken.end)
 
     def sendrecv(
         self,

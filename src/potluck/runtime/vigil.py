@@ -28,6 +28,7 @@ from potluck.errors import (
 from potluck.runtime import verdicts
 from potluck.runtime.fingerprint import Fingerprint
 from potluck.runtime.notices import FOR_EVER, Notice, Notices, Word, count_instances
+from potluck.runtime.watch import SLICE
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -67,15 +68,26 @@ class Vigil:
         """The one that had its turn last."""
         self.asked = 0.0
         """When it was made."""
+        self.slept: dict[int, float] | None = None
+        """For whom operations have slept, in seconds, if somebody counts that."""
+        self.waited: dict[int, float] = {}
+        """For whom that call has waited, and for how many seconds, if it was long."""
         self._operation = 0
         self._fingerprint = Fingerprint(*(0,) * len(Fingerprint._fields))
         self._deadline: float | None = None
         self._is_still = False
 
+    @property
+    def description(self) -> str:
+        """The operation under way, as a person would have written it."""
+        return str(self._fingerprint)
+
     def admit(self, call: int, asked: float) -> None:
         """A call gets its turn; raise if somebody has ended it before."""
         if call <= self.epoch:
             raise copy.copy(self._verdict)
+        if self.waited and call != self.call:
+            self.waited = {}
         self.call, self.asked = call, asked
 
     def begin(self, operation: int, fingerprint: Fingerprint, deadline: float | None) -> None:
@@ -111,6 +123,7 @@ class Vigil:
         self._tell_where_we_are(awaited)
         self._is_still = True
         for rank in awaited:
+            self.waited[rank] = self.waited.get(rank, 0.0) + SLICE
             loss = self._backend.loss_of(rank)
             if loss is not None:
                 raise copy.copy(loss)

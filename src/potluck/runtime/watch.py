@@ -6,6 +6,7 @@ muted: its bytes stay in the socket until they are wanted.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Watch:
         self._patrol = patrol
         self._channels: dict[int, Channel] = {}
         self._muted: set[int] = set()
+        self.slept: dict[int, float] | None = None
+        """Where to count for whom we sleep, if anywhere."""
 
     def add(self, channel: Channel) -> None:
         """Watch one more stream."""
@@ -55,12 +58,23 @@ class Watch:
             found = self._poller.wait(0)
             self._patrol.check(awaited)
         else:
-            found = self._poller.wait(SLICE)
+            found = self._poller.wait(SLICE) if self.slept is None else self._sleep(awaited)
             if found:
                 self._patrol.check(awaited)
             else:
                 self._patrol.look(awaited)
         return [event for event in found if self._is_wanted(event, awaited)]
+
+    def _sleep(self, awaited: Sequence[int]) -> list[Event]:
+        """Sleep, and count it for everybody of whom something is missing."""
+        slept = self.slept
+        assert slept is not None
+        began = perf_counter()
+        found = self._poller.wait(SLICE)
+        seconds = perf_counter() - began
+        for peer in awaited:
+            slept[peer] = slept.get(peer, 0.0) + seconds
+        return found
 
     def _is_wanted(self, event: Event, awaited: Sequence[int]) -> bool:
         peer, readable, writable = event

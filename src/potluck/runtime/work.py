@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import sys
 import threading
 import time
@@ -12,11 +11,12 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from potluck.errors import DistributedError, Timeout
+from potluck.logs import get_logger
 from potluck.runtime.limits import read_timeout
 
 __all__ = ["Work"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Result = TypeVar("Result")
 
@@ -25,6 +25,12 @@ class Work(Generic[Result]):
     """Something under way.  Until it is done, its arrays belong to it.
 
     Wait for it, ask whether it is done, or await it from a coroutine; any number of threads may.
+
+    >>> from potluck import DistributedContext, SimulatedBackend
+    >>> with DistributedContext(SimulatedBackend.create_group(1)[0]) as context:
+    ...     work = context.all_reduce(2.5, async_op=True)
+    ...     work.wait(), work.done
+    (2.5, True)
     """
 
     def __init__(

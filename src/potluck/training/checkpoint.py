@@ -7,6 +7,7 @@ instant leaves the earlier ones as they were.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -25,7 +26,14 @@ from potluck.runtime.work import Work
 from potluck.training import trees
 from potluck.training.checkpoint_files import TEMPORARY, fsync_folder, remove, write_whole
 from potluck.training.checkpoint_format import Entry, dtype_of, encode_header, name_of
-from potluck.training.checkpoint_manifest import BLOCK, Manifest, Piece, digest, part_name
+from potluck.training.checkpoint_manifest import (
+    BLOCK,
+    Manifest,
+    Piece,
+    digest,
+    own_name,
+    part_name,
+)
 from potluck.training.checkpoint_reading import Checkpoint, checkpoints, part_of
 
 __all__ = ["Checkpoint", "Checkpointer", "latest"]
@@ -56,6 +64,12 @@ class Checkpointer:
 
     ``keep`` complete checkpoints stay, older ones are removed.  Several ranks that share a folder
     each write their part; unless told otherwise there is one, which writes everything.
+
+    >>> import tempfile, numpy
+    >>> with tempfile.TemporaryDirectory() as folder, Checkpointer(folder) as checkpointer:
+    ...     work = checkpointer.save({"weights": numpy.ones(3)}, step=7, wait=True)
+    ...     print(checkpointer.latest())
+    <Checkpoint of step 7, written by 1 ranks>
     """
 
     def __init__(
@@ -73,18 +87,29 @@ class Checkpointer:
         self.rank, self.world_size, self.keep = rank, world_size, keep
         self._errands = Errands(at_once=1)
         self._work: Work[Path] | None = None
+        self.last_nbytes = 0
+        """Bytes of this rank's part of what was saved last."""
 
     def save(
-        self, tree: Any, step: int, *, lineage: str = "", epoch: int = 0, wait: bool = False
+        self,
+        tree: Any,
+        step: int,
+        *,
+        lineage: str = "",
+        epoch: int = 0,
+        own: Any = None,
+        wait: bool = False,
     ) -> Work[Path]:
         """Save a tree of arrays and plain values as the state after ``step``.
 
         Returns when this rank's part has been copied; the files are written meanwhile.  One save is
-        under way at a time: the next waits for it, and raises what went wrong with it.
+        under way at a time: the next waits for it, and raises what went wrong with it.  ``own`` is
+        a tree that this rank alone has.
         """
         if self._work is not None:
             self._work.wait(ENDING)
-        job = self._prepare(tree, step, lineage, epoch)
+        job = self._prepare(tree, own, (lineage, epoch, step))
+        self.last_nbytes = job.manifest.size
         work: Work[Path] = Work(lambda: f"Saving step {step}")
         self._work = work
 
@@ -130,20 +155,29 @@ class Checkpointer:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def _prepare(self, tree: Any, step: int, lineage: str, epoch: int) -> _Job:
+    def _prepare(self, tree: Any, own: Any, position: tuple[str, int, int]) -> _Job:
         shape, arrays = trees.written(tree)
+        own_shape, own_arrays = trees.written(own)
+        chosen = [
+            (name, arrays[name], (place, self.rank, self.world_size))
+            for place, name in enumerate(sorted(arrays))
+        ]
+        chosen += [
+            (own_name(self.rank, name), own_arrays[name], (0, 0, 1)) for name in sorted(own_arrays)
+        ]
         pieces: list[Piece] = []
         copies: list[Array] = []
         offset = 0
-        for place, name in enumerate(sorted(arrays)):
-            whole = tuple(int(side) for side in arrays[name].shape)
-            flat = trees.flat_array(arrays[name])
-            start, stop = part_of(flat.size, place, self.rank, self.world_size)
-            if stop == start and (flat.size or place % self.world_size != self.rank):
+        for name, array, (place, rank, ranks) in chosen:
+            whole = tuple(int(side) for side in array.shape)
+            flat = trees.flat_array(array)
+            start, stop = part_of(flat.size, place, rank, ranks)
+            if stop == start and (flat.size or place % ranks != rank):
                 continue
             copies.append(flat[start:stop].copy())
             pieces.append(Piece(name, name_of(flat.dtype), whole, start, stop, offset))
             offset += copies[-1].nbytes
+        lineage, epoch, step = position
         manifest = Manifest(
             checkpoint=f"{lineage}/{epoch}/{step}",
             lineage=lineage,
@@ -156,8 +190,9 @@ class Checkpointer:
             checksums=(),
             pieces=tuple(pieces),
             shape=shape,
+            own=own_shape,
         )
-        name = f"step-{step:012d}-{epoch:06d}-{lineage[:8] or 'start'}-of-{self.world_size}"
+        name = f"step-{step:012d}-{epoch:06d}-{_short(lineage)}-of-{self.world_size}"
         return _Job(self.folder / name, manifest, copies)
 
     def _write(self, job: _Job) -> Path:
@@ -174,15 +209,22 @@ class Checkpointer:
             job.manifest, begins=len(header), checksums=tuple(checksums)
         )
         write_whole(job.folder / f"{name}.json", [manifest.encode()])
-        self._tidy()
+        self._tidy(job.manifest.lineage)
         return job.folder
 
-    def _tidy(self) -> None:
-        """Remove this rank's parts of old checkpoints, and what crashes have left."""
-        kept = [each.folder.name for each in checkpoints(self.folder)][: self.keep]
+    def _tidy(self, lineage: str) -> None:
+        """Remove this rank's parts of old checkpoints, and what crashes have left.
+
+        What an earlier training has left in the folder never crowds out what this one saves.
+        """
+        complete = list(checkpoints(self.folder))
+        own = [each.folder.name for each in complete if each.lineage == lineage]
+        names = [each.folder.name for each in complete]
+        kept = {*names[: self.keep], *own[: self.keep]}
         for path in self.folder.glob("step-*"):
             # Nobody still writes what is older than a complete one: each rank saves in order.
-            if kept and path.name not in kept and path.name < kept[0]:
+            newest = own if f"-{_short(lineage)}-of-" in path.name else names
+            if newest and path.name not in kept and path.name < newest[0]:
                 remove(path, self._leftovers(path))
 
     def _leftovers(self, path: Path) -> list[str]:
@@ -195,9 +237,13 @@ class Checkpointer:
         return sorted(each.name for each in path.iterdir()) if self.rank == 0 else []
 
 
+def _short(lineage: str) -> str:
+    return lineage[:8] or "start"
+
+
 def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
     entries = {}
-    for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
+    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
         count = piece.stop - piece.start
         whole = count == math.prod(piece.shape)
         size = count * dtype_of(piece.dtype).itemsize

@@ -14,7 +14,7 @@ import msgspec
 from potluck.errors import IoError
 from potluck.training.checkpoint_format import dtype_of
 
-__all__ = ["BLOCK", "Manifest", "Piece", "digest", "part_name"]
+__all__ = ["BLOCK", "Manifest", "Piece", "digest", "is_own", "own_name", "part_name"]
 
 BLOCK = 1 << 20
 """Bytes that have one checksum: a part of a file can be read and checked alone."""
@@ -57,6 +57,8 @@ class Manifest(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
     shape: bytes
     """The tree to which the arrays belong, as :func:`potluck.training.trees.written` gives it."""
+    own: bytes = b""
+    """The same for what this rank alone has."""
 
     def encode(self) -> bytes:
         """As the content of a file."""
@@ -104,3 +106,20 @@ def part_name(rank: int, world_size: int) -> str:
     'part-00001-of-00004'
     """
     return f"part-{rank:05d}-of-{world_size:05d}"
+
+
+_OWN = "__own__."
+
+
+def own_name(rank: int, name: str) -> str:
+    """What an array is called that one rank alone has.
+
+    >>> own_name(2, "residuals.gradients")
+    '__own__.2.residuals.gradients'
+    """
+    return f"{_OWN}{rank}.{name}"
+
+
+def is_own(name: str) -> bool:
+    """Whether an array belongs to one rank alone."""
+    return name.startswith(_OWN)

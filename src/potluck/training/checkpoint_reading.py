@@ -20,6 +20,8 @@ from potluck.training.checkpoint_manifest import (
     Manifest,
     Piece,
     digest,
+    is_own,
+    own_name,
     part_name,
 )
 
@@ -56,6 +58,13 @@ class Checkpoint:
     """A complete checkpoint.  Nothing is read before it is asked for; what is read is checked.
 
     Raises :class:`~potluck.IoError` if a part is missing or damaged.
+
+    >>> import tempfile, numpy
+    >>> from potluck import Checkpointer
+    >>> with tempfile.TemporaryDirectory() as folder, Checkpointer(folder) as checkpointer:
+    ...     work = checkpointer.save({"weights": numpy.arange(4)}, step=7, wait=True)
+    ...     Checkpoint(work.wait()).tree()["weights"].tolist()
+    [0, 1, 2, 3]
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,8 +88,8 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """The arrays in it."""
-        return sorted(self._pieces)
+        """The arrays in it that belong to all ranks."""
+        return sorted(name for name in self._pieces if not is_own(name))
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of an array."""
@@ -111,6 +120,17 @@ class Checkpoint:
     def tree(self) -> Any:
         """What was saved, whole."""
         return trees.read(self._manifests[0].shape, self.arrays())
+
+    def own(self, rank: int) -> Any:
+        """What one of the ranks that wrote this saved as its own, or None."""
+        manifest = self._manifests[rank]
+        prefix = own_name(rank, "")
+        arrays = {
+            name.removeprefix(prefix): self.read(name).reshape(self.shape_of(name))
+            for name in self._pieces
+            if name.startswith(prefix)
+        }
+        return trees.read(manifest.own, arrays) if manifest.own else None
 
     def shard(self, rank: int, world_size: int) -> dict[str, Shard]:
         """What a rank of another number of ranks keeps; nothing else is read."""

@@ -7,6 +7,7 @@ counts; if not, they average again what they have computed.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -14,11 +15,15 @@ from typing import Any, Self
 
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.steps import Position
+from potluck.logs import get_logger
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.work import Work
 from potluck.training.checkpoint import Checkpoint, Checkpointer
-from potluck.training.elastic_averaging import Gradients
-from potluck.training.elastic_member import Member, Pending, StepOutcome
+from potluck.training.counting import count_save, count_step
+from potluck.training.elastic_averaging import Buckets, Gradients
+from potluck.training.elastic_early import HeadStart
+from potluck.training.elastic_outcome import Pending, StepOutcome
+from potluck.training.elastic_saving import Saving, own_part, restore_own
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals, total
 from potluck.training.sampler_order import Indices
@@ -27,14 +32,18 @@ from potluck.training.state_sync import SyncReport
 
 __all__ = ["ElasticTrainer", "StepOutcome"]
 
+logger = get_logger(__name__)
 
-class ElasticTrainer(Member):
+
+class ElasticTrainer(HeadStart):
     """Runs steps on a cluster, or on any group.
 
     ``apply`` gets the tree of averaged gradients and changes the model; it is called for committed
     steps alone, and the arrays are lent for the call.  ``sampler`` and ``batch`` (samples of all
     members together) hand out data; ``compressor`` saves bytes.  Every ``verify_every`` steps the
-    members compare their states, and put right what differs.
+    members compare their states, and put right what differs.  Every ``save_every`` steps they save
+    into the folder ``checkpoints``, each its own or one for all, where ``keep`` checkpoints stay;
+    with ``potluck run --resume`` this goes on from the last good one.
 
     >>> import numpy as np
     >>> from potluck import DistributedContext, SimulatedBackend
@@ -58,6 +67,9 @@ class ElasticTrainer(Member):
         batch: int | None = None,
         compressor: GradientCompressor | None = None,
         verify_every: int = 100,
+        checkpoints: str | os.PathLike[str] | None = None,
+        save_every: int = 100,
+        keep: int = 3,
         timeout: float | None = None,
     ) -> None:
         if (sampler is None) != (batch is None):
@@ -71,6 +83,10 @@ class ElasticTrainer(Member):
             compressor.auto_commit = False  # what it remembers changes when a step is committed
         self._verify_every, self._timeout = verify_every, timeout
         self._taken_at = 0.0
+        self._saving = Saving(checkpoints, save_every, keep)
+        found = self._saving.found()
+        if found is not None:
+            self.resume(found)
 
     @property
     def step_count(self) -> int:
@@ -99,14 +115,43 @@ class ElasticTrainer(Member):
         ``weight`` is how much they count: unless given, the samples taken, or 1.  With a weight of
         0 they are not looked at.  Returns when the step is committed and applied here.
         """
-        size = 1 if self._taken is None else total(self._taken)
+        return self.step_in_buckets(gradients, weight)
+
+    def step_in_buckets(
+        self,
+        tree: Any,
+        weight: float | None,
+        limit: int | None = None,
+        buckets: Buckets | None = None,
+    ) -> StepOutcome:
+        """The same in operations of at most ``limit`` bytes, some of which may be under way."""
         if self._taken is not None:
-            self._speed.note(size, time.perf_counter() - self._taken_at)
-        counts = float(size) if weight is None else float(weight)
-        if self._pending is None or not self._report.holds:
-            self._pending = Pending(Gradients(gradients, self._room), counts)
-        # Otherwise the last call was interrupted with a result that the others may have applied.
-        return self._repeat(self._try)
+            self._pace.meter.note(total(self._taken), time.perf_counter() - self._taken_at)
+        counts = self.counts(weight)
+        if self._pending is None and self._begun is not None and self._begun.weight != counts:
+            msg = f"Its averaging has begun with the weight {self._begun.weight:g}, not {counts:g}"
+            raise ValueError(msg)
+        if self._pending is None or not (self._report.holds or self._begun):
+            gradients = Gradients(tree, self.room, limit=limit, buckets=buckets)
+            self._pending = Pending(gradients, counts)
+        # Otherwise the last call was interrupted: the others may have what it was about.
+        outcome = count_step(self._group.metrics, lambda: self._repeat(self._try))
+        if outcome.counted and self._saving.is_due(outcome.step):
+            work = self._saving.save(self._state.capture(), self._own(), self.position)
+            if work is not None:
+                count_save(self._group.metrics, work, self._saving.last_nbytes)
+        return outcome
+
+    def note_loss(self, loss: float) -> None:
+        """Let metrics, and whoever looks at the run, know this member's loss of the last step."""
+        if self._group.metrics is not None:
+            self._group.metrics.training.loss.set(float(loss))
+
+    def counts(self, weight: float | None) -> float:
+        """How much this member's gradients count."""
+        if weight is not None:
+            return float(weight)
+        return 1.0 if self._taken is None else float(total(self._taken))
 
     def verify(self) -> SyncReport:
         """Compare the states of all members, and put right those that differ; all call this."""
@@ -118,7 +163,9 @@ class ElasticTrainer(Member):
     def save(self, checkpointer: Checkpointer) -> Work[Any]:
         """Save the state after the last committed step, meanwhile."""
         lineage, epoch, step = self.position
-        return checkpointer.save(self._state.capture(), step, lineage=lineage, epoch=epoch)
+        tree = self._state.capture()
+        work = checkpointer.save(tree, step, lineage=lineage, epoch=epoch, own=self._own())
+        return count_save(self._group.metrics, work, checkpointer.last_nbytes)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; call it before :meth:`start`."""
@@ -126,7 +173,17 @@ class ElasticTrainer(Member):
             msg = "A checkpoint is loaded before the trainer starts: the others have a state now"
             raise ValueError(msg)
         self._state.restore(checkpoint.tree())
+        if self._compressor is not None:
+            restore_own(checkpoint, self._compressor, self._group.rank, self._group.world_size)
+        logger.info("Going on from step %d, saved in %s", checkpoint.step, checkpoint.folder)
         self._become(Position(checkpoint.lineage, checkpoint.epoch, checkpoint.step))
+
+    def _own(self) -> Any:
+        return own_part(self._compressor, self._rank)
+
+    def close(self) -> None:
+        """Wait for what is being saved; the cluster is the caller's to close."""
+        self._saving.close()
 
     def __enter__(self) -> Self:
         """Meet the others."""
@@ -139,4 +196,5 @@ class ElasticTrainer(Member):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The cluster is the caller's to close."""
+        """Wait for what is being saved; the cluster is the caller's to close."""
+        self.close()

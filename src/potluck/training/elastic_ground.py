@@ -10,6 +10,8 @@ from potluck.errors import DistributedError
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_stage import Stage
 from potluck.runtime.context import DistributedContext
+from potluck.runtime.recorder_cluster import Steps
+from potluck.runtime.recorder_logs import log_of
 from potluck.vocabulary import NodeId, ProcessId, View
 
 __all__ = ["Ground"]
@@ -26,6 +28,7 @@ class Ground:
         self._cluster = group if isinstance(group, Cluster) else None
         self._founded: set[str] = set()
         self._stage: Stage | None = None
+        self._steps = Steps()
 
     def can_go_on(self, error: DistributedError) -> bool:
         """Whether another view follows the one in which something failed.
@@ -62,8 +65,11 @@ class Ground:
                 self._founded.add(told.view.lineage)
         return view.lineage in self._founded
 
-    def note_steps(self, steps: int) -> None:
+    def note_steps(self, steps: int, what: str = "step") -> None:
         """Let the cluster know how much is behind us: it decides what happens when two meet."""
+        backend = self.group if self._stage is None else self._stage.backend
+        if backend is not None:
+            self._steps.note(log_of(backend), steps, what)
         note = (
             None if self._cluster is None else getattr(self._cluster.innermost, "note_steps", None)
         )

@@ -7,10 +7,9 @@ the average, and applies it.
 
 from __future__ import annotations
 
-import logging
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,64 +17,32 @@ import numpy as np
 from potluck.arrays.base import Array
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.steps import Action, Position, Report
-from potluck.errors import Aborted, BackendUnavailable, Disconnected
+from potluck.errors import Aborted, BackendUnavailable, Disconnected, Timeout
+from potluck.logs import get_logger
 from potluck.runtime.context import DistributedContext
-from potluck.training.elastic_averaging import Gradients
 from potluck.training.elastic_ground import Ground
-from potluck.training.elastic_record import LENGTH, Record, check_records
+from potluck.training.elastic_outcome import Pending, StepOutcome
+from potluck.training.elastic_pace import Pace
+from potluck.training.elastic_record import Record, check_records
+from potluck.training.elastic_saving import Saving
 from potluck.training.elastic_settling import Standing, pieces, settle
+from potluck.training.elastic_try import Try
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals
-from potluck.training.shares import (
-    Condition,
-    Speedometer,
-    Straggler,
-    find_straggler,
-    shares_of,
-)
+from potluck.training.shares import Condition, Straggler
 from potluck.training.shares_conditions import measure_condition
 from potluck.training.state import TrainingState
 from potluck.training.state_sync import StateSync, SyncReport
 from potluck.vocabulary import View
 
-__all__ = ["Member", "StepOutcome"]
+__all__ = ["Member"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 """Machines of which this is the same compute the same bits."""
 
-LASTING = 5
-"""Steps for which a member has been slower before it is named."""
-
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """How a step went."""
-
-    step: int
-    """Steps that are committed now."""
-    counted: bool
-    """Whether this member's gradients are in it; if not, they were for a state it no longer has."""
-    world_size: int
-    """How many members there are now."""
-    weight: float
-    """Of all gradients in it together."""
-    tries: int
-    """How often its averaging was begun."""
-
-
-@dataclass(slots=True)
-class Pending:
-    """A step under way: what went into it stays as it is until the step is applied."""
-
-    gradients: Gradients
-    weight: float
-    tries: int = 0
-    records: tuple[Record, ...] = ()
-    """Of all members, for the try that this member holds."""
 
 
 class Member:
@@ -88,15 +55,18 @@ class Member:
         self._group = group
         self._apply = apply
         self._state = state
-        self._sync = StateSync(state)
+        self._sync = StateSync(state, group.metrics)
         self.sampler: ElasticSampler | None = None
         self.batch = 0
         """Samples of all members together in one step."""
         self._compressor: GradientCompressor | None = None
+        self._saving = Saving(None, every=0, keep=1)
         self._verify_every = 0
         self._timeout: float | None = None
-        self._speed = Speedometer()
-        self._room: dict[bool, Array] = {}
+        self._pace = Pace()
+        self.room: dict[int, Array] = {}
+        """Memory for what is averaged, by the number of its bucket."""
+        self._begun: Try | None = None
         self._report = Report()
         self._settled: View | None = None
         self._rank = 0  # in that view
@@ -104,10 +74,6 @@ class Member:
         self._outcome = StepOutcome(0, counted=False, world_size=0, weight=0.0, tries=0)
         self._taken: Intervals | None = None
         self._reserved: tuple[Intervals, ...] = ()
-        self._speeds: tuple[int, ...] = ()
-        self._conditions: tuple[Condition, ...] = ()
-        self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
-        self._straggler: Straggler | None = None
         self._others_wait = False
         self._broken: BaseException | None = None
         self.last_sync: SyncReport | None = None
@@ -126,7 +92,7 @@ class Member:
     @property
     def straggler(self) -> Straggler | None:
         """The member that is much slower than the others, if there is one, and likely why."""
-        return self._straggler
+        return self._pace.straggler
 
     def _repeat(self, action: Callable[[View], Result]) -> Result:
         """Settle in the view that holds and do something there, until no view ends in between."""
@@ -144,9 +110,15 @@ class Member:
                     return action(view)
             except (Aborted, Disconnected) as error:
                 self._settled = None
+                self._drop_try()
                 if not self._ground.can_go_on(error):
                     raise
                 logger.info("After step %d: %s", self.position.step, error)
+            except Timeout:
+                raise  # the next call goes on with what is under way
+            except Exception:
+                self._drop_try()
+                raise
 
     # -- a view begins ---------------------------------------------------------------------------
 
@@ -156,10 +128,12 @@ class Member:
         standing = Standing(
             self._report,
             self._taken or (),
-            self._speed.speed,
+            self._pace.meter.speed,
             measure_condition(),
             waits=self._pending is not None,
+            token=self._saving.token,
         )
+        self._saving.mark()
         found = settle(self._group, view, standing)
         decision = found.decision
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
@@ -175,13 +149,14 @@ class Member:
         if decision.receivers:
             self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
             alike = self.last_sync.servers
-        self._conditions = found.conditions
+        self._pace.conditions = found.conditions
         self._others_wait = any(rank != self._group.rank for rank in found.waiting)
         kept = found.kept(alike)
         if found.action is Action.RECEIVE:
             self._become(decision.target, keep=kept[self._group.rank] is not None)
         self._report = replace(self._report, attended=(view.lineage, view.epoch))
-        self._reserved, self._speeds = tuple(share or () for share in kept), found.speeds
+        self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
+        self._saving.meet(found.tokens)
         self._rank, self._settled = self._group.rank, view
 
     def _become(self, target: Position, *, keep: bool = False) -> None:
@@ -195,7 +170,7 @@ class Member:
         if self._compressor is not None:
             self._compressor.discard()
         self._report = replace(self._report, position=target, attempt=None, holds=False)
-        self._ground.note_steps(target.step)
+        self._ground.note_steps(target.step, "state received")
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -212,45 +187,58 @@ class Member:
         self._commit()
         return self._outcome
 
-    def _average(self, pending: Pending, attempt: Position, view: View) -> None:
-        """Have the result of a step, which does not count yet."""
-        pending.tries += 1
+    def _begin(self, weight: float, signature: int, attempt: Position) -> Try:
+        """Begin a try of a step; nothing of an earlier one counts."""
+        self._drop_try()
         if self._compressor is not None:
             self._compressor.discard()
         self._report = replace(self._report, attempt=attempt, holds=False)
-        records = self._exchange_records(pending, attempt.step)
+        record = Record(
+            attempt.step,
+            signature if weight else 0,
+            weight,
+            self._pace.meter.speed,
+            0 if self.sampler is None else self.sampler.epoch,
+            self._taken or (),
+        )
+        return Try(attempt, self._group, record, self._compressor)
+
+    def _drop_try(self) -> None:
+        """What was under way is over; it may still use its memory for a moment."""
+        if self._begun is not None:
+            self._begun.abandon()
+            self._begun = None
+            self.room.clear()
+
+    def _average(self, pending: Pending, attempt: Position, view: View) -> None:
+        """Have the result of a step, which does not count yet."""
+        pending.tries += 1
+        begun = self._begun
+        if begun is None or begun.attempt != attempt:
+            signature = pending.gradients.buckets.signature
+            begun = self._begun = self._begin(pending.weight, signature, attempt)
+        records = begun.records(self._timeout)
+        self._check(records)
+        begun.finish(pending.gradients, self._timeout)
         made = attempt.step - 1
         if self._verify_every and made and made % self._verify_every == 0:
             self._compare(view)
-        pending.gradients.pack(pending.weight)
-        pending.gradients.reduce(self._group, self._compressor, records)
-        pending.records = records
+        pending.records, self._begun = records, None
         self._report = replace(self._report, holds=True)
 
     def _compare(self, view: View) -> SyncReport:
         """See whether all have the same state and how they are; put right what differs."""
         told = self._group.all_gather_object(astuple(measure_condition()))
-        self._conditions = tuple(Condition(*each) for each in told)
+        self._pace.conditions = tuple(Condition(*each) for each in told)
         return self._sync.run(self._group, range(len(view.members)), PLATFORM)
 
-    def _exchange_records(self, pending: Pending, step: int) -> tuple[Record, ...]:
-        mine = Record(
-            step,
-            pending.gradients.signature if pending.weight else 0,
-            pending.weight,
-            self._speed.speed,
-            0 if self.sampler is None else self.sampler.epoch,
-            self._taken or (),
-        )
-        rows = self._group.all_gather(mine.encode(), timeout=self._timeout).reshape(-1, LENGTH)
-        records = tuple(Record.decode(row) for row in rows.tolist())
+    def _check(self, records: Sequence[Record]) -> None:
+        """Whatever is wrong with what somebody brings, all find it before anybody holds it."""
         check_records(records)
         if self.sampler is not None:
-            # Whatever is wrong with somebody's samples, all find it before anybody averages.
             trial = ElasticSampler(self.sampler.size)
             trial.committed = self.sampler.committed
             trial.commit(record.share for record in records)
-        return records
 
     def _commit(self) -> None:
         """Everybody holds the result: apply it, and count what went into it."""
@@ -269,23 +257,11 @@ class Member:
         weight = sum(record.weight for record in pending.records)
         size = self._group.world_size
         self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
-        self._note_speeds(pending.records)
+        self._pace.note(pending.records)
         self._reserved, self._others_wait = (), False
         self._pending, self._taken = None, None
         self._report = replace(self._report, position=attempt, holds=False)
         self._ground.note_steps(attempt.step)
-
-    def _note_speeds(self, records: Sequence[Record]) -> None:
-        self._speeds = tuple(record.speed for record in records)
-        if len(self._conditions) != len(self._speeds):
-            return  # of a view that is over
-        found = find_straggler(self._speeds, self._conditions)
-        self._suspects = [*self._suspects[1 - LASTING :], -1 if found is None else found.rank]
-        if found is not None and self._suspects != [found.rank] * LASTING:
-            found = None  # once is chance
-        if found is not None and self._straggler is None:
-            logger.warning("%s. It gets a smaller share of each batch.", found)
-        self._straggler = found
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -293,8 +269,7 @@ class Member:
         """This member's part of the next batch; all members compute the same parts."""
         assert self.sampler is not None
         size = len(view.members)
-        speeds = self._speeds if len(self._speeds) == size else (0,) * size
-        counts = shares_of(self.batch, speeds)
+        counts = self._pace.counts(self.batch, size)
         reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
         counts = [0 if has else count for has, count in zip(reserved, counts, strict=True)]
         return self.sampler.assign(counts, pieces(reserved))[self._rank]

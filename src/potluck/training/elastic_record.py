@@ -86,7 +86,7 @@ def check_records(records: Sequence[Record]) -> None:
         )
 
 
-def signature_of(leaves: Sequence[tuple[str, tuple[int, ...], str]]) -> int:
+def signature_of(leaves: Sequence[tuple[object, ...]]) -> int:
     """A number for names, shapes and types of gradients; never 0.
 
     >>> signature_of([("w", (2, 3), "float32")]) == signature_of([("w", (3, 2), "float32")])

@@ -19,6 +19,9 @@ from potluck.vocabulary import View
 
 __all__ = ["Settlement", "Standing", "pieces", "settle"]
 
+MAX_TOKEN = 64
+"""Characters of a mark, which becomes the name of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -31,19 +34,22 @@ class Standing:
     condition: Condition
     waits: bool = False
     """Whether it has computed, and waits for the others."""
+    token: str = ""
+    """The mark it has left in its folder for checkpoints."""
 
     def encode(self) -> tuple[Any, ...]:
         """As plain values."""
         report = self.report
         attempt = None if report.attempt is None else tuple(report.attempt)
         place = tuple(report.position), report.attended, attempt, report.holds, report.founder
-        return place, self.taken, self.speed, astuple(self.condition), self.waits
+        return place, self.taken, self.speed, astuple(self.condition), self.waits, self.token
 
     @classmethod
     def decode(cls, value: Any) -> Standing:
         """From what another member sent."""
         try:
-            (position, attended, attempt, holds, founder), taken, speed, condition, waits = value
+            place, taken, speed, condition, waits, token = value
+            position, attended, attempt, holds, founder = place
             report = Report(
                 _position(position),
                 (str(attended[0]), int(attended[1])),
@@ -54,8 +60,10 @@ class Standing:
             load, on_battery, heat, link = condition
             known = Condition(int(load), bool(on_battery), int(heat), int(link))
             pairs = tuple((int(a), int(b)) for a, b in taken)
-            return cls(report, pairs, int(speed), known, bool(waits))
-        except (TypeError, ValueError, IndexError) as error:
+            if token != "" and not (token.isalnum() and len(token) <= MAX_TOKEN):
+                raise ValueError("its mark would be an odd name of a file")
+            return cls(report, pairs, int(speed), known, bool(waits), token)
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
             raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
 
 
@@ -77,6 +85,8 @@ class Settlement:
     conditions: tuple[Condition, ...]
     waiting: tuple[int, ...]
     """Ranks that have computed the next step already."""
+    tokens: tuple[str, ...] = ()
+    """In rank order: the marks they have left in their folders."""
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
         """In rank order, what members still have in hand; None for what was for another state.
@@ -116,6 +126,7 @@ def settle(group: DistributedBackend, view: View, mine: Standing) -> Settlement:
             for rank, each in enumerate(told)
             if each.waits and decision.actions[rank] is Action.KEEP
         ),
+        tuple(each.token for each in told),
     )
 
 

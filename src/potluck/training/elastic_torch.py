@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from potluck.runtime.context import DistributedContext
 from potluck.training.elastic import ElasticTrainer, StepOutcome
+from potluck.training.elastic_torch_backward import Backward
 from potluck.training.state import TrainingState
 
 __all__ = ["ElasticOptimizer"]
+
+BUCKET = 8 << 20
+"""Bytes that are averaged in one operation: enough to fill a link, few enough to begin early."""
 
 
 class ElasticOptimizer(torch.optim.Optimizer):
@@ -22,7 +27,8 @@ class ElasticOptimizer(torch.optim.Optimizer):
     hold the average.  Call ``start()`` before the first forward pass, and ``step(weight=n)`` where
     batches differ in size.  Options, such as ``sampler`` and ``batch``, are those of
     :class:`~potluck.training.elastic.ElasticTrainer`; further parts of the state, such as a
-    scheduler, are given in ``parts``.
+    scheduler, are given in ``parts``.  With ``with optimizer.overlap(): loss.backward()``
+    averaging begins while the backward pass computes.
     """
 
     def __init__(
@@ -32,6 +38,7 @@ class ElasticOptimizer(torch.optim.Optimizer):
         cluster: DistributedContext,
         *,
         parts: dict[str, Any] | None = None,
+        bucket: int = BUCKET,
         **options: Any,
     ) -> None:
         # Not our own parameters: everything an optimiser knows is that of the wrapped one.
@@ -45,12 +52,28 @@ class ElasticOptimizer(torch.optim.Optimizer):
         state = TrainingState(model=model, optimizer=optimizer, **(parts or {}))
         self.trainer = ElasticTrainer(cluster, state, self._apply, **options)
         """Runs the steps."""
+        self._bucket = bucket
+        self._backward = Backward(self.trainer, self._parameters, bucket)
         self.outcome: StepOutcome | None = None
         """How the last step went."""
 
     def start(self) -> None:
         """Meet the others and get the state."""
         self.trainer.start()
+
+    @contextlib.contextmanager
+    def overlap(self, weight: float | None = None) -> Iterator[None]:
+        """Average gradients while the backward pass in this block computes them.
+
+        It is the last one before ``step()``: passes before it, which add up gradients, are outside
+        of such blocks; gradients are not changed after it.  A ``weight`` is that of the step.
+        Members need not agree on whether they do this; results have the same bits.
+        """
+        self._backward.begin(self.trainer.counts(weight))
+        try:
+            yield
+        finally:
+            self._backward.end()
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:
         """Average the gradients with those of all members, and step.
@@ -61,11 +84,16 @@ class ElasticOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if torch.is_tensor(loss) and loss.device.type == "cpu" and loss.numel() == 1:
+                self.trainer.note_loss(loss.item())  # from elsewhere, waiting for it would cost
+        buckets = self._backward.take()
         gradients = {
             name: torch.zeros_like(each) if each.grad is None else each.grad
             for name, each in self._parameters.items()
         }
-        self.outcome = self.trainer.step(gradients, weight)
+        if weight is None and buckets is not None:
+            weight = self._backward.weight
+        self.outcome = self.trainer.step_in_buckets(gradients, weight, self._bucket, buckets)
         return loss
 
     def _apply(self, mean: dict[str, torch.Tensor]) -> None:

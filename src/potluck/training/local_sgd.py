@@ -4,10 +4,14 @@ Each member changes its own copy of the parameters.  At a meeting the way that e
 the last one, its *outer gradient*, is averaged, compressed if wanted; an outer optimiser (SGD with
 Nesterov's momentum) changes what all had in common by that, and everybody goes on from there.  A
 meeting is an elastic step, so members may come and go.
+
+With ``overlap`` a meeting takes place while members go on computing: what it gives is taken over so
+many steps later, and what was computed in between is kept on top of it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +21,8 @@ from potluck.arrays.base import Access, Array
 from potluck.arrays.lending import adapter_of, lend
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.runtime.context import DistributedContext
+from potluck.runtime.control_errands import Errands
+from potluck.runtime.work import Work
 from potluck.training import trees
 from potluck.training.elastic import ElasticTrainer, StepOutcome
 from potluck.training.sampler import ElasticSampler
@@ -38,7 +44,8 @@ class LocalSgd:
     ``"topk:0.01"``, always with error feedback; None sends all bits.  ``sampler`` and ``batch``
     (samples of all members between two meetings) hand out data.  Further parts of the state that
     all have in common may be given by name; optimisers of the steps in between are each member's
-    own.
+    own.  ``overlap`` is the number of steps that a meeting may take while computing goes on; until
+    then the cluster is used by nothing else, and :meth:`finish` ends the last one.
 
     >>> from potluck import DistributedContext, SimulatedBackend
     >>> weights = np.zeros(3, np.float32)
@@ -62,12 +69,27 @@ class LocalSgd:
         compression: str | None = "int8",
         sampler: ElasticSampler | None = None,
         batch: int | None = None,
+        overlap: int = 0,
+        checkpoints: str | os.PathLike[str] | None = None,
+        save_every: int = 1,
         timeout: float | None = None,
         **parts: Any,
     ) -> None:
         if every < 1 or not 0 <= momentum < 1:
             msg = f"Members meet every so many steps, with a momentum below 1: {every}, {momentum}"
             raise ValueError(msg)
+        if not 0 <= overlap <= every or (overlap and (parts or sampler is not None)):
+            msg = (
+                "A meeting is over before the next one begins, and one that overlaps with "
+                "computation goes without a sampler and further parts: they would change meanwhile"
+            )
+            raise ValueError(msg)
+        self.overlap = overlap
+        self._meeting: Work[StepOutcome] | None = None
+        self._since = 0  # steps since it began
+        self._left: list[Array] = []  # where the parameters were then
+        self._errands = Errands(at_once=1)
+        self._timeout = timeout
         self.every, self.rate, self.momentum = every, rate, momentum
         self._get, self._set = _access(parameters)
         self._anchor = [_copy(leaf) for leaf in self._leaves()]
@@ -82,6 +104,8 @@ class LocalSgd:
             sampler=sampler,
             batch=batch,
             compressor=self.compressor,
+            checkpoints=checkpoints,
+            save_every=save_every,
             timeout=timeout,
         )
         """Runs the meetings."""
@@ -97,23 +121,68 @@ class LocalSgd:
         return self.trainer.take()
 
     def step(self, weight: float = 1.0) -> StepOutcome | None:
-        """Call it after every step; every so many it meets the others and returns how that went.
+        """Call it after every step; returns how a meeting went once it is over.
 
         ``weight`` is how much the step counts, such as its number of samples.
         """
         self._made += 1
         self._weight += weight
-        return self.meet() if self._made >= self.every else None
+        self._since += 1
+        outcome = self.finish() if self._meeting and self._since >= self.overlap else None
+        if self._made < self.every:
+            return outcome
+        if not self.overlap:
+            return self.meet()
+        self._begin()
+        return outcome
 
     def meet(self) -> StepOutcome:
-        """Meet now; all members call this."""
-        way = [
+        """Meet now, and wait for the result; all members call this."""
+        self.finish()
+        outcome = self.trainer.step(self._way(), self._weight)
+        self._made, self._weight = 0, 0.0
+        return outcome
+
+    def finish(self) -> StepOutcome | None:
+        """Take over what the meeting under way gives, if there is one; waits for it."""
+        meeting = self._meeting
+        if meeting is None:
+            return None
+        try:
+            outcome = meeting.wait(self._timeout)
+        finally:
+            if meeting.done:
+                self._meeting = None
+        # What was computed since then stays, unless it was for a state that is gone.
+        self._publish(self._left if outcome.counted else None)
+        self._left = []
+        return outcome
+
+    def _begin(self) -> None:
+        """Meet while computing goes on."""
+        way, weight = self._way(), self._weight
+        self._left = [
+            np.array(trees.flat_array(leaf), anchor.dtype)
+            for anchor, leaf in zip(self._anchor, self._leaves(), strict=True)
+        ]
+        self._made, self._weight, self._since = 0, 0.0, 0
+        meeting: Work[StepOutcome] = Work(lambda: f"Meeting {self.trainer.step_count + 1}")
+        self._meeting = meeting
+
+        def run() -> None:
+            try:
+                meeting.succeed(self.trainer.step(way, weight))
+            except Exception as error:  # noqa: BLE001 - raised where the meeting is waited for
+                meeting.fail(error)
+
+        self._errands.run(run)
+
+    def _way(self) -> list[Array]:
+        """How far this member has gone since the last meeting."""
+        return [
             (anchor - trees.flat_array(leaf)).astype(np.float32)
             for anchor, leaf in zip(self._anchor, self._leaves(), strict=True)
         ]
-        outcome = self.trainer.step(way, self._weight)
-        self._made, self._weight = 0, 0.0
-        return outcome
 
     # -- the outer optimiser ---------------------------------------------------------------------
 
@@ -121,15 +190,19 @@ class LocalSgd:
         for anchor, speed, way in zip(self._anchor, self._speed, mean, strict=True):
             np.add(self.momentum * speed, way, out=speed)
             np.subtract(anchor, self.rate * (way + self.momentum * speed), out=anchor)
-        self._publish()
+        if self._meeting is None:
+            self._publish()
 
-    def _publish(self) -> None:
-        """Everybody goes on from what all have in common."""
+    def _publish(self, left: list[Array] | None = None) -> None:
+        """Everybody goes on from what all have in common, and from what it did since it left."""
         tree = self._get()
         made = []
-        for (_, leaf), anchor in zip(trees.leaves_of(tree), self._anchor, strict=True):
+        for place, (_, leaf) in enumerate(trees.leaves_of(tree)):
             lease = adapter_of(leaf).allocate(leaf, tuple(leaf.shape))
-            np.copyto(lease.flat, anchor, casting="unsafe")
+            values = self._anchor[place]
+            if left is not None:
+                values = values + (trees.flat_array(leaf) - left[place])
+            np.copyto(lease.flat, values, casting="unsafe")
             made.append(lease.give_back())
         self._set(trees.replaced(tree, iter(made)))
 
@@ -146,8 +219,9 @@ class LocalSgd:
                 raise ValueError(msg)
             for array, value in zip(mine, theirs, strict=True):
                 np.copyto(array, value)
-        self._made, self._weight = 0, 0.0
-        self._publish()
+        if self._meeting is None:  # otherwise the meeting is taken over by who computes
+            self._made, self._weight = 0, 0.0
+            self._publish()
 
 
 def _access(parameters: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

@@ -1,8 +1,8 @@
 """``init_method="potluck://"``: the ranks meet as Potluck's own do, and nothing listens in clear.
 
-Where a launcher has said who is who (``torchrun``, ``mpirun``, ``srun``, or the variables by hand),
-rank 0 listens at the master address.  Otherwise (``potluck run``, or nothing at all) the machines
-of the namespace find each other, and ranks are those of the view that they agree on.
+Where a launcher has said who is who (``potluck run``, ``torchrun``, ``mpirun``, ``srun``, or the
+variables by hand), rank 0 listens at the master address.  Otherwise the machines of the namespace
+find each other, and ranks are those of the view that they agree on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from potluck.backend.simulated import SimulatedBackend
 from potluck.backend.tcp import TcpBackend
 from potluck.config import read_launch
 from potluck.errors import BackendUnavailable
+from potluck.net.addresses import is_loopback, parse_address
 from potluck.runtime.auto import AutoDiscoveryBackend
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.training.store import PotluckStore
@@ -41,7 +42,10 @@ def _meet(timeout: float) -> tuple[Backend, Callable[[], None] | None]:
         launch = read_launch(os.environ)
         if launch.world_size == 1:
             return SimulatedBackend.create_group(1)[0], None
-        return TcpBackend(launch.rank, launch.world_size, launch.masters, timeout=timeout), None
+        masters = launch.masters
+        if launch.rank == 0 and _is_found_by_several_addresses():
+            masters = tuple(f"0.0.0.0:{parse_address(each).port}" for each in masters)
+        return TcpBackend(launch.rank, launch.world_size, masters, timeout=timeout), None
     config = AutoDiscoveryConfig()
     node = AutoDiscoveryBackend(config)
     try:
@@ -51,6 +55,12 @@ def _meet(timeout: float) -> tuple[Backend, Callable[[], None] | None]:
         raise
     assert stage.backend is not None
     return stage.backend, node.close
+
+
+def _is_found_by_several_addresses() -> bool:
+    """Whether other machines come by whatever address they know: so it is with `potluck run`."""
+    is_run = "POTLUCK_PORT" in os.environ and "GROUP_RANK" in os.environ
+    return is_run and not is_loopback(os.environ.get("MASTER_ADDR", "127.0.0.1"))
 
 
 def _handle(

@@ -7,7 +7,6 @@ next try sends only what is still missing.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,17 @@ from typing import Any
 import numpy as np
 
 from potluck.errors import DistributedError, MalformedFrame
+from potluck.logs import get_logger
+from potluck.metrics import DistributedMetrics
 from potluck.runtime.distributed import DistributedBackend
 from potluck.training import trees
+from potluck.training.counting import count_sync
 from potluck.training.state import TrainingState
 from potluck.training.state_chunks import CHUNK, Chunks, Layout, chunk_digest, size_of, sizes
 
 __all__ = ["StateSync", "SyncReport"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ROUND = 32
 """Chunks that a receiver gets in one exchange: 32 MiB of memory on either side."""
@@ -48,8 +50,9 @@ class SyncReport:
 class StateSync:
     """Brings the state of some members to all; keeps what has arrived from one try to the next."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, metrics: DistributedMetrics | None = None) -> None:
         self._state = state
+        self._metrics = metrics
         self._arrived: dict[bytes, bytes] = {}
 
     def run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
@@ -57,6 +60,9 @@ class StateSync:
 
         Where sources differ, the state of most of them counts, else that of the first.
         """
+        return count_sync(self._metrics, lambda: self._run(group, sources, platform))
+
+    def _run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
         mine = Chunks(self._state.capture())
         everyone = group.all_gather_object((mine.digest, platform))
         chosen = _reference([(rank, everyone[rank]) for rank in sources])

@@ -1,65 +1,24 @@
-"""Trees: dicts, lists and tuples with arrays at their ends, of any library.
+"""Trees of arrays, written down: their shape without the arrays, and never by pickle.
 
-Gradients are such a tree, and so is what ``state_dict()`` returns.  A tree can be taken apart into
-its arrays and put together again; its shape can be written down without them, and never by pickle.
+What ``state_dict()`` returns is such a tree; :mod:`potluck.arrays.trees` takes them apart.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from potluck.arrays.base import Access, Array
 from potluck.arrays.lending import lend
+from potluck.arrays.trees import is_array, leaves_of, replaced
 from potluck.runtime.object_codec import decode, encode
 
 __all__ = ["flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
 
 _KINDS = ("torch", "jax", "mlx")
-
-
-def is_array(thing: Any) -> bool:
-    """Whether this is the end of a branch that holds numbers in an array."""
-    return isinstance(thing, np.ndarray | np.generic) or (
-        hasattr(thing, "dtype") and hasattr(thing, "shape")
-    )
-
-
-def leaves_of(tree: Any) -> list[tuple[str, Any]]:
-    """All arrays of a tree, each with the path to it, in the order of the tree.
-
-    >>> [path for path, _ in leaves_of({"layer": [np.zeros(1), {"bias": np.ones(2)}]})]
-    ['layer.0', 'layer.1.bias']
-    """
-    return list(_walk(tree, ""))
-
-
-def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if is_array(tree):
-        yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _walk(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, list | tuple):
-        for place, value in enumerate(tree):
-            yield from _walk(value, f"{path}.{place}" if path else str(place))
-
-
-def replaced(tree: Any, arrays: Iterator[Any]) -> Any:
-    """The same tree with other arrays, taken in the order of :func:`leaves_of`."""
-    if is_array(tree):
-        return next(arrays)
-    if isinstance(tree, Mapping):
-        made = {key: replaced(value, arrays) for key, value in tree.items()}
-        return made if type(tree) is dict else type(tree)(made)  # type: ignore[call-arg]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(replaced(value, arrays) for value in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(replaced(value, arrays) for value in tree)
-    return tree
 
 
 def flat_array(thing: Any) -> Array:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +14,37 @@ import pytest
 from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
-from support.command import children_of, is_gone, on_screen, potluck, started
-from support.threads import eventually
+from support.command import children_of, environment, is_gone, on_screen, potluck, started
+from support.threads import PATIENCE, eventually
 
-SHORT = ("demo", "--seconds", "1")
+PAIR = ("demo", "--nodes", "2")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 
 
 @pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    """What a run of four ranks reports to a program."""
-    result = potluck(*SHORT, "--json")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run of three nodes, one of which is killed, reports to a program."""
+    home, temporary = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("temporary")
+    own = {"POTLUCK_HOME": str(home), "TMPDIR": str(temporary), "POTLUCK_NAMESPACE": "mine"}
+    result = subprocess.run(
+        [sys.executable, "-m", "potluck", "demo", "--json", "--steps", "24"],
+        capture_output=True,
+        check=False,
+        env=environment(own),
+        text=True,
+        timeout=2 * PATIENCE,
+    )
     assert (result.returncode, result.stderr) == (0, "")
+    assert not list(home.iterdir()), "a demo touches nothing of its user's"
+    assert not list(temporary.iterdir()), "and leaves nothing behind"
     facts: dict[str, Any] = json.loads(result.stdout)
     return facts
 
 
-def ranks_of(demo: int) -> list[int]:
-    """The processes of its ranks, once all four are there."""
-    eventually(lambda: len(children_of(demo)) == 4)
+def nodes_of(demo: int) -> list[int]:
+    """The processes of its nodes, once both are there."""
+    eventually(lambda: len(children_of(demo)) == 2)
     return children_of(demo)
-
-
-def await_training(demo: subprocess.Popen[str]) -> None:
-    """Read until it tells of a step."""
-    assert demo.stdout is not None
-    assert demo.stderr is not None
-    for line in demo.stdout:
-        if "step" in line:
-            return
-    pytest.fail(f"the demo ended early: {demo.stderr.read()}")
 
 
 def say_all_gone(pids: list[int]) -> None:
@@ -53,54 +55,61 @@ def say_all_gone(pids: list[int]) -> None:
 # --- the story ---
 
 
-def test_training_works(report: dict[str, Any]) -> None:
-    """The loss falls, before the kill and after it, and steps are counted once."""
-    steps = [step for step, _ in report["losses"]]
-    losses = [loss for _, loss in report["losses"]]
-    at_kill = max(index for index, step in enumerate(steps) if step <= report["resumed_step"])
-    assert losses[0] > losses[at_kill] > losses[-1]
+def test_every_survivor_notices_the_killed_node(report: dict[str, Any]) -> None:
+    """In the words of the log, and each by itself."""
+    killed = report["killed"]
+    assert killed["rank"] == 2
+    assert killed["step"] >= 6
+    assert sorted([killed["name"], *(each["name"] for each in report["noticed"])]) == sorted(
+        report["nodes"]
+    )
+    assert all(0 < each["milliseconds"] < 15_000 for each in report["noticed"])
+    assert all(killed["name"] in each["sentence"] for each in report["noticed"])
+
+
+def test_the_survivors_go_on_in_another_view(report: dict[str, Any]) -> None:
+    """Agreed before the next step, and no step is missing or made twice."""
+    agreed, resumed = report["agreed"], report["resumed"]
+    assert agreed["epoch"] == 2
+    assert report["noticed"][0]["milliseconds"] < agreed["milliseconds"] < resumed["milliseconds"]
+    assert resumed["step"] > report["killed"]["step"]
+    steps = [step for step, _ in report["losses"]["story"]]
     assert steps == sorted(set(steps))
-    assert report["steps"] == steps[-1] > report["resumed_step"] >= report["killed"]["step"] > 0
 
 
-def test_every_survivor_names_the_killed_rank(report: dict[str, Any]) -> None:
-    """Also the one that was not its neighbour; the text is what a user would read."""
-    assert report["killed"]["rank"] == 3
-    assert [notice["rank"] for notice in report["noticed"]] == [0, 1, 2]
-    assert all(notice["text"].startswith("Rank 3 ") for notice in report["noticed"])
-    assert all("killed" in notice["text"] for notice in report["noticed"])
-    assert all(notice["milliseconds"] > 0 for notice in report["noticed"])
+def test_the_killed_node_comes_back_and_catches_up(report: dict[str, Any]) -> None:
+    """It gets the others' state and trains with them to the end."""
+    back, killed = report["returned"], report["killed"]
+    assert back["name"] == killed["name"]
+    assert back["pid"] != killed["pid"]
+    assert back["epoch"] > report["agreed"]["epoch"]
+    assert back["step"] >= report["resumed"]["step"]
+    assert back["state_bytes"] > 500_000
+    assert report["story"]["steps"] >= back["step"] + 3
 
 
-def test_the_survivors_end_with_the_same_bits(report: dict[str, Any]) -> None:
-    """Data parallel training keeps the replicas equal, across the loss of one."""
-    assert sorted(report["fingerprints"]) == ["0", "1", "2"]
-    assert len(set(report["fingerprints"].values())) == 1
-    assert report["identical"] is True
-    assert report["messages"] > 0
-    assert report["bytes_sent"] > 0
+def test_the_result_is_that_of_an_undisturbed_run(report: dict[str, Any]) -> None:
+    """The same bits on every node, the same loss within noise, every sample counted once."""
+    for run in (report["story"], report["undisturbed"]):
+        assert sorted(run["fingerprints"]) == sorted(report["nodes"])
+        assert len(set(run["fingerprints"].values())) == 1
+        assert run["missing_samples"] == 0
+    assert report["story"]["steps"] == report["undisturbed"]["steps"]
+    assert report["difference"] <= report["noise"]
+    losses = [loss for _, loss in report["losses"]["story"]]
+    assert losses[-1] < losses[0]
+    assert (report["held"], report["identical"], report["problems"]) == (True, True, [])
+    assert report["averaged_bytes"] > 0
 
 
 def test_no_process_is_left(report: dict[str, Any]) -> None:
-    """Four were started, none remains."""
+    """Three were started, and one of them again."""
     assert len(set(report["pids"])) == 4
     assert all(map(is_gone, report["pids"]))
 
 
-@pytest.mark.parametrize(("ranks", "victim"), [(3, 0), (2, 1)])
-def test_any_rank_can_be_killed(ranks: int, victim: int) -> None:
-    """Rank 0 is nothing special, and of two ranks one goes on alone."""
-    counts = ("--ranks", str(ranks), "--kill", str(victim), "--seconds", "0.6")
-    report = json.loads(potluck("demo", *counts, "--json").stdout)
-    others = [rank for rank in range(ranks) if rank != victim]
-    assert [notice["rank"] for notice in report["noticed"]] == others
-    assert all(notice["text"].startswith(f"Rank {victim} ") for notice in report["noticed"])
-    assert report["identical"] is True
-    assert report["steps"] > report["resumed_step"]
-
-
 @pytest.mark.parametrize(
-    "arguments", [["--ranks", "1"], ["--kill", "4"], ["--kill", "-1"], ["--seconds", "0"]]
+    "arguments", [["--nodes", "1"], ["--kill", "3"], ["--kill", "-1"], ["--steps", "0"]]
 )
 def test_impossible_wishes_are_wrong_usage(arguments: list[str]) -> None:
     """Nothing is started for them."""
@@ -112,129 +121,106 @@ def test_impossible_wishes_are_wrong_usage(arguments: list[str]) -> None:
 # --- how it looks ---
 
 
-def test_a_pipe_gets_plain_lines() -> None:
-    """No escape sequence reaches a file, and every act of the story is a line."""
-    lines = potluck("demo", "--seconds", "2.4").stdout.splitlines()
-    assert not any("\x1b" in line for line in lines)
-    assert any(re.match(r"  step +\d+  loss 0\.\d+  4 of 4 train ", line) for line in lines)
-    assert any(re.fullmatch(r"Rank 3 \(pid \d+\) is killed at step \d+\.", line) for line in lines)
-    assert any("PeerLost: Rank 3 " in line for line in lines)
-    assert any(line.startswith("A new group of ranks 0, 1, 2 goes on") for line in lines)
-    assert lines[-1].startswith("All survivors hold the same parameters, bit for bit")
-
-
-def test_a_terminal_gets_a_live_table() -> None:
-    """The table is drawn again and again, with a line for each rank that fits the width."""
-    with on_screen(*SHORT, size=(80, 24)) as screen:
-        assert screen.read_to_end() == 0
-    assert screen.text.count("messages/s") > 5
-    assert re.search(r"3 +\d+ +killed +\d+ ", screen.text)
-    assert re.search(
-        r"0 +\d+ +training +\d+ +0\.\d+ +\d+\.\d MB +[\d,]+ +\d+\.\d MB/s", screen.text
-    )
-    assert re.search(r"0 +\d+ +done ", screen.text)
-    assert "bit for bit" in screen.text
+def test_a_terminal_gets_a_live_view() -> None:
+    """Drawn again and again, within its width; of two nodes the leader may be killed."""
+    wishes = ("--nodes", "2", "--kill", "0", "--steps", "8")
+    with on_screen("demo", *wishes, size=(80, 30)) as screen:
+        assert screen.read_to_end(2 * PATIENCE) == 0, screen.text
+    text = screen.text
+    assert len(re.findall(r"rank +node +pid", text)) > 10
+    assert re.search(r"– +\w+ +\d+ +killed ", text)
+    assert re.search(r"– +\w+ +\d+ +starting again ", text)
+    assert re.search(r"\d +\w+ +\d+ +training +healthy +\d+ +\d+ +\d+\.\d MB", text)
+    assert re.search(r"basil – thyme +\d+\.\d ms", text)
+    assert re.search(r"undisturbed +[▁▂▃▄▅▆▇█]+ +0\.\d{4}", text)
+    assert "bit for bit" in text
     assert COLOUR.search(screen.raw)
-    assert all(len(line) <= 80 for line in re.split(r"[\r\n]+", screen.text))
+    assert all(len(line) <= 80 for line in re.split(r"[\r\n]+", text))
     assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
 
 
-def test_no_color_means_no_colour() -> None:
-    """The table is the same, only plain."""
-    with on_screen("demo", "--seconds", "0.5", variables={"NO_COLOR": "1"}) as screen:
-        assert screen.read_to_end() == 0
-    assert "messages/s" in screen.text
-    assert not COLOUR.search(screen.raw)
-
-
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
-    """TERM=dumb, as in an editor's shell."""
-    with on_screen("demo", "--seconds", "0.5", variables={"TERM": "dumb"}) as screen:
-        assert screen.read_to_end() == 0
-    assert "\x1b" not in screen.raw
-    assert "is killed at step" in screen.text
+def test_a_pipe_gets_plain_lines_and_addresses_do_without_multicast() -> None:
+    """No escape sequence reaches a file; where multicast is not wanted or not there, it says so."""
+    wishes = ("--nodes", "2", "--no-kill", "--no-multicast", "--steps", "16")
+    result = potluck("demo", *wishes)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert not any("\x1b" in line for line in lines)
+    assert any("are told each other's addresses" in line for line in lines)
+    assert any("found each other by addresses and agreed on view 1" in line for line in lines)
+    pattern = r" +\d+\.\d\d s    step \d+, loss 0\.\d+, view 1 with 2 of 2 nodes, .* averaged"
+    assert any(re.fullmatch(pattern, line) for line in lines)
+    assert lines[-1].startswith("All 2 nodes hold the same parameters, bit for bit")
+    assert "killed" not in result.stdout
 
 
 # --- how it ends early ---
 
 
 def test_ctrl_c_leaves_nothing_behind() -> None:
-    """The key reaches the demo alone, which ends its ranks; the cursor comes back."""
-    with on_screen("demo") as screen:
-        screen.read_until("training")
-        ranks = ranks_of(screen.process.pid)
+    """The key reaches the demo alone, which ends its nodes; the cursor comes back."""
+    with on_screen(*PAIR) as screen:
+        screen.read_until("starting")
+        nodes = nodes_of(screen.process.pid)
         screen.type("\x03")
         assert screen.read_to_end() == 130
-        say_all_gone(ranks)
+        say_all_gone(nodes)
     assert screen.text.endswith("Interrupted.\r\n")
     assert "Traceback" not in screen.text
     assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize(
-    ("ending", "code", "training"),
-    [
-        (signal.SIGINT, 130, False),
-        (signal.SIGTERM, 143, False),
-        (signal.SIGKILL, -9, True),
-    ],
-)
-def test_a_signal_leaves_nothing_behind(
-    ending: signal.Signals, code: int, training: bool, tmp_path: Path
-) -> None:
-    """Whether the demo can still say so or not, its ranks end with it, also while they start."""
-    # What a demo that is killed cannot remove any more goes with the test's own folder.
-    with started("demo", variables={"TMPDIR": str(tmp_path)}) as demo:
-        ranks = ranks_of(demo.pid)
-        if training:
-            await_training(demo)
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing_behind(ending: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Also that of a lost connection by SSH; a node that sleeps ends all the same."""
+    with started(*PAIR, variables={"TMPDIR": str(tmp_path)}) as demo:
+        nodes = nodes_of(demo.pid)
+        psutil.Process(nodes[1]).suspend()
         demo.send_signal(ending)
         assert demo.wait(20) == code
-        say_all_gone(ranks)
-    assert ending == signal.SIGKILL or not list(tmp_path.iterdir())
+        say_all_gone(nodes)
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_ends_unasked_ends_the_demo() -> None:
-    """The demo says which rank, how it ended and in one paragraph, instead of hanging."""
-    with started("demo") as demo:
-        await_training(demo)
-        ranks = ranks_of(demo.pid)
-        os.kill(ranks[1], signal.SIGTERM)
+def test_a_node_that_ends_unasked_ends_the_demo() -> None:
+    """The demo says which node, how it ended and in one paragraph, instead of hanging."""
+    with started(*PAIR) as demo:
+        nodes = nodes_of(demo.pid)
+        os.kill(nodes[1], signal.SIGTERM)
         _, words = demo.communicate(timeout=20)
         assert demo.returncode == 1
-        say_all_gone(ranks)
-    assert words.startswith(f"potluck: Rank 1 of the demo (pid {ranks[1]}) is gone")
+        say_all_gone(nodes)
+    assert f"potluck: The demo's node thyme (pid {nodes[1]}) is gone" in words
     assert "ended by the signal SIGTERM" in words
-    assert words.count("\n") == 1
 
 
-def test_a_rank_that_cannot_start_is_explained(tmp_path: Path) -> None:
-    """The last words of the process are in the error."""
+def test_a_node_that_cannot_start_shows_its_traceback_first(tmp_path: Path) -> None:
+    """Then the paragraph, with its last words."""
     (tmp_path / "numpy.py").write_text("raise ImportError('this numpy is broken')")
-    result = potluck("demo", variables={"PYTHONPATH": str(tmp_path)})
+    result = potluck(*PAIR, variables={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 1
-    assert "exit code 1 and wrote: ImportError: this numpy is broken" in result.stderr
-    assert "Traceback" not in result.stderr
+    *trace, paragraph = result.stderr.splitlines()
+    assert trace[0].startswith("Traceback")
+    assert trace[-1] == "ImportError: this numpy is broken"
+    assert paragraph.startswith("potluck: The demo's node ")
+    assert "exit code 1 and wrote: ImportError: this numpy is broken" in paragraph
+
+
+def test_a_demo_that_takes_too_long_gives_up() -> None:
+    """And says what it waited for."""
+    result = potluck(*PAIR, "--seconds", "1")
+    assert result.returncode == 1
+    assert "basil and thyme did not find the others within" in result.stderr
 
 
 def test_a_reader_that_goes_away_ends_the_demo() -> None:
     """`potluck demo | head -1` stops when nobody reads any more, quietly."""
-    with started("demo") as demo:
-        ranks = ranks_of(demo.pid)
+    with started(*PAIR, "--no-multicast") as demo:
+        nodes = nodes_of(demo.pid)
         assert demo.stdout is not None
         demo.stdout.readline()
         demo.stdout.close()
         assert demo.stderr is not None
         assert "Traceback" not in demo.stderr.read()
         assert demo.wait(20) == 1
-        say_all_gone(ranks)
-
-
-def test_a_rank_that_sleeps_is_ended_too() -> None:
-    """A suspended process can do nothing for itself; the demo ends it all the same."""
-    with started("demo") as demo:
-        ranks = ranks_of(demo.pid)
-        psutil.Process(ranks[2]).suspend()
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(20) == 130
-        say_all_gone(ranks)
+        say_all_gone(nodes)

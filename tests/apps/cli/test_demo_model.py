@@ -64,9 +64,24 @@ def test_it_learns() -> None:
     for _ in range(600):
         losses.append(model.gradient(points, labels, gradient))
         model.update(gradient / np.float32(400))
-    assert model.step == 600
+    assert model.tree["steps"].tolist() == [600]
     assert losses[-1] < losses[0] / 2
     assert model.accuracy(*unseen) > first_accuracy
+
+
+def test_the_loss_of_a_batch_is_that_of_its_points() -> None:
+    """The mean loss at the end is measured like the loss on the way."""
+    points, labels = spirals(40, seed=3)
+    model = Model(seed=3, hidden=8)
+    assert model.loss(points, labels) == pytest.approx(total_loss(model, points, labels) / 40)
+
+
+def test_one_bit_changes_the_fingerprint() -> None:
+    """Equal fingerprints mean equal parameters."""
+    one, other = Model(seed=3, hidden=4), Model(seed=3, hidden=4)
+    assert one.fingerprint == other.fingerprint
+    other.state[0][-1] = np.nextafter(other.state[0][-1], np.float32(1))
+    assert one.fingerprint != other.fingerprint
 
 
 def test_a_confident_mistake_overflows_nothing() -> None:

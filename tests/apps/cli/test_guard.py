@@ -1,6 +1,8 @@
 """Errors reach a person as one paragraph, and a traceback only on request."""
 
 import errno
+import os
+import re
 import subprocess
 import sys
 from typing import Annotated
@@ -69,12 +71,27 @@ typer.run(guarded(cook))
 """
 
 
-@pytest.mark.parametrize(("options", "shown"), [([], ""), (["--debug"], "the soup is hot\n")])
-def test_the_log_stays_out_of_the_terminal(options: list[str], shown: str) -> None:
-    """What it says is part of the error already; --debug shows it too."""
+@pytest.mark.parametrize(
+    ("options", "wish", "shown"),
+    [
+        ([], "", r""),
+        (["--debug"], "", r"\d\d:\d\d:\d\d warning kitchen: the soup is hot\n"),
+        ([], "json", r'{"time":.*"level":"warning",.*"message":"the soup is hot"}\n'),
+        (["--debug"], "error", r""),
+    ],
+)
+def test_the_log_stays_out_of_the_terminal(options: list[str], wish: str, shown: str) -> None:
+    """What it says is part of the error already; --debug shows it too, POTLUCK_LOG has a say."""
     command = [sys.executable, "-c", LOGS, *options]
-    result = subprocess.run(command, capture_output=True, check=True, text=True, timeout=PATIENCE)
-    assert result.stderr == shown
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "POTLUCK_LOG": wish},
+    )
+    assert re.fullmatch(shown, result.stderr)
 
 
 def test_a_fault_of_ours_is_admitted(app: typer.Typer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 from typer.testing import CliRunner
 
@@ -12,6 +13,8 @@ from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.control_reports import HealthLine, MemberLine, Report
 from potluck.runtime.observing import Observer
 from support.clusters import clusters, new_job
+from support.command import on_screen, started
+from support.threads import PATIENCE
 
 
 def report(letter: str, rank: int, *, sees: str = "healthy", size: int = 2) -> Report:
@@ -101,3 +104,31 @@ def test_who_waits_for_others_is_shown() -> None:
         words = CliRunner().invoke(app, ["status", "--job", job]).stdout
         assert f'"{job}": {launcher.card.name} at ' in words
         assert "waits in `potluck run`" in words
+
+
+def test_watching_tells_every_change_until_it_is_interrupted() -> None:
+    """One line of JSON when somebody comes and when he goes; Ctrl-C is its proper end."""
+    job = new_job()
+    with started("status", "--watch", "--json", "--wait", "0.1", "--job", job) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["jobs"] == []
+        with clusters(1, job):
+            while '"rank":0' not in (line := process.stdout.readline()):
+                assert line
+            (found,) = json.loads(line)["jobs"]
+            assert (found["job"], found["epoch"]) == (job, 1)
+        while json.loads(process.stdout.readline())["jobs"]:  # he is gone
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_watching_in_a_terminal_redraws_in_place() -> None:
+    """And says how one ends it."""
+    job = new_job()
+    with on_screen("status", "--watch", "--wait", "0.1", "--job", job) as screen:
+        screen.read_until("Ctrl-C ends this.")
+        with clusters(1, job):
+            screen.read_until("view 1 of 1 node")
+        screen.type("\x03")
+        assert screen.read_to_end() == 0

@@ -25,10 +25,10 @@ def heard(node: NodeId = OTHER, tag: str = TAG, version: int = 1) -> Heard:
     return Heard(tag, "j" * 16, node, 1, version, (WHERE,))
 
 
-def target(outcome: Outcome, origin: str = "heard", **facts: str) -> Target:
+def target(outcome: Outcome, origin: str = "heard", *, words: str = "", life: str = "") -> Target:
     """Somebody whom this machine tried to meet at one address."""
     node = OTHER if outcome is Outcome.MET else None
-    return Target("desk", origin, (Probe(WHERE, outcome, node=node, **facts),), OTHER)
+    return Target("desk", origin, (Probe(WHERE, outcome, words, life, node),), OTHER)
 
 
 HEALTHY = Scene(

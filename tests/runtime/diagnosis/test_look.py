@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from potluck.net.known_peers import KnownPeers
 from potluck.net.mdns_records import Heard
 from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.security import Security
-from potluck.runtime.diagnosis import diagnose, look
+from potluck.runtime.diagnosis import diagnose, ears, trying
+from potluck.runtime.diagnosis.ears import Ears
 from potluck.runtime.diagnosis.look import look_around
+from potluck.runtime.diagnosis.machine import Machine
 from potluck.runtime.diagnosis.scene import Outcome, Probe
 from support.discovering import advert, sighting
 from support.quiet_network import Stranger, hurry
@@ -41,8 +44,8 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(mdns_source, "usable_hosts", lambda **_: [])
     hurry(monkeypatch)
     jobs, doctors = (f"_pl{secrets.token_hex(3)}._tcp.local." for _ in range(2))
-    monkeypatch.setattr(look, "DOCTORS", doctors)
-    monkeypatch.setattr(look, "SERVICE", jobs)
+    monkeypatch.setattr(ears, "DOCTORS", doctors)
+    monkeypatch.setattr(ears, "SERVICE", jobs)
     return jobs
 
 
@@ -68,7 +71,7 @@ def test_a_node_is_heard_and_met_and_a_stranger_only_heard(service: str, tmp_pat
     assert {each.node for each in scene.heard} == {port.process.node, "s" * 32}
     outcomes = {target.origin: target.probes[0].outcome for target in scene.targets}
     assert outcomes == {"given": Outcome.REFUSED, "heard": Outcome.MET}
-    checks = {finding.check for finding in diagnose(scene)}
+    checks = {finding.check for finding in diagnose(replace(scene, machine=Machine()))}
     assert checks == {"ports", "namespaces"}
 
 
@@ -82,7 +85,7 @@ def test_peers_of_earlier_runs_are_tried_if_they_are_not_heard(
         tried.append(address)
         return Probe(address, Outcome.REFUSED)
 
-    monkeypatch.setattr(look, "probe", refuse)
+    monkeypatch.setattr(trying, "probe", refuse)
     lab = circle(tmp_path)
     KnownPeers(tmp_path).remember(
         advert(namespace=lab, job="any.py"),
@@ -97,14 +100,16 @@ def test_a_doctor_who_comes_late_is_waited_for(service: str, tmp_path: Path) -> 
     """It may hear our answer only after a second; but nobody can make us stay for ever."""
     config = DiscoveryConfig(home=tmp_path)
     mine, other = advert("a"), advert("b")
-    with contextlib.closing(look._Ears(mine, config)) as ears:
-        eventually(lambda: ears.heard_self)
-        assert ears.listen_until(5.0) == 5.0
+    with contextlib.closing(Ears(mine, config)) as listening:
+        eventually(lambda: listening.heard_self)
+        assert listening.listen_until(5.0) == 5.0
         came = time.monotonic()
-        ears._hear_colleague("late", _heard(other))
-        assert came + look.LINGER <= ears.listen_until(came) <= time.monotonic() + look.LINGER
-        assert ears.listen_until(came - 10.0) == came - 10.0 + look.LONGEST
-        assert ears.listen_until(came + 10.0) == came + 10.0
+        listening._hear_colleague("late", _heard(other))
+        latest = time.monotonic() + ears.LINGER
+        assert came + ears.LINGER <= listening.listen_until(came) <= latest
+        assert listening.listen_until(came - 10.0) == came - 10.0 + ears.LONGEST
+        assert listening.listen_until(came + 10.0) == came + 10.0
+        assert [each.node for each in listening.colleagues()] == [other.node]
 
 
 def _heard(shown: Advert) -> Heard:

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from potluck.net.identity import NodeIdentity
 from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.security import Security
 from potluck.runtime.diagnosis import probe as probe_module
-from potluck.runtime.diagnosis.probe import probe, signs_of_life
+from potluck.runtime.diagnosis.probe import probe
 from potluck.runtime.diagnosis.scene import Outcome
 from support.threads import PATIENCE
 
@@ -66,6 +65,8 @@ def test_a_member_is_met_and_named(members: Membership) -> None:
         result = probe(members, address)
         assert result.outcome is Outcome.MET
         assert result.node == port.process.node
+        assert result.skew is not None
+        assert abs(result.skew) < PATIENCE
 
 
 def test_another_secret_is_another_namespace(members: Membership) -> None:
@@ -78,7 +79,7 @@ def test_another_version_is_told_by_its_words(
     members: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS still works; the first frame does not."""
-    monkeypatch.setattr("potluck.net.acceptor.Greeting", _Newer)
+    monkeypatch.setattr("potluck.net.acceptor_callers.Greeting", _Newer)
     with node(LAB) as (address, _):
         result = probe(members, address)
         assert result.outcome is Outcome.OTHER_VERSION
@@ -134,7 +135,7 @@ def test_one_who_says_nothing_does_not_hold_us_up(
     monkeypatch.setattr(probe_module, "TALKING", 0.2)
     with somebody(_read_all) as address:
         result = probe(members, address)
-        assert result.outcome is Outcome.FAILED
+        assert result.outcome is Outcome.MUTE
         assert "said nothing" in result.words
 
 
@@ -142,24 +143,3 @@ def _read_all(line: socket.socket) -> None:
     with contextlib.suppress(ConnectionError):
         while line.recv(4096):
             pass
-
-
-def test_signs_of_life_are_looked_for_on_other_doors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A refusal, an answer, a network card; or nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        number = door.getsockname()[1]
-        monkeypatch.setattr(probe_module, "DOORS", (number,))
-        assert signs_of_life("127.0.0.1") == f"it answers on port {number}"
-    assert signs_of_life("127.0.0.1") == f"it refuses port {number} at once"
-    monkeypatch.setattr(probe_module, "DOORS", ())
-    arp = tmp_path / "arp"
-    arp.write_text(
-        "IP address       HW type     Flags       HW address            Mask     Device\n"
-        "10.0.0.2         0x1         0x2         02:fc:00:00:00:05     *        eth0\n"
-        "10.0.0.3         0x1         0x0         00:00:00:00:00:00     *        eth0\n"
-    )
-    assert "02:fc:00:00:00:05" in signs_of_life("10.0.0.2", arp=arp)
-    assert signs_of_life("10.0.0.3", arp=arp) == ""
-    assert signs_of_life("10.0.0.4", arp=tmp_path / "missing") == ""

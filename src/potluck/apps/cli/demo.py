@@ -1,62 +1,116 @@
-"""``potluck demo``: several processes train one model, one of them is killed, the rest go on."""
+"""``potluck demo``: nodes find each other and train; one is killed, and comes back."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from potluck.apps.cli.options import Json
 
-__all__ = ["EXAMPLES", "demo"]
+if TYPE_CHECKING:
+    from potluck.apps.cli.demo_crew import Settings
+    from potluck.apps.cli.demo_report import Report
+
+__all__ = ["EXAMPLES", "EXIT_CODES", "demo"]
 
 EXAMPLES = """\
-potluck demo                       four ranks, about twelve seconds
-potluck demo --ranks 8 --kill 0    rank 0 may go as well: it is nothing special
+potluck demo                       three nodes, less than a minute
+potluck demo --nodes 5 --kill 0    rank 0, the leader, may go as well: it is nothing special
 potluck demo --json | jq .noticed  how fast the others noticed
 """
+
+EXIT_CODES = (
+    "Exit codes: 0 everything went as it should, 1 it did not (the reason is on stderr), "
+    "2 wrong usage, 130 interrupted."
+)
+
+MOST = 16
+"""Nodes: more of them on one machine would only show how busy it is."""
 
 
 def demo(
     *,
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="How many processes.")] = 4,
-    seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="Time spent training.")] = 10.0,
+    nodes: Annotated[int, typer.Option(min=2, max=MOST, help="How many nodes.")] = 3,
+    steps: Annotated[
+        int, typer.Option(min=4, max=100_000, help="Train for at least so many steps.")
+    ] = 240,
     kill: Annotated[
         int | None,
-        typer.Option(min=0, help="Which rank is killed half-way.", show_default="the last"),
+        typer.Option(min=0, help="Which rank is killed on the way.", show_default="the last"),
     ] = None,
+    no_kill: Annotated[bool, typer.Option("--no-kill", help="Kill nobody.")] = False,
+    multicast: Annotated[
+        bool, typer.Option(help="Find each other by multicast DNS, or by addresses given.")
+    ] = True,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="Give up after so many seconds.")
+    ] = 110.0,
     seed: Annotated[int, typer.Option(min=0, help="Data and first parameters follow from it.")] = 0,
     json: Json = False,
 ) -> None:
-    """Train a small model on several processes of this machine, and kill one on the way.
+    """Watch a small cluster on this machine lose a node in the middle of training, and get it back.
 
-    The ranks talk over TCP, as they would between machines.  The survivors notice the loss, form a
-    new group and finish the training.  Needs neither torch nor a second machine.
+    Nodes in processes of their own find each other, train one model and average gradients over
+    encrypted connections, as they would between machines.  One is killed; the others notice, agree
+    to go on, and let it in again.  Then the same training runs undisturbed, to compare.  Nothing of
+    yours is touched.  Needs neither torch nor a second machine.
     """
-    victim = ranks - 1 if kill is None else kill
-    if victim >= ranks:
-        raise typer.BadParameter(f"there are only ranks 0 to {ranks - 1}", param_hint="--kill")
-    from rich.console import Console
-    from rich.text import Text
+    from potluck.apps.cli.demo_crew import Settings
 
-    from potluck.apps.cli.demo_director import Director, Settings
-    from potluck.apps.cli.demo_screen import open_screen
-
-    signal.signal(signal.SIGTERM, _end)
-    console = Console()
-    settings = Settings(ranks, seconds, victim, seed)
-    with open_screen(console, silent=json) as screen, Director(settings, screen) as director:
-        report = director.run()
+    victim = nodes - 1 if kill is None else kill
+    if victim >= nodes:
+        raise typer.BadParameter(f"there are only ranks 0 to {nodes - 1}", param_hint="--kill")
+    settings = Settings(
+        nodes=nodes,
+        steps=steps,
+        seed=seed,
+        kill=None if no_kill else victim,
+        seconds=seconds,
+        multicast=multicast,
+    )
+    report = _play(settings, silent=json)
     if json:
         typer.echo(report.to_json())
     else:
-        console.print()
-        for sentence in report.sentences():
-            console.print(Text(sentence), soft_wrap=not console.is_terminal)
-    if not report.is_identical:
+        _sum_up(report)
+    if report.problems:
+        typer.echo(f"potluck: The story did not hold: {'; '.join(report.problems)}.", err=True)
         raise typer.Exit(1)
+
+
+def _play(settings: Settings, *, silent: bool) -> Report:
+    from rich.console import Console
+
+    from potluck.apps.cli.demo_crew import Crew
+    from potluck.apps.cli.demo_process import NodeFailed
+    from potluck.apps.cli.demo_screen import open_screen, speak_plainly
+    from potluck.apps.cli.demo_story import Story
+
+    for name in ("SIGTERM", "SIGHUP"):  # the second one comes when a connection by SSH is lost
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _end)
+    speak_plainly(sys.stdout)
+    try:
+        with open_screen(Console(), silent=silent) as screen, Crew(settings, screen) as crew:
+            return Story(crew).run()
+    except NodeFailed as error:
+        if error.trace:
+            typer.echo(error.trace.rstrip(), err=True)
+        raise
+
+
+def _sum_up(report: Report) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print()
+    for sentence in report.sentences():
+        console.print(Text(sentence), soft_wrap=not console.is_terminal)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -61,19 +61,19 @@ def doctor(
 ) -> None:
     """Find out why nodes do not meet: names the cause, what shows it, and what to do.
 
-    Looks at this machine's interfaces, at what is announced on the network, and at whether those
-    who belong to the same namespace can be reached and speak the same version. Run it on both
-    machines at the same time to check the way between them.
+    Looks at this machine (interfaces, keys, ports, its name, its battery), at what is announced on
+    the network, and at whether those who belong to the same namespace can be reached, speak the
+    same version, get large packets and have the same time. Run it on both machines at the same
+    time: then the way between them is checked in both directions, and how much goes through.
     """
     from potluck.apps.cli.circle import print_json
-    from potluck.net.namespace import NetworkNamespace
     from potluck.runtime.diagnosis import Severity, diagnose
     from potluck.runtime.diagnosis.look import look_around
 
     texts = [text for each in peers or [] for text in each.replace(",", " ").split()]
     try:
         with _progress(f"Looking around for {seconds:g} s"):
-            scene = look_around(NetworkNamespace.load_or_create(namespace), texts, seconds=seconds)
+            scene = look_around(namespace, texts, seconds=seconds)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
     findings = diagnose(scene)

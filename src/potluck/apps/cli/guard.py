@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
+from potluck import logs
 from potluck.apps.cli.options import Debug
 from potluck.errors import DistributedError
 
@@ -22,17 +23,14 @@ __all__ = ["guarded"]
 
 FAILED, INTERRUPTED = 1, 130
 
-_SILENCE = logging.NullHandler()
-
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """The command, with its errors told in words and an option to see more."""
 
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool, **options: Any) -> None:
-        if not debug:  # what matters is told as an error; the log would say it twice
-            logging.getLogger("potluck").addHandler(_SILENCE)
         try:
+            _choose_logs(debug=debug)
             command(*arguments, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise  # the framework knows what to do with these
@@ -47,6 +45,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = _with_debug(command)  # type: ignore[attr-defined]
     return run
+
+
+def _choose_logs(*, debug: bool) -> None:
+    """As somebody wishes; unless, none: what matters is told as an error, not twice."""
+    if debug or os.environ.get("POTLUCK_LOG", "").strip():
+        logs.configure(os.environ.get("POTLUCK_LOG") or "debug")
+    else:
+        logs.get_logger(logs.ROOT)  # which is silent
 
 
 def _with_debug(command: Callable[..., None]) -> inspect.Signature:

@@ -6,12 +6,16 @@ A command imports what is heavy when it runs, so that ``potluck --help`` answers
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from potluck import logs
 from potluck.apps.cli import (
+    bench,
+    dashboard,
     demo,
     doctor,
     members,
@@ -20,18 +24,20 @@ from potluck.apps.cli import (
     rotate,
     run,
     status,
+    trace,
     unpair,
     version,
 )
 from potluck.apps.cli.guard import guarded
-from potluck.apps.cli.options import EXIT_CODES
+from potluck.apps.cli.options import ALL_EXIT_CODES, EXIT_CODES
+from potluck.errors import DistributedError
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="potluck",
     no_args_is_help=True,
-    epilog=EXIT_CODES,
+    epilog=ALL_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # guard.py does this
 )
@@ -43,6 +49,16 @@ def _show_version(*, wanted: bool) -> None:
         raise typer.Exit
 
 
+def _choose_logs(wish: str | None) -> str | None:
+    if wish is not None:
+        try:
+            logs.read_wish(wish)
+        except DistributedError as error:
+            raise typer.BadParameter(str(error)) from None
+        os.environ["POTLUCK_LOG"] = wish
+    return wish
+
+
 @app.callback()
 def potluck(
     *,
@@ -52,6 +68,18 @@ def potluck(
             "--version", callback=_show_version, is_eager=True, help="Say which version this is."
         ),
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log",
+            metavar="json|human|LEVEL",
+            callback=_choose_logs,
+            envvar="POTLUCK_LOG",
+            help="Show logs on stderr, of programs that `run` starts as well: json or human, and "
+            "debug, info, warning or error, with a comma between them.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Train together on the machines you already own."""
 
@@ -68,13 +96,16 @@ def _add(
     app.command(help=text, epilog=epilog, context_settings=settings)(guarded(command))
 
 
-_add(demo.demo, demo.EXAMPLES)
+_add(demo.demo, demo.EXAMPLES, demo.EXIT_CODES)
 _add(pair.pair, pair.EXAMPLES)
 _add(members.members, members.EXAMPLES)
 _add(revoke.revoke, revoke.EXAMPLES)
 _add(rotate.rotate, rotate.EXAMPLES)
 _add(run.run, run.EXAMPLES, run.EXIT_CODES, run.SETTINGS)
 _add(status.status, status.EXAMPLES, status.EXIT_CODES)
+_add(bench.bench, bench.EXAMPLES, bench.EXIT_CODES)
+_add(dashboard.dashboard, dashboard.EXAMPLES, dashboard.EXIT_CODES)
 _add(doctor.doctor, doctor.EXAMPLES, doctor.EXIT_CODES)
+_add(trace.trace, trace.EXAMPLES, trace.EXIT_CODES)
 _add(unpair.unpair, unpair.EXAMPLES)
 _add(version.version, version.EXAMPLES)

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["EXIT_CODES", "Debug", "Json", "Member", "Namespace", "Yes"]
+__all__ = ["ALL_EXIT_CODES", "EXIT_CODES", "Debug", "Json", "Member", "Namespace", "Yes"]
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead.")]
 
@@ -38,6 +38,12 @@ Debug: TypeAlias = Annotated[
         "--debug", envvar="POTLUCK_DEBUG", help="Show where an error comes from (a traceback)."
     ),
 ]
+
+ALL_EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage, 3 it worked, and found "
+    "something wrong or nobody there (the help of each command says what), 130 interrupted; `run` "
+    "ends with the exit code of the script."
+)
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage, 130 interrupted."

@@ -21,18 +21,27 @@ __all__ = ["EXAMPLES", "EXIT_CODES", "SETTINGS", "run"]
 EXAMPLES = """\
 potluck run train.py --epochs 3         on each machine; begins when all of the circle are there
 potluck run --nodes 2 train.py          begins when two are there; others may come later
+potluck run --per-node 4 train.py       four workers on this machine
+potluck run --resume train.py           go on after a power cut from what was saved last
+potluck run --serve train.py            and show it in a browser meanwhile
 potluck run --peer desk:52416 train.py  where machines do not find each other by themselves
 """
 
 EXIT_CODES = (
-    "Exit codes: the script's own; 1 failed before it began (the reason is on stderr), "
-    "2 wrong usage, 3 not enough machines came in time, 128 + n ended by signal n."
+    "Exit codes: the script's own (of several workers that of the one that failed first); 1 failed "
+    "before it began (the reason is on stderr), 2 wrong usage, 3 not enough machines came in time, "
+    "128 + n ended by signal n."
 )
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the script is the script's."""
 
 TOO_FEW = 3
+
+AGREEMENT = 5.0
+"""Seconds to agree on ranks once all are ready; without that, potluck.join() agrees on them."""
+
+MOST_WORKERS = 1024
 
 PAUSE = 0.1
 """Seconds between two looks at who is here."""
@@ -51,6 +60,9 @@ def run(
             min=1, help="How many machines must be there.", show_default="all of the namespace"
         ),
     ] = None,
+    per_node: Annotated[
+        int, typer.Option(min=1, max=MOST_WORKERS, help="How many workers to start here.")
+    ] = 1,
     job: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +83,25 @@ def run(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Begin even if the scripts differ.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the last good checkpoint, if there is one."),
+    ] = False,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where elastic trainings save that name no folder.",
+            show_default=False,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Show the run in a browser, on this machine.")
+    ] = False,
+    serve_at: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="The same at this address, with a token."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Tell who is here as lines of JSON on stderr.")
     ] = False,
@@ -79,19 +110,29 @@ def run(
 
     Waits until enough machines are there, shows who is here and who is missing, and says who
     differs in script, arguments or versions.  Inside the script, potluck.join() then finds the same
-    machines.
+    machines; the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR ...) are set.
     """
-    from potluck.apps.cli.run_child import child_environment, facts_of, run_script
+    from potluck.apps.cli.dashboard_serving import serving
+    from potluck.apps.cli.run_child import (
+        child_environments,
+        facts_of,
+        run_scripts,
+        saving_environment,
+    )
     from potluck.apps.cli.run_gathering import Gathering
     from potluck.apps.cli.run_screen import open_screen
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.observing import STARTING, STOPPING, Observer
+    from potluck.runtime.observing_window import find_web_server
 
     if not script.is_file():
         raise typer.BadParameter(f"{script} is no file", param_hint="SCRIPT")
     given = list(arguments or [])
     name = job or script.name
-    facts = facts_of(script, given)
+    place = serve_at or ("127.0.0.1" if serve else None)
+    if place is not None:
+        find_web_server()  # before anybody waits
+    facts = facts_of(script, given, per_node)
     config = AutoDiscoveryConfig(job=name, namespace=namespace, peers=tuple(peer or ()))
     with Observer(config, job=name, facts=facts) as observer, open_screen(json=json) as screen:
         expected = _roster(observer)
@@ -103,12 +144,19 @@ def run(
         gathering = Gathering(observer.own_report(), wanted, expected)
         _wait(observer, gathering, screen, timeout, wants_all=nodes is None)
         may_begin = _check(gathering, screen) or anyway
-        observer.tell(STARTING if may_begin else STOPPING)
+        roll = "" if gathering.crew is None else gathering.crew.roll
+        observer.tell(STARTING if may_begin else STOPPING, roll=roll)
         if not may_begin:
             screen.say("Copy the same script to all machines, or begin with --anyway.", grave=True)
             raise typer.Exit(1)
-        environment = child_environment(observer, gathering, config.peers, facts)
-    raise typer.Exit(run_script([str(script), *given], environment))
+        saving = saving_environment(resume=resume, folder=checkpoints)
+        environments = [
+            {**each, **saving}
+            for each in child_environments(observer, gathering, config.peers, facts)
+        ]
+    with serving(config, name, place):
+        code = run_scripts([str(script), *given], environments)
+    raise typer.Exit(code)
 
 
 def _roster(observer: Observer) -> Mapping[str, str]:
@@ -130,16 +178,22 @@ def _wait(
     import time
 
     deadline = None if timeout is None else time.monotonic() + timeout
+    agree_by: float | None = None
     while True:
         if wants_all:  # the others may know of machines that were paired elsewhere
             gathering.expect(_roster(observer))
         gathering.look([*observer.parted, *observer.reports])
+        gathering.hosts |= observer.hosts
         state = "ready" if gathering.is_complete else "waiting"
-        observer.tell(state)
-        gathering.say(state)
+        roll = gathering.say(state)
+        observer.tell(state, roll=roll)
         screen.show(gathering)
-        if gathering.may_start:
-            return
+        if not gathering.may_start:
+            agree_by = None
+        else:
+            agree_by = agree_by or time.monotonic() + AGREEMENT
+            if gathering.crew is not None or not roll or time.monotonic() >= agree_by:
+                return
         if deadline is not None and time.monotonic() >= deadline:
             _give_up(observer, gathering, screen, timeout or 0.0)
         time.sleep(PAUSE)

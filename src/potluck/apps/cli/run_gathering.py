@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from potluck.apps.cli.run_places import ROLL, Crew, Rolls, group_of
 from potluck.runtime.control_reports import Report
 
 __all__ = ["BLOCKING", "COMPARED", "Difference", "Gathering", "differences", "labels"]
@@ -20,6 +21,7 @@ COMPARED = {
     "python": "the version of Python",
     "potluck": "the version of Potluck",
     "numpy": "the version of numpy",
+    "torch": "the version of PyTorch",
 }
 """What must be alike, and what it is called."""
 
@@ -86,6 +88,9 @@ class Gathering:
         self._here: dict[tuple[str, int], Report] = {me.key: me}
         self._me = me.key
         self._started: dict[tuple[str, int], Report] = {}
+        self._rolls = Rolls()
+        self.hosts: dict[tuple[str, int], str] = {}
+        """By which addresses the others are, or were, connected with us."""
 
     def look(self, reports: Iterable[Report]) -> None:
         """What is known now; a launcher that has begun counts until its script is seen."""
@@ -109,11 +114,15 @@ class Gathering:
         self._expected = dict(expected)
         self._wanted = max(self._wanted, len(expected))
 
-    def say(self, state: str) -> None:
-        """Our own state."""
+    def say(self, state: str) -> str:
+        """Our own state; the roll that goes with it, for the others."""
         import msgspec
 
-        self._here[self._me] = msgspec.structs.replace(self._here[self._me], state=state)
+        roll = self._rolls.call(self.here) if self.is_complete else ""
+        mine = self._here[self._me]
+        facts = {**mine.facts, ROLL: roll}
+        self._here[self._me] = msgspec.structs.replace(mine, state=state, facts=facts)
+        return roll
 
     @property
     def here(self) -> list[Report]:
@@ -136,7 +145,17 @@ class Gathering:
     @property
     def is_complete(self) -> bool:
         """Whether as many are here as are wanted."""
-        return len(self._here) >= self._wanted
+        return self.count >= self._wanted
+
+    @property
+    def count(self) -> int:
+        """How many are here; workers of one launcher count once."""
+        return len(set(map(group_of, self._here.values())))
+
+    @property
+    def crew(self) -> Crew | None:
+        """Who takes part and with how many workers, if everybody who is here says the same."""
+        return self._rolls.agreed(self.here[1:]) if self.is_complete else None
 
     @property
     def may_start(self) -> bool:
@@ -154,7 +173,7 @@ class Gathering:
     def status_line(self) -> str:
         """Who is here and who is missing, in one line."""
         names = _list(list(labels(self.here).values()))
-        count = len(self._here)
+        count = self.count
         text = f"{count} of {self._wanted} {'is' if count == 1 else 'are'} here: {names}"
         if not self.is_complete and self.missing:
             text += f"; missing: {_list(self.missing)}"

@@ -144,7 +144,7 @@ def _picture(gathering: Gathering) -> Group:
     if not gathering.is_complete:
         for name in gathering.missing:
             table.add_row(*(Text(cell, "dim") for cell in (name, "", "missing", "", "")))
-    number = len(gathering.here)
+    number = gathering.count
     count = f"{number} of {gathering.wanted} {'is' if number == 1 else 'are'} here"
     notes = [Text(str(each), "yellow") for each in gathering.differences]
     return Group(table, Text(f"\n{count}", "bold"), *notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from potluck.apps.cli.options import Json, Namespace
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from potluck.apps.cli.status_facts import JobStatus
@@ -20,12 +22,13 @@ __all__ = ["EXAMPLES", "EXIT_CODES", "status"]
 EXAMPLES = """\
 potluck status                     every job of the namespace this machine uses
 potluck status --job train.py      one of them
-potluck status --json | jq .jobs   the same for a program
+potluck status --watch             again whenever something changes, until Ctrl-C
+potluck status --json | jq .jobs   the same for a program; with --watch one line for each change
 """
 
 EXIT_CODES = (
-    "Exit codes: 0 somebody is there, 1 failed (the reason is on stderr), 2 wrong usage, "
-    "3 nobody is there, 130 interrupted."
+    "Exit codes: 0 somebody is there (or --watch was ended by Ctrl-C), 1 failed (the reason is on "
+    "stderr), 2 wrong usage, 3 nobody is there, 130 interrupted."
 )
 
 NOBODY = 3
@@ -51,37 +54,98 @@ def status(
     wait: Annotated[
         float, typer.Option(min=0.1, max=60, help="Look for at most so many seconds.")
     ] = 3.0,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C, whatever happens meanwhile.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show who works together, who leads, and how every machine and link is.
 
     Looks on without taking part: no cluster changes because somebody looks at it.
     """
-    from potluck.apps.cli.status_facts import jobs_of, waiting_of
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.observing import Observer
 
     config = AutoDiscoveryConfig(job=job or "status", namespace=namespace, peers=tuple(peer or ()))
     with Observer(config, job=job) as observer:
-        reports = _look(observer, wait)
-        troubles, sources = observer.troubles, observer.discovery_status
-        name = observer.namespace.name
-    found, waiting = jobs_of(reports), waiting_of(reports)
+        with _progress(wait, silent=json):
+            _look(observer, wait)
+        if watch:
+            _watch(observer, job, json=json)
+            return
+        found, facts = _see(observer, job)
     if json:
-        import msgspec
-
-        facts = {
-            "namespace": name,
-            "jobs": [each.as_dict() for each in found],
-            "waiting": waiting,
-            "unreachable": troubles,
-            "discovery": sources,
-        }
-        typer.echo(msgspec.json.encode(facts).decode())
+        _print_json(facts)
     else:
-        _print(name, job, found, troubles, waiting)
-    if not found and not waiting:
+        console = _console()
+        for each in _drawn(found, facts["story"]):
+            console.print(each, soft_wrap=True)
+    if not found and not facts["waiting"]:
         raise typer.Exit(NOBODY)
+
+
+def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str, Any]]:
+    """What is known now: the jobs, and everything as a program gets it."""
+    from potluck.apps.cli.status_facts import jobs_of, story_of, waiting_of
+
+    reports, troubles = observer.reports, observer.troubles
+    found, waiting = jobs_of(reports), waiting_of(reports)
+    name = observer.namespace.name
+    return found, {
+        "namespace": name,
+        "jobs": [each.as_dict() for each in found],
+        "waiting": waiting,
+        "unreachable": troubles,
+        "discovery": observer.discovery_status,
+        "story": story_of(name, job, found, waiting, troubles),
+    }
+
+
+def _watch(observer: Observer, job: str | None, *, json: bool) -> None:
+    from potluck.apps.cli.status_watch import watch
+
+    latest: dict[str, Any] = {}
+
+    def look() -> tuple[Any, list[RenderableType]]:
+        found, facts = _see(observer, job)
+        latest.update(facts)
+        # Not the times of links, which never rest.
+        nodes = [
+            [each[fact] for fact in ("id", "rank", "state", "health")]
+            for one in facts["jobs"]
+            for each in one["nodes"]
+        ]
+        return (facts["story"], nodes), _drawn(found, facts["story"])
+
+    watch(_console(), look, (lambda _: _print_json(latest)) if json else None)
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    import sys
+
+    import msgspec
+
+    typer.echo(msgspec.json.encode(facts).decode())
+    sys.stdout.flush()
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    return console
+
+
+def _progress(wait: float, *, silent: bool) -> contextlib.AbstractContextManager[object]:
+    """Show a person that something happens."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if silent or not console.is_terminal:
+        return contextlib.nullcontext()
+    return console.status(f"Looking around for up to {wait:g} s")
 
 
 def _look(observer: Observer, wait: float) -> list[Report]:
@@ -102,36 +166,18 @@ def _look(observer: Observer, wait: float) -> list[Report]:
     return observer.reports
 
 
-def _print(
-    namespace: str,
-    job: str | None,
-    found: list[JobStatus],
-    troubles: dict[str, str],
-    waiting: list[dict[str, Any]],
-) -> None:
-    from rich.console import Console
+def _drawn(found: list[JobStatus], story: list[list[str]]) -> list[RenderableType]:
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    if not found and not waiting:
-        what = "anything" if job is None else f'"{job}"'
-        console.print(Text(f'Nobody in "{namespace}" works on {what}, as far as can be seen here.'))
-        console.print(
-            Text("Start something with `potluck run`; `potluck doctor` looks for reasons.")
-        )
-    for one in found:
-        console.print(Text(f"\n{namespace}, {one.sentence}\n", "bold"), soft_wrap=True)
-        console.print(_table(one))
-        for node in one.nodes:
-            if node.reason and node.health != "healthy":
-                console.print(Text(f"{node.name} is {node.health}: {node.reason}", "yellow"))
-    for each in waiting:
-        place = f"{each['name']} at {each['address']}"
-        console.print(Text(f'"{each["job"]}": {place} waits in `potluck run` for the others.'))
-    for who, why in troubles.items():
-        console.print(Text(f"\n{who} was seen but could not be reached: {why}", "yellow"))
+    drawn: list[RenderableType] = []
+    for number, paragraph in enumerate(story):
+        one = found[number] if number < len(found) else None
+        if one is not None:
+            drawn += [Text(f"\n{paragraph[0]}\n", "bold"), _table(one)]
+        for sentence in paragraph[one is not None :]:
+            style = "yellow" if one is not None and not sentence.startswith("View ") else ""
+            drawn.append(Text(sentence, style))
+    return drawn
 
 
 def _table(job: JobStatus) -> Table:

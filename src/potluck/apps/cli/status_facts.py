@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from potluck.runtime.control_reports import HealthLine, Report
 
-__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of", "waiting_of"]
+__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of", "story_of", "waiting_of"]
 
 _WORST = ("healthy", "degraded", "suspect", "dead")
 
@@ -72,6 +72,20 @@ class JobStatus:
         text += f"led by {self.leader}, {told.state}"
         return text if told.state == "active" else f"{text} ({told.reason})"
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said beside it: how this view came about, and who is not well."""
+        told = self.authority
+        found = []
+        if told.members and told.reason and told.state == "active":
+            found.append(f"View {told.epoch}: {told.reason}")
+        for node in self.nodes:
+            if node.reason and node.health != "healthy":
+                found.append(f"{node.name} is {node.health}: {node.reason}")
+            elif node.report is None:
+                found.append(f"{node.name} does not answer.")
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
         told = self.authority
@@ -124,6 +138,30 @@ def waiting_of(reports: Iterable[Report]) -> list[dict[str, Any]]:
         for report in reports
         if report.role == "launcher"
     ]
+
+
+def story_of(
+    namespace: str,
+    job: str | None,
+    found: Sequence[JobStatus],
+    waiting: Iterable[Mapping[str, Any]],
+    troubles: Mapping[str, str],
+) -> list[list[str]]:
+    """Everything in sentences, in paragraphs: the command and the dashboard say the same."""
+    paragraphs = [[f"{namespace}, {each.sentence}", *each.remarks] for each in found]
+    calls = [
+        f'"{each["job"]}": {each["name"]} at {each["address"]} waits in `potluck run` '
+        "for the others."
+        for each in waiting
+    ]
+    if not paragraphs and not calls:
+        what = "anything" if job is None else f'"{job}"'
+        calls = [
+            f'Nobody in "{namespace}" works on {what}, as far as can be seen here.',
+            "Start something with `potluck run`; `potluck doctor` looks for reasons.",
+        ]
+    calls += [f"{who} was seen but could not be reached: {why}" for who, why in troubles.items()]
+    return [*paragraphs, calls] if calls else paragraphs
 
 
 def is_whole(reports: Sequence[Report]) -> bool:

@@ -27,6 +27,12 @@ class HybridBackend(Backend):
 
     ``messages`` carries messages, barriers, remote calls and everything compressed; ``engine``,
     such as a :class:`TorchBackend` over NCCL, does what it can do itself.  Closing closes both.
+
+    >>> from potluck import SimulatedBackend
+    >>> messages, engine = SimulatedBackend.create_group(1) + SimulatedBackend.create_group(1)
+    >>> with HybridBackend(messages, engine) as both:
+    ...     both.rank, both.world_size
+    (0, 1)
     """
 
     has_engine = True

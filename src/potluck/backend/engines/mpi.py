@@ -49,6 +49,12 @@ class MpiBackend(EngineBackend):
 
     The communicator is duplicated, so other traffic in it is not disturbed; closing frees the
     duplicate and nothing else.  MPI itself ends all ranks when one of them dies.
+
+    Under ``mpirun -n 4 python train.py``, ``MpiBackend()`` is all there is to say; whether a
+    backend is such a one can be asked without MPI:
+
+    >>> issubclass(MpiBackend, EngineBackend), MpiBackend.engine
+    (True, 'MPI')
     """
 
     engine = "MPI"

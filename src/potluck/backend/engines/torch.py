@@ -49,6 +49,13 @@ class TorchBackend(EngineBackend):
     Every rank of the group makes one, in the same order if there are several.  ``device`` is where
     tensors must be for this group: the processor, or the current accelerator if the group's engine
     knows no other.  Closing leaves the process group open.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with TorchBackend() as backend:
+    ...     backend.rank, backend.world_size
+    (0, 1)
+    >>> dist.destroy_process_group()
     """
 
     def __init__(

@@ -27,7 +27,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompressedGradient:
-    """What :meth:`GradientCompressor.compress` makes."""
+    """What :meth:`GradientCompressor.compress` makes.
+
+    >>> import numpy
+    >>> from potluck import GradientCompressor
+    >>> packed = GradientCompressor("float16").compress(numpy.ones(1000, numpy.float32))
+    >>> packed.original_size, packed.compressed_bytes, packed.compression_ratio
+    (1000, 2000, 2.0)
+    """
 
     strategy: CompressionStrategy
     shape: tuple[int, ...]

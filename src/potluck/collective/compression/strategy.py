@@ -12,7 +12,11 @@ __all__ = ["CompressionStrategy", "QuantizationType"]
 
 
 class QuantizationType(Enum):
-    """A number format with fewer bits for every value."""
+    """A number format with fewer bits for every value.
+
+    >>> QuantizationType("int8")
+    <QuantizationType.INT8: 'int8'>
+    """
 
     FP16 = "float16"
     BF16 = "bfloat16"

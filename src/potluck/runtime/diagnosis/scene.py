@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.net.addresses import Address, Interface
 from potluck.net.mdns_records import Heard
 from potluck.net.names import short_name
+from potluck.runtime.diagnosis.machine import Machine
+from potluck.runtime.diagnosis.packets import Passage
 from potluck.vocabulary import NodeId
 
-__all__ = ["Outcome", "Probe", "Scene", "Target"]
+__all__ = ["Outcome", "Probe", "Rate", "Scene", "Target", "who"]
 
 
 class Outcome(enum.Enum):
@@ -25,6 +27,7 @@ class Outcome(enum.Enum):
     OTHER_VERSION = "other version"
     NOT_POTLUCK = "not potluck"
     DECLINED = "declined"  # one of the two does not accept the other as a member
+    MUTE = "mute"  # the connection was taken, and then nothing was said
     FAILED = "failed"
 
 
@@ -40,6 +43,26 @@ class Probe:
     """By what the machine is known to be on, where the port itself is silent."""
     node: NodeId | None = None
     """Who answered, once proved."""
+    code: int = 0
+    """The error's number, where the system gave one."""
+    means: tuple[str, ...] = ()
+    """Where the address is a name: to what that leads here."""
+    skew: float | None = None
+    """Seconds by which the clock over there is ahead of ours; None if it was not told."""
+    passage: Passage | None = None
+    """What passes on the way; None if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How much went through to another machine that looked around as well."""
+
+    octets: int
+    """Bytes per second."""
+    host: str
+    """The address of ours that it went through."""
+    has_battery_only: bool = False
+    """Whether the machine over there runs on its battery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +76,8 @@ class Target:
     probes: tuple[Probe, ...]
     node: NodeId | None = None
     """Who it should be, where that is known."""
+    rate: Rate | None = None
+    """What was measured with it; None if it was not."""
 
     @property
     def met(self) -> Probe | None:
@@ -86,6 +111,8 @@ class Scene:
     targets: tuple[Target, ...] = ()
     seconds: float = 0.0
     """For how long it was listened."""
+    machine: Machine = field(default_factory=Machine)
+    """What is known of this machine itself."""
 
     @property
     def hosts(self) -> list[str]:
@@ -97,6 +124,10 @@ class Scene:
         """Other machines that were met."""
         found = [target.met.node for target in self.targets if target.met is not None]
         return sorted({node for node in found if node is not None and node != self.node})
+
+    def interface_of(self, host: str) -> str:
+        """The name of the interface that has an address of ours; "" if none has."""
+        return next((each.name for each in self.interfaces if host in each.hosts), "")
 
 
 def who(node: NodeId, address: Address | str) -> str:

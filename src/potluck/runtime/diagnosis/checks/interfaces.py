@@ -25,11 +25,18 @@ def check_interfaces(scene: Scene) -> list[Finding]:
     return [
         Finding(
             check="interfaces",
-            cause="This machine has no network interface through which others could reach it",
+            cause="This machine has no network interface through which others could reach it"
+            + _only(hidden),
             evidence=seen or ("There is no interface at all.",),
             fix=fix,
         )
     ]
+
+
+def _only(hidden: list[str]) -> str:
+    if not hidden:
+        return ""
+    return f", only such of containers, virtual machines or VPNs ({', '.join(hidden)})"
 
 
 def _self_assigned(scene: Scene) -> list[Finding]:

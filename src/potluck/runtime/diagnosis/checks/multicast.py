@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from potluck.runtime.diagnosis.checks.platforms import (
+    denies_local_network,
+    is_behind_windows,
+    is_public_network,
+)
 from potluck.runtime.diagnosis.finding import Finding
 from potluck.runtime.diagnosis.scene import Scene, who
 
@@ -14,6 +19,10 @@ def check_multicast(scene: Scene) -> list[Finding]:
     """Blocked by this machine's firewall, or kept from passing by an access point or a switch."""
     if not scene.hosts:
         return []  # there is nothing it could pass through
+    if is_public_network(scene) or is_behind_windows(scene):
+        return []  # that keeps it out
+    if any(denies_local_network(scene, target) for target in scene.targets):
+        return []
     if not scene.mdns_works:
         return [
             Finding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from potluck.runtime.diagnosis.checks.platforms import is_behind_windows, is_public_network
 from potluck.runtime.diagnosis.finding import Finding, Severity
 from potluck.runtime.diagnosis.scene import Scene
 
@@ -13,6 +14,8 @@ def check_nobody(scene: Scene) -> list[Finding]:
     others = [heard for heard in scene.heard if heard.node != scene.node]
     if scene.met or others or scene.targets or not scene.hosts:
         return []
+    if is_public_network(scene) or is_behind_windows(scene):
+        return []  # no wonder
     return [
         Finding(
             check="nobody",

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from potluck.runtime.diagnosis.checks.clones import is_clone
+from potluck.runtime.diagnosis.checks.families import lacks_family
+from potluck.runtime.diagnosis.checks.isolation import is_kept_apart
+from potluck.runtime.diagnosis.checks.names import leads_back
+from potluck.runtime.diagnosis.checks.passages import loses_large_packets
+from potluck.runtime.diagnosis.checks.platforms import denies_local_network
 from potluck.runtime.diagnosis.finding import Finding, Severity
 from potluck.runtime.diagnosis.scene import Outcome, Probe, Scene, Target
 
@@ -10,7 +16,24 @@ __all__ = ["check_ports"]
 
 def check_ports(scene: Scene) -> list[Finding]:
     """Dropped by a firewall, nobody there, no way there, or somebody else."""
-    return [finding for target in scene.targets if target.met is None for finding in _judge(target)]
+    return [
+        finding
+        for target in scene.targets
+        if target.met is None and not _is_explained(scene, target)
+        for finding in _judge(target)
+    ]
+
+
+def _is_explained(scene: Scene, target: Target) -> bool:
+    """Whether another check knows better why this one was not met."""
+    return (
+        leads_back(target)
+        or lacks_family(scene, target)
+        or is_kept_apart(scene, target)
+        or is_clone(scene, target)
+        or denies_local_network(scene, target)
+        or loses_large_packets(target) is not None
+    )
 
 
 def _judge(target: Target) -> list[Finding]:
@@ -19,6 +42,7 @@ def _judge(target: Target) -> list[Finding]:
         (Outcome.DECLINED, _declined),
         (Outcome.NOT_POTLUCK, _not_potluck),
         (Outcome.FAILED, _not_potluck),
+        (Outcome.MUTE, _mute),
         (Outcome.SILENT, _silent),
         (Outcome.UNREACHABLE, _unreachable),
         (Outcome.UNKNOWN_NAME, _unreachable),
@@ -36,20 +60,38 @@ def _silent(target: Target, probe: Probe) -> Finding:
     if not probe.life:
         return Finding(
             check="ports",
-            cause=f"{target.name} does not answer at all",
-            evidence=(_seen(target), f"There was no answer from {probe.address} in time."),
-            fix="Check that the machine is on, awake, and in the same network as this one.",
+            cause=f"{target.name} does not answer at all: it is off or asleep, or elsewhere",
+            evidence=(
+                _seen(target),
+                f"There was no answer from {probe.address}, not even of its network card.",
+            ),
+            fix="Wake it up, and let it not sleep while it trains (also with the lid closed); "
+            "check that it is in the same network as this one.",
             severity=_severity(target),
         )
+    how = "does not answer" if probe.outcome is Outcome.SILENT else f"is refused ({probe.words})"
     return Finding(
         check="ports",
         cause=f"A firewall blocks TCP port {port} of {target.name}",
-        evidence=(
-            _seen(target),
-            f"{probe.address} does not answer, though the machine is there: {probe.life}.",
-        ),
+        evidence=(_seen(target), f"{probe.address} {how}, though {_is_there(probe)}."),
         fix=f"On {host}, allow TCP port {port}: sudo ufw allow {port}/tcp, or sudo firewall-cmd "
         f"--add-port={port}/tcp; on Windows, allow Python in private networks.",
+        severity=_severity(target),
+    )
+
+
+def _is_there(probe: Probe) -> str:
+    return f"the machine is there: {probe.life}"
+
+
+def _mute(target: Target, probe: Probe) -> Finding:
+    return Finding(
+        check="ports",
+        cause=f"{target.name} takes connections and says nothing: its program is stopped, or the "
+        "machine falls asleep",
+        evidence=(_seen(target), f"{probe.address}: {probe.words}"),
+        fix="Look at the program there: let it go on if it was stopped (Ctrl-Z, a debugger), and "
+        "see that the machine does not sleep and has memory left.",
         severity=_severity(target),
     )
 
@@ -65,6 +107,8 @@ def _refused(target: Target, probe: Probe) -> Finding:
 
 
 def _unreachable(target: Target, probe: Probe) -> Finding:
+    if probe.life:
+        return _silent(target, probe)
     return Finding(
         check="ports",
         cause=f"There is no way to {target.name}",

@@ -1,0 +1,173 @@
+"""One rank of the benchmark of training steps: the same model on both backends, turn by turn."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GLOO", "OURS", "PATIENCE", "Part", "run_rank"]
+
+GLOO, OURS = "Gloo", "potluck"
+PATIENCE = 300.0  # seconds
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison."""
+
+    ranks: int
+    model: str
+    layers: int
+    width: int
+    rounds: int
+    bar: float
+    """What our step may take, as a part of Gloo's."""
+    what: str = ""
+    """In words."""
+    rate: str | None = None
+    """Of each cable, in the words of ``tc``; None on loopback."""
+    compression: str = ""
+
+
+def make_model(part: Part) -> Any:
+    """Linear layers, or many small ones that go back through Python."""
+    import torch
+    from torch import nn
+
+    class Slow(torch.autograd.Function):
+        """Does nothing, in Python."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            total = 0
+            for number in range(2000):  # about what a small layer written in Python does
+                total += number
+            return gradients[0]
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(part.width, part.width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            slowed: torch.Tensor = Slow.apply(torch.tanh(self.layer(x)))  # type: ignore[no-untyped-call]
+            return slowed
+
+    torch.manual_seed(0)
+    if part.model == "small":
+        return nn.Sequential(*(Small() for _ in range(part.layers)))
+    return nn.Sequential(*(nn.Linear(part.width, part.width) for _ in range(part.layers)))
+
+
+def make_contenders(part: Part, rank: int, master: str) -> dict[str, Any]:
+    """The same model twice, each on a backend of its own."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import potluck.torch
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{master}",
+        rank=rank,
+        world_size=part.ranks,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+    options = potluck.torch.Options(namespace="insecure")
+    ours = dist.new_group(backend="potluck", pg_options=options)
+    model = make_model(part)
+    made = {
+        name: DistributedDataParallel(
+            copy.deepcopy(model), process_group=group, gradient_as_bucket_view=True
+        )
+        for name, group in ((GLOO, dist.group.WORLD), (OURS, ours))
+    }
+    if part.compression:
+        hook = potluck.torch.compress_hook(part.compression, process_group=ours)
+        made[OURS].register_comm_hook(None, hook)
+    return made
+
+
+def run_rank(rank: int, master: str, part: Part, folder: Path) -> None:
+    """One of the processes that measure; leaves what it saw in a file."""
+    logging.disable()
+    warnings.simplefilter("ignore")
+    import torch
+    import torch.distributed as dist
+
+    models = make_contenders(part, rank, master)
+    x = torch.randn(8, part.width, generator=torch.Generator().manual_seed(rank))
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    alone: dict[str, list[float]] = {"computing": [], **{f"sums {name}": [] for name in models}}
+    for number in range(part.rounds + 2):  # the first cuts buckets and measures links
+        order = list(models) if number % 2 else list(models)[::-1]
+        for name in order:
+            took = timed(lambda name=name: step(models[name], x))  # type: ignore[misc]
+            if number >= 2:
+                seconds[name].append(took)
+        if number >= 2 and not part.compression:
+            alone["computing"].append(timed(lambda: step_alone(models[GLOO], x)))
+            for name, model in models.items():
+                alone[f"sums {name}"].append(timed(lambda model=model: sum_up(model)))  # type: ignore[misc]
+    difference = max(
+        float((mine - theirs).abs().max())
+        for mine, theirs in zip(models[OURS].parameters(), models[GLOO].parameters(), strict=True)
+    )
+    dist.barrier()
+    facts = {"seconds": seconds, "alone": alone, "difference": difference}
+    facts["parameters"] = sum(each.numel() for each in models[OURS].parameters())
+    (folder / f"{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds, begun by all ranks at once."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def step(model: Any, x: Any, rate: float = 0.01) -> None:
+    """One step of training."""
+    import torch
+
+    model.zero_grad(set_to_none=False)
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(each.grad, alpha=-rate)
+
+
+def step_alone(model: Any, x: Any) -> None:
+    """The same without the others, and without learning from it."""
+    with model.no_sync():
+        step(model, x, rate=0.0)
+
+
+def sum_up(model: Any) -> None:
+    """As many bytes as a step sends, and nothing else."""
+    import torch
+    import torch.distributed as dist
+
+    count = sum(each.numel() for each in model.parameters())
+    bucket = 25 << 18  # 25 MiB of float32, as DistributedDataParallel cuts them
+    vector = torch.zeros(min(bucket, count))
+    for start in range(0, count, bucket):
+        dist.all_reduce(vector[: min(bucket, count - start)], group=model.process_group)

@@ -1,0 +1,92 @@
+"""``potluck dashboard``: a page that shows what the cluster does, live."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.apps.cli.options import Json, Namespace
+
+if TYPE_CHECKING:
+    from potluck.apps.dashboard.server import Dashboard
+
+__all__ = ["EXAMPLES", "EXIT_CODES", "dashboard"]
+
+EXAMPLES = """\
+potluck dashboard                  on this machine, at http://127.0.0.1:8585/
+potluck dashboard --open           and in the browser at once
+potluck dashboard --host 0.0.0.0   for the phone on the sofa too; prints an address with a token
+"""
+
+EXIT_CODES = (
+    "Exit codes: 0 ended by Ctrl-C, 1 failed (the reason is on stderr), 2 wrong usage. "
+    "POTLUCK_DASHBOARD_TOKEN sets the token; otherwise one is made where it is needed."
+)
+
+
+def dashboard(
+    *,
+    job: Annotated[
+        str | None, typer.Option(help="Look at this job alone.", show_default="every job")
+    ] = None,
+    namespace: Namespace = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond this machine a token is asked for.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="At which port.", show_default="from 8585 on"),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Browsers may call this machine so, too."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Show in a browser who works together, how fast, and what goes wrong, while it happens.
+
+    Looks on without taking part, like potluck status.  The page is read-only.
+    """
+    from potluck.apps.dashboard.config import DashboardConfig
+    from potluck.apps.dashboard.opening import open_dashboard
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+
+    observing = AutoDiscoveryConfig(
+        job=job or "dashboard", namespace=namespace, peers=tuple(peer or ())
+    )
+    config = DashboardConfig(host=host, port=port, names=tuple(name or ()))
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    with open_dashboard(observing, config, job=job) as served:
+        _announce(served, json=json)
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(served.url)
+        while not over.wait(1.0):
+            pass
+
+
+def _announce(served: Dashboard, *, json: bool) -> None:
+    """Say where it is; for programs in one line."""
+    if json:
+        import msgspec
+
+        facts = {"namespace": served.namespace, "url": served.url, "urls": served.urls}
+        typer.echo(msgspec.json.encode(facts).decode())
+        return
+    typer.echo(f'Dashboard of "{served.namespace}":')
+    for url in served.urls:
+        typer.echo(f"  {url}")
+    if "?token=" in served.url:
+        typer.echo("Whoever has this address can look on; it travels unencrypted.")
+    typer.echo("Ctrl-C ends it; nothing else depends on it.")

@@ -1,0 +1,124 @@
+"""What a node of a cluster has its flight recorder take down: views, health, elections, steps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from potluck.core.cluster_events import MembershipEvent
+from potluck.core.election_events import ElectionEvent
+from potluck.core.health_records import HealthEvent
+from potluck.runtime import clock
+from potluck.runtime.recorder import Label, Lane
+from potluck.runtime.recorder_format import Header, Neighbour
+from potluck.runtime.recorder_logs import make_recorder
+
+if TYPE_CHECKING:
+    from potluck.core.health_records import HealthSummary
+    from potluck.runtime.cluster_events import ViewChange
+    from potluck.runtime.control import Control
+    from potluck.runtime.recorder import Log
+    from potluck.vocabulary import ProcessId
+
+__all__ = ["ClusterRecorder", "Steps"]
+
+ANSWER_WITHIN = 0.3
+"""Seconds for what the control thread knows of the others."""
+
+
+VIEWS = 32
+"""Views of which a dump tells who was in them."""
+
+
+class ClusterRecorder:
+    """The flight recorder of one node, through all its views."""
+
+    def __init__(self, control: Control, job: str) -> None:
+        self._control = control
+        self._job = job
+        self._label = Label(Lane.CLUSTER)
+        self._view = ""
+        self._views: dict[str, tuple[str, ...]] = {}
+        self.recorder = make_recorder()
+        self.recorder.is_automatic = True
+        self.recorder.describe = self._describe
+
+    def note(self, event: object) -> None:
+        """Something happened."""
+        what = type(event).__name__
+        if isinstance(event, HealthEvent):
+            what = event.status.value
+        elif isinstance(event, MembershipEvent):
+            what = event.change.value
+        elif isinstance(event, ElectionEvent):
+            what = event.kind.value
+        self._append(what, 0, str(event))
+
+    def changed(self, change: ViewChange) -> None:
+        """Another view holds."""
+        view = change.view
+        rank = view.rank_of(self._control.me.process)
+        self._view = f"{view.lineage}/{view.epoch}"
+        self._label = Label(Lane.CLUSTER, "", self._view, -1 if rank is None else rank)
+        self.recorder.rank = self._label.rank
+        self.recorder.world_size = len(view.members)
+        while len(self._views) >= VIEWS:
+            del self._views[next(iter(self._views))]
+        self._views[self._view] = tuple(map(str_of, view.members))
+        self._append(f"view {view.epoch}", view.epoch, str(change))
+
+    def _append(self, what: str, number: int, sentence: str) -> None:
+        now = time.monotonic()
+        self.recorder.append((what, now, now, number, 0, 0, self._label, None, sentence))
+
+    def _describe(self, header: Header) -> Header:
+        card = self._control.me
+        header = msgspec.structs.replace(
+            header,
+            process=str_of(card.process),
+            name=card.name or header.name,
+            job=self._job[:255],
+            view=self._view,
+            views=self._views.copy(),
+        )
+        if self._control.is_alive:
+            found = self._control.ask(self._health, ANSWER_WITHIN)
+            header = msgspec.structs.replace(header, peers=_neighbours(found))
+        return header
+
+    def _health(self) -> HealthSummary:
+        return self._control.core.health.summary(clock.now())
+
+
+def str_of(process: ProcessId) -> str:
+    """A process as dumps name it."""
+    return f"{process.node}/{process.incarnation}"
+
+
+def _neighbours(health: HealthSummary) -> tuple[Neighbour, ...]:
+    return tuple(
+        Neighbour(
+            name=each.name[:255],
+            process=str_of(each.peer),
+            round_trip=each.round_trip,
+            status=each.status.value,
+            reason=each.reason[:4000],
+        )
+        for each in health.peers[:256]
+    )
+
+
+class Steps:
+    """Takes down the steps of a training: each lasts from the end of the one before."""
+
+    def __init__(self) -> None:
+        self._before = time.monotonic()
+
+    def note(self, log: Log, number: int, what: str = "step") -> None:
+        """A step was made, or something else that ended at so many steps."""
+        label, now = log.collectives, time.monotonic()
+        label = Label(Lane.TRAINING, "", label.view, label.rank)
+        log.append((what, self._before, now, number, 0, 0, label, None, None))
+        self._before = now

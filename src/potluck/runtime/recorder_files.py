@@ -1,0 +1,173 @@
+"""Writing the flight recorder down: on demand, and by itself when something has gone wrong.
+
+A dump appears whole or not at all, is private to its user, and is never the reason for another
+failure: what cannot be written is said in the log, and the error at hand stays what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import (
+    CollectiveMismatch,
+    DistributedError,
+    MalformedFrame,
+    PeerLost,
+    Timeout,
+    from_os_error,
+)
+from potluck.logs import get_logger
+from potluck.net.private_files import potluck_home
+from potluck.runtime.control_reports import software_version
+from potluck.runtime.recorder_format import VERSION, Header, encode
+
+if TYPE_CHECKING:
+    from potluck.runtime.recorder import Recorder
+
+__all__ = ["FOLDER_VARIABLE", "SUFFIX", "dump", "mention", "trace_folder"]
+
+logger = get_logger("potluck.trace")
+
+FOLDER_VARIABLE = "POTLUCK_TRACE_DIR"
+"""Where dumps go; set to nothing, none are written by themselves."""
+
+SUFFIX = ".trace.jsonl"
+
+KEPT = 32
+"""Dumps that stay in the folder; older ones make room."""
+
+PAUSE = 1.0
+"""Seconds within which one dump serves all errors of a rank: many may come of one cause."""
+
+_WORTH_IT = (PeerLost, CollectiveMismatch, Timeout, MalformedFrame)
+"""What a dump helps to explain; that a view changes in good order needs no explanation."""
+
+_writing = threading.Lock()
+
+
+def trace_folder() -> Path | None:
+    """Where dumps go that nobody gave a path; None if there shall be none."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given is None:
+        return potluck_home() / "traces"
+    return Path(given).expanduser().absolute() if given else None
+
+
+def dump(recorder: Recorder, path: str | os.PathLike[str] | None = None, *, reason: str) -> Path:
+    """Write what a rank has done to a file, and say which; raises if that cannot be done."""
+    target = _new_path(recorder) if path is None else Path(path).expanduser().absolute()
+    content = content_of(recorder, reason)
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.new")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with open(os.open(temporary, _FLAGS, 0o600), "wb") as file:  # noqa: PTH123
+                file.write(content)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        hint = "Give another path, or set POTLUCK_TRACE_DIR to a folder that you may write to."
+        raise from_os_error(f"{target} could not be written", error, hint=hint) from error
+    if path is None:
+        _prune(target.parent)
+    return target
+
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def content_of(recorder: Recorder, reason: str) -> bytes:
+    """The bytes of a dump made now."""
+    monotonic, wall = time.monotonic(), time.time()
+    host = socket.gethostname()[:255]
+    header = Header(
+        potluck_trace=VERSION,
+        monotonic=monotonic,
+        wall=wall,
+        potluck=software_version(),
+        process=f"{host}/{os.getpid()}/{id(recorder):x}"[-255:],
+        machine=_steady_clock(),
+        name=host,
+        host=host,
+        pid=os.getpid(),
+        rank=recorder.rank,
+        world_size=recorder.world_size,
+        capacity=recorder.capacity,
+        is_full=recorder.is_full,
+        reason=reason[:4000],
+    )
+    with contextlib.suppress(DistributedError):  # a node that has ended says nothing of its peers
+        header = recorder.describe(header)
+    return encode(header, recorder.records(wall - monotonic))
+
+
+def mention(recorder: Recorder, error: BaseException) -> None:
+    """If it helps with an error, write the dump and tell in the error's hint where it is.
+
+    Done at most once for an error, for a rank of a cluster or where ``POTLUCK_TRACE_DIR`` is set.
+    """
+    if not isinstance(error, _WORTH_IT) or error.trace is not None:
+        return
+    if not (recorder.is_automatic or os.environ.get(FOLDER_VARIABLE)):
+        return
+    path = dump_soon_again(recorder, str(error))
+    if path is not None:
+        error.trace = str(path)
+        told = f"What came before is in {path}; `potluck trace` shows it."
+        error.hint = f"{error.hint} {told}" if error.hint else told
+
+
+_last: dict[int, tuple[float, Path]] = {}
+"""When each recorder was written last, and where."""
+
+
+def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:
+    """Write a dump unless there is one of this moment; None if there can be none."""
+    with _writing:
+        at, path = _last.get(id(recorder), (-PAUSE, None))
+        if path is not None and time.monotonic() - at < PAUSE and path.exists():
+            return path
+        try:
+            if trace_folder() is None:
+                return None
+            path = dump(recorder, reason=reason)
+        except (DistributedError, OSError) as failure:
+            logger.warning("What came before an error could not be kept: %s", failure)
+            return None
+        if len(_last) >= KEPT:
+            _last.clear()
+        _last[id(recorder)] = time.monotonic(), path
+        return path
+
+
+def _new_path(recorder: Recorder) -> Path:
+    folder = trace_folder() or potluck_home() / "traces"
+    moment = time.strftime("%Y%m%dT%H%M%S")
+    host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname())[:40] or "host"
+    rank = f"-rank{recorder.rank}" if recorder.rank >= 0 else ""
+    return folder / f"{moment}-{host}-{os.getpid()}{rank}-{secrets.token_hex(2)}{SUFFIX}"
+
+
+def _prune(folder: Path) -> None:
+    """Remove the oldest dumps; their names begin with the time."""
+    with contextlib.suppress(OSError):
+        for old in sorted(folder.glob(f"*{SUFFIX}"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def _steady_clock() -> str:
+    """The same for all processes that share one steady clock: those of one start of one machine."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return hashlib.blake2b(boot.encode(), digest_size=8).hexdigest()
+    return ""

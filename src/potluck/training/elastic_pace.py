@@ -1,0 +1,52 @@
+"""Pace: how fast each member is, who holds up the others, and what each takes of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from potluck.logs import get_logger
+from potluck.training.elastic_record import Record
+from potluck.training.shares import (
+    Condition,
+    Speedometer,
+    Straggler,
+    find_straggler,
+    shares_of,
+)
+
+__all__ = ["Pace"]
+
+logger = get_logger(__name__)
+
+LASTING = 5
+"""Steps for which a member has been slower before it is named."""
+
+
+class Pace:
+    """What a member knows of all members' speeds; the same on all of them."""
+
+    def __init__(self) -> None:
+        self.meter = Speedometer()
+        """This member's own."""
+        self.speeds: tuple[int, ...] = ()
+        self.conditions: tuple[Condition, ...] = ()
+        self.straggler: Straggler | None = None
+        """The member that is much slower than the others, if there is one, and likely why."""
+        self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
+
+    def note(self, records: Sequence[Record]) -> None:
+        """What members have told with a step that counts."""
+        self.speeds = tuple(record.speed for record in records)
+        if len(self.conditions) != len(self.speeds):
+            return  # of a view that is over
+        found = find_straggler(self.speeds, self.conditions)
+        self._suspects = [*self._suspects[1 - LASTING :], -1 if found is None else found.rank]
+        if found is not None and self._suspects != [found.rank] * LASTING:
+            found = None  # once is chance
+        if found is not None and self.straggler is None:
+            logger.warning("%s. It gets a smaller share of each batch.", found)
+        self.straggler = found
+
+    def counts(self, batch: int, size: int) -> list[int]:
+        """How many samples of a batch each of so many members takes."""
+        return shares_of(batch, self.speeds if len(self.speeds) == size else (0,) * size)

@@ -1,0 +1,184 @@
+"""Several workers of one machine: their lines, their signals, and what becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from potluck.apps.cli import run_workers
+from support.clusters import new_job
+from support.command import children_of, is_gone, on_screen, started
+from support.threads import PATIENCE, eventually
+
+PLACES = """
+import json, os
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
+print(json.dumps({name: os.environ[name] for name in [*names.split(), "POTLUCK_PORT"]}))
+"""
+
+# The second waits until the first is gone, and only then fails for a reason of its own.
+HEARSAY = """
+import os, pathlib, sys, time
+
+class PeerLost(Exception):
+    pass
+
+note = pathlib.Path(sys.argv[1])
+if os.environ["LOCAL_RANK"] == "0":
+    note.with_suffix(".tmp").write_text(str(os.getpid()))
+    note.with_suffix(".tmp").rename(note)
+    raise PeerLost("Rank 1 (desk) is gone")
+while not note.exists() or pathlib.Path("/proc", note.read_text(), "exe").is_symlink():
+    time.sleep(0.01)
+try:
+    {}["weights"]
+except KeyError:
+    raise ValueError("the real reason")
+"""
+
+FAIL_AND_STAY = """
+import os, signal, sys, time
+if os.environ["LOCAL_RANK"] == "1":
+    sys.exit(5)
+{}
+time.sleep(60)
+"""
+
+WAIT = """
+import os, signal, time
+{}
+print("ready", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+IGNORE = "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)"
+
+
+def script(folder: Path, text: str) -> str:
+    """A script in a file."""
+    file = folder / "train.py"
+    file.write_text(text)
+    return str(file)
+
+
+def workers(count: int) -> list[dict[str, str]]:
+    """Environments of so many."""
+    return [{**os.environ, "LOCAL_RANK": str(n), "RANK": str(n + 4)} for n in range(count)]
+
+
+def test_launchers_give_their_workers_ranks_that_fit_together(tmp_path: Path) -> None:
+    """Two terminals with two workers and one; each line says whose it is."""
+    job, file = new_job(), script(tmp_path, PLACES)
+    options = ("run", "--nodes", "2", "--job", job)
+    with (
+        started(*options, "--per-node", "2", file) as pair,
+        started(*options, file) as single,
+    ):
+        many, one = (run.communicate(timeout=PATIENCE) for run in (pair, single))
+        assert (pair.returncode, single.returncode) == (0, 0), (many, one)
+    lines = [line.partition(" ") for line in many[0].splitlines()]
+    places = [json.loads(rest) for _, _, rest in lines]
+    assert {label for label, _, _ in lines} == {f"[{place['RANK']}]" for place in places}
+    places.append(json.loads(one[0]))
+    places.sort(key=lambda place: int(place["RANK"]))
+    assert [place["RANK"] for place in places] == ["0", "1", "2"]
+    assert {place["WORLD_SIZE"] for place in places} == {"3"}
+    by_group = [(place["GROUP_RANK"], place["LOCAL_RANK"]) for place in places]
+    assert by_group in (
+        [("0", "0"), ("0", "1"), ("1", "0")],
+        [("0", "0"), ("1", "0"), ("1", "1")],
+    )
+    assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
+    assert len({place["MASTER_PORT"] for place in places}) == 1
+    assert len({place["POTLUCK_PORT"] for place in places}) == 3
+
+
+def test_the_first_real_reason_is_shown_last(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not that of a worker that only heard of it, though that one ended earlier."""
+    file = script(tmp_path, HEARSAY)
+    code = run_workers.run_workers([file, str(tmp_path / "note")], workers(2))
+    notes = capfd.readouterr().err
+    assert code == 1
+    *_, story, end = notes.rstrip().split("\n\n")
+    assert end == "potluck: rank 5 failed with exit code 1 first; the other 1 have ended too."
+    assert story.splitlines()[-1] == "ValueError: the real reason"
+    assert "\nKeyError: 'weights'\n\nDuring handling" in notes.partition("reason\n\n")[2]
+    assert "[4] PeerLost: Rank 1 (desk) is gone" in notes
+
+
+@pytest.mark.parametrize("manners", ["", IGNORE], ids=["ends when asked", "ignores everything"])
+def test_when_one_fails_the_others_are_ended(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    manners: str,
+) -> None:
+    """Asked first, then killed; the exit code is that of the one that failed."""
+    monkeypatch.setattr(run_workers, "GRACE", 0.2)
+    file = script(tmp_path, FAIL_AND_STAY.format(manners))
+    assert run_workers.run_workers([file], workers(3)) == 5
+    end = capfd.readouterr().err.splitlines()[-1]
+    assert end == (
+        "potluck: rank 5 failed with exit code 5 first; 2 of the other 2 had to be ended."
+    )
+
+
+def test_a_worker_that_is_killed_is_named_with_the_signal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is no traceback then, only what it said last."""
+    text = "import os, sys; print('out of memory', file=sys.stderr); os.kill(os.getpid(), 9)"
+    assert run_workers.run_workers([script(tmp_path, text)], workers(1)) == 128 + signal.SIGKILL
+    notes = capfd.readouterr().err
+    assert "\nout of memory\n" in notes
+    assert "rank 4 was ended by SIGKILL first" in notes
+
+
+def test_signals_reach_all_workers(tmp_path: Path) -> None:
+    """They may save their work; the command ends as a shell would say it."""
+    file = script(tmp_path, WAIT.format(""))
+    options = ("run", "--nodes", "1", "--per-node", "2", "--job", new_job())
+    with started(*options, file) as process:
+        assert process.stdout is not None
+        lines = sorted(process.stdout.readline() for _ in range(2))
+        assert [line.split()[:2] for line in lines] == [["[0]", "ready"], ["[1]", "ready"]]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+        _, notes = process.communicate()
+    assert "potluck: the 2 workers were ended by SIGTERM." in notes
+    assert all(is_gone(int(line.split()[2])) for line in lines)
+
+
+def test_in_a_terminal_lines_have_colours_and_the_second_ctrl_c_kills(tmp_path: Path) -> None:
+    """The first may be ignored, or take long; nobody is left behind."""
+    file = script(tmp_path, WAIT.format(IGNORE))
+    options = ("run", "--nodes", "1", "--per-node", "2", "--job", new_job())
+    with on_screen(*options, file) as screen:
+        for rank in ("0", "1"):
+            screen.read_until(f"[{rank}] ready")
+        assert "\x1b[36m[0] \x1b[0mready" in screen.raw
+        assert "\x1b[33m[1] \x1b[0mready" in screen.raw
+        running = children_of(screen.process.pid)
+        screen.type("\x03")
+        screen.read_until("^C")
+        screen.type("\x03")
+        assert screen.read_to_end() == 128 + signal.SIGINT
+        eventually(lambda: all(map(is_gone, running)))
+
+
+def test_output_without_an_end_of_line_and_progress_bars_come_through(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each state of a bar is a line; what is not text is shown as well as possible."""
+    text = (
+        "import sys; sys.stdout.write('10%\\r20%\\nlast'); sys.stdout.flush(); "
+        "sys.stdout.buffer.write(b'\\xff')"
+    )
+    assert run_workers.run_workers([script(tmp_path, text)], workers(1)) == 0
+    assert capfd.readouterr().out == "[4] 10%\n[4] 20%\n[4] last\ufffd\n"

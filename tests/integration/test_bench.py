@@ -1,0 +1,43 @@
+"""``potluck bench`` between machines: two emulated ones, a cable of known rate between them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.command import COMMAND
+from support.hosts import Hosts
+from support.paired_hosts import pair, variables
+from support.threads import PATIENCE
+
+RATE = 100_000_000 / 8  # bytes per second of the cable
+
+
+@pytest.mark.netns
+def test_two_machines_measure_the_cable_between_them(tmp_path: Path) -> None:
+    """Both say the same: the cable's rate, and that compression pays on it."""
+    with Hosts("alpha beta", rate="100mbit") as hosts:
+        alpha, beta = hosts.values()
+        pair(tmp_path, alpha, beta)
+        runs = [
+            subprocess.Popen(
+                host.command([str(COMMAND), "bench", "--quick", "--json"]),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=variables(tmp_path, host),
+            )
+            for host in (alpha, beta)
+        ]
+        told = [run.communicate(timeout=PATIENCE) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told
+    facts = [json.loads(said) for said, _ in told]
+    assert facts[0] == facts[1]
+    assert sorted(facts[0]["nodes"]) == ["alpha", "beta"]
+    for link in facts[0]["links"]:
+        assert RATE / 2 < link["bytes_per_second"] < RATE * 1.1
+    choice = facts[0]["compression"]["choice"]
+    assert not choice.startswith("none")
+    methods = {each["name"]: each["predicted"] for each in facts[0]["compression"]["methods"]}
+    assert methods["int8"] < methods["none"] / 2
