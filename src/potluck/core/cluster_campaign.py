@@ -12,6 +12,10 @@ __all__ = ["Campaign"]
 _ATTEMPTS = frozenset({ElectionRole.CANVASSING, ElectionRole.CAMPAIGNING})
 
 
+LONGEST_CAMPAIGN = 2.0
+"""Election timeouts after which whoever got our vote has won, and told us so, or lost."""
+
+
 class Campaign:
     """Campaigns when the leader is lost, the most senior member first."""
 
@@ -19,6 +23,7 @@ class Campaign:
         self._situation = situation
         self.is_called = False
         """Whether somebody asked for an election."""
+        self._hopes_until = float("-inf")  # whoever got our vote may still be counting
 
     def begin(self) -> None:
         """A view was installed or left."""
@@ -79,8 +84,13 @@ class Campaign:
             return ""
         if beat.lineage != view.lineage:
             return f"{s.name(leader)} has gone to another lineage"
-        if beat.epoch == view.epoch and beat.term > s.election.term:
+        if beat.epoch != view.epoch:
+            return ""
+        if beat.term > s.election.term:
             return f"{s.name(leader)} has given its vote to somebody else"
+        is_defeated = beat.term == s.election.term and beat.leader != leader
+        if is_defeated and s.time >= self._hopes_until:
+            return f"{s.name(leader)} had our vote and was not elected"
         return ""
 
     # --- messages; the sender is a member, lineage and epoch are ours ---
@@ -101,7 +111,10 @@ class Campaign:
     def take_vote_request(self, sender: ProcessId, message: VoteRequest) -> None:
         """Somebody campaigns."""
         s = self._situation
-        s.send(sender, s.election.answer_vote_request(sender, message, s.proofs.keys()))
+        answer = s.election.answer_vote_request(sender, message, s.proofs.keys())
+        if answer.is_granted:
+            self._hopes_until = s.time + LONGEST_CAMPAIGN * s.config.election.election_timeout
+        s.send(sender, answer)
 
     def take_vote(self, sender: ProcessId, message: Vote) -> None:
         """A vote for us, or the news that there is none."""
