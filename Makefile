@@ -51,7 +51,7 @@ bench: $(VENV)/.bench ## every benchmark, beside what it is compared with (ARGS=
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(VENV)/.dev ## the long tests
-	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 $(ARGS)
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 -o faulthandler_timeout=3600 $(ARGS)
 	$(BIN)/python -m potluck.testing.seeds --seeds 200000
 
 docs: $(VENV)/.dev ## write what the documentation takes from the code

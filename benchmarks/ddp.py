@@ -125,12 +125,21 @@ def report(name: str, part: Part, seen: list[Figures]) -> Figures:
         "hidden": {},
     }
     if not part.compression:
-        computing = statistics.median(slowest("alone", "computing"))
+        computing = slowest("alone", "computing")
         for which in (GLOO, OURS):
-            sums = statistics.median(slowest("alone", f"sums {which}"))
-            both = computing + sums - figures["median_seconds"][which]
-            figures["hidden"][which] = both / min(computing, sums)
+            sums = slowest("alone", f"sums {which}")
+            shares = map(hidden_share, computing, sums, rounds[which])
+            figures["hidden"][which] = statistics.median(shares)
     return figures
+
+
+def hidden_share(computing: float, sums: float, both: float) -> float:
+    """How much of the shorter of two things was done beside the longer one, from 0 to 1.
+
+    >>> hidden_share(3.0, 1.0, 3.25), hidden_share(3.0, 1.0, 4.5)
+    (0.75, 0.0)
+    """
+    return min(1.0, max(0.0, (computing + sums - both) / min(computing, sums)))
 
 
 def quartiles(ratios: list[float]) -> list[float]:

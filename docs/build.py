@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "frame kinds": build_parts.frame_kinds,
     "messages": build_parts.messages,
     "limits": build_parts.limits,
+    "comparison": build_parts.comparison,
     "checks of the doctor": build_parts.doctor_checks,
     "names of the origin": build_parts.origin_names,
 }

@@ -19,6 +19,7 @@ from potluck.runtime.diagnosis.checks.keys import check_keys
 from support import architecture
 
 __all__ = [
+    "comparison",
     "doctor_checks",
     "frame_kinds",
     "frame_layout",
@@ -141,6 +142,13 @@ def limits() -> str:
     return _table("| what | at most |", rows)
 
 
+def comparison() -> str:
+    """The figures of the README."""
+    text = (TESTS.parent / "README.md").read_text(encoding="utf-8")
+    start = text.index("| | beside | Potluck |")
+    return text[start : text.index("\n\n", start)] + "\n"
+
+
 # -- the doctor, the origin --------------------------------------------------------------------
 
 
@@ -153,7 +161,7 @@ def doctor_checks() -> str:
         question = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".")
         causes = (inspect.getdoc(check) or "").splitlines()[0]
         rows.append(f"| `{family}` | {question} | {causes} |")
-    return _table("| family | it finds out | by what it tells |", rows)
+    return _table("| family | it finds out | for instance |", rows)
 
 
 def origin_names() -> str:

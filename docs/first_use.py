@@ -1,8 +1,8 @@
 """Times a new user's path from a fresh clone, and records it in ``quickstart.md`` (``--write``).
 
-First ``make demo`` in a clone with an empty environment, twice; then two emulated hosts on one switch,
-the second with nothing but the wheel, which are paired and train with two commands each.  Needs
-root and the program ``ip`` for the hosts, and a package index for the installations.
+First ``make demo`` in a clone with an empty environment, twice; then two emulated hosts on one
+switch, the second with nothing but the wheel, which are paired and train with two commands each.
+Needs root and the program ``ip`` for the hosts, and a package index for the installations.
 """
 
 from __future__ import annotations

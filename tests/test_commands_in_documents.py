@@ -16,8 +16,12 @@ RUN_BY = {
     r"\.venv/bin/pre-commit install": ("test_commands_in_documents.py", "pre-commit"),
     r"\.venv/bin/python hello\.py( &)?": ("test_documents.py", "hello.py"),
     r"potluck pair( \d+-[a-z]+-[a-z]+)?": ("integration/test_walkthrough.py", "pair"),
-    r"potluck run \w+\.py": ("integration/test_walkthrough.py", "run"),
+    r"potluck dashboard": ("apps/cli/test_dashboard.py", "dashboard"),
+    r"potluck run --serve \w+\.py": ("apps/cli/test_dashboard.py", "--serve"),
+    r"potluck run \w+\.py": ("integration/test_walkthrough.py", "train.py"),
     r"potluck doctor( --json| --peers [\d.]+)?": ("integration/test_doctor.py", "Doctor("),
+    r"POTLUCK_LOG=[a-z,]+ python train\.py": ("integration/test_logs.py", "POTLUCK_LOG"),
+    r"potluck --log json run train\.py": ("integration/test_logs.py", "--log"),
     r"python -m potluck\.testing\.seeds .*": ("testing/test_seeds.py", "--shorten"),
 }
 

@@ -90,6 +90,15 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert languages(page.read_text(encoding="utf-8")) <= known
 
 
+def test_every_variable_is_explained() -> None:
+    """What the environment can say to Potluck is on the page about operating it, and no more."""
+    name = re.compile(r"\bPOTLUCK_[A-Z]+(?:_[A-Z]+)*\b")
+    source = (ROOT / "src" / "potluck").rglob("*.py")
+    used = {found for file in source for found in name.findall(file.read_text(encoding="utf-8"))}
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert set(name.findall(page)) == used
+
+
 def shown() -> list[str]:
     """The paths on the README's map; an indented line is within the last one that is not."""
     paths: list[str] = []

@@ -49,3 +49,36 @@ def test_beats_of_somebody_who_accepted_the_next_view_give_no_lease() -> None:
     keep_in_touch(net, b, a, seconds=1.5)
     assert core.state is ClusterState.PAUSED
     assert "does not confirm" in core.reason
+
+
+def test_those_who_accepted_the_same_next_view_still_rely_on_each_other() -> None:
+    """The others, and those who are not in it, are given no lease from then on."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    core, view = net.cores[b], net.view_of(b)
+    situation = core._situation
+    assert not any(situation._withholds(who) for who in (a, c, d))
+    proposal = Proposal((a, b, c), "without d")
+    core.receive(a, Propose(view.lineage, view.epoch, 0, proposal), net.now)
+    assert all(situation._withholds(who) for who in (a, c, d))
+    for who in (a, d):
+        beat = situation.contacts.of(who).beat
+        assert beat is not None
+        said = msgspec.structs.replace(beat, accepted=situation.accepted_mark)
+        situation.contacts.of(who).beat = said
+    assert [situation._withholds(who) for who in (a, c, d)] == [False, True, True]
+
+
+def test_whoever_is_left_out_gives_no_lease_and_an_end_of_all_has_no_mark() -> None:
+    """One that agreed to go counts for nothing more; nobody goes on from a terminal view."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    for proposal in (Proposal((a, c), "without b"), Proposal((a, b, c), "over", into="e" * 32)):
+        situation = net.cores[b]._situation
+        situation.election.ballot.accepted = proposal
+        beat = situation.contacts.of(a).beat
+        assert beat is not None
+        said = msgspec.structs.replace(beat, accepted=situation.accepted_mark)
+        situation.contacts.of(a).beat = said
+        assert situation._withholds(a)
+        assert bool(situation.accepted_mark) is not bool(proposal.into)

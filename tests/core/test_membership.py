@@ -36,6 +36,33 @@ def test_a_fresh_start_keeps_members_and_order() -> None:
     assert plan.reason == "a fresh start with the same members"
 
 
+def test_after_a_loss_nobody_is_counted_on_who_was_not_heard_since() -> None:
+    """It may stand still: what is proposed now would wait for it, and nothing else could be."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, succession = net.cores[a], net.cores[a]._succession
+    core.disconnected(c, "it crashed", net.now)
+    core.refused(c, net.now)
+    core.tick(net.now + 0.1)
+    assert c in core._situation.proofs
+    assert not succession.is_busy
+    beat = msgspec.structs.replace(last_beat(net, a, b), sequence=1000, aborted=True)
+    core.receive(b, beat, net.now + 0.15)
+    assert succession.is_busy
+
+
+def test_a_newcomer_waits_while_a_member_is_late() -> None:
+    """By less than makes it suspect: it is heard again in a moment, or missed."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    planner, situation = net.cores[a]._planner, net.cores[a]._situation
+    silence = situation.health.silence(b, situation.now)
+    assert planner._is_fresh(b)
+    situation.now += 2 * situation.interval - silence
+    assert not planner._is_fresh(b)
+    assert situation.contacts.is_heard(b)
+
+
 def test_newcomers_follow_in_the_order_of_their_ids() -> None:
     """Several that are ready come in together, whoever came first."""
     net = ClusterNet()

@@ -22,3 +22,14 @@ def ranks(idle_ranks: list[Rank]) -> Iterator[Ranks]:
     crowd = Ranks(idle_ranks)
     yield crowd
     crowd.clean_up()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever may take long, and says so, begins first: nobody shall wait for it at the end."""
+
+    def seconds(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return float(mark.args[0]) if mark is not None and mark.args else 0.0
+
+    items.sort(key=seconds, reverse=True)

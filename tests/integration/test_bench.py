@@ -11,13 +11,13 @@ from support.hosts import Hosts
 from support.paired_hosts import pair, variables
 from support.threads import PATIENCE
 
-RATE = 100_000_000 / 8  # bytes per second of the cable
+RATE = 200_000_000 / 8  # bytes per second of the cable
 
 
 @pytest.mark.netns
 def test_two_machines_measure_the_cable_between_them(tmp_path: Path) -> None:
     """Both say the same: the cable's rate, and that compression pays on it."""
-    with Hosts("alpha beta", rate="100mbit") as hosts:
+    with Hosts("alpha beta", rate="200mbit") as hosts:
         alpha, beta = hosts.values()
         pair(tmp_path, alpha, beta)
         runs = [

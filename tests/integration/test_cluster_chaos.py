@@ -41,8 +41,9 @@ def go_through(ranks: Ranks, size: int, seconds: float, hosts: Sequence[Host]) -
     crowd.views(alive, len(alive))
     assert [result["size"] for result in crowd.stop(alive)] == [len(alive)] * len(alive)
     logger.warning(
-        "%g s: %s; longest without a sum %.1f s; %d reports of sums compared",
+        "%g s (%.1f s lost to other work): %s; longest without a sum %.1f s; %d reports compared",
         seconds,
+        chaos.starved,
         dict(chaos.actions),
         chaos.longest,
         chaos.sums.compared,

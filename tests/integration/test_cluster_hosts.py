@@ -138,4 +138,4 @@ def test_a_slow_link_carries_no_more_than_it_must(ranks: Ranks) -> None:
     assert {result["algorithm"] for result in found.values()} == {"direct"}, found
     shares = {name: result["share"] for name, result in found.items()}
     assert shares == {"alpha": 1, "beta": 1, "gamma": 1, "delta": 0}, found
-    assert found["delta"]["megabits"] == pytest.approx(rates["delta"], rel=0.35), found
+    assert found["delta"]["megabits"] < found["alpha"]["megabits"] / 2, found

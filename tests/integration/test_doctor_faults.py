@@ -32,6 +32,8 @@ echo 43 > energy_now; echo 100 > energy_full; echo 10 > power_now
 cd / && exec "$@"
 """
 
+NO_IPV6 = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"
+
 SQUATTER = """
 import socket, sys
 doors = [socket.create_server(("", port)) for port in range(52416, 52420)]
@@ -93,7 +95,7 @@ def inject(hosts: Hosts) -> None:
     reject(hosts["polite"], "tcp dport 52416")
     hosts["gone"].unplug()
     hosts.limit("laptop", "20mbit")
-    hosts["crowded"].run(["sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1"])
+    hosts["crowded"].run(["sh", "-c", NO_IPV6])
     alone = hosts["alone"]
     alone.ip("address", "flush", "dev", "eth0")
     alone.ip("address", "add", "169.254.7.7/16", "dev", "eth0")
@@ -126,7 +128,9 @@ def examine_all(folder: Path, hosts: Hosts) -> dict[str, dict[str, Any]]:
         "alone": Doctor(folder, hosts["alone"]),
         "loose": Doctor(folder, hosts["loose"]),
     }
-    return {name: doctor.report() for name, doctor in doctors.items()}
+    status = Doctor(folder, hosts["alone"], verb=["status", "--json"])
+    reports = {name: doctor.report() for name, doctor in doctors.items()}
+    return reports | {"status": status.report()}
 
 
 def judge(reports: dict[str, dict[str, Any]], hosts: Hosts) -> None:
@@ -159,7 +163,12 @@ def judge(reports: dict[str, dict[str, Any]], hosts: Hosts) -> None:
     loose = reports["loose"]
     assert [each["check"] for each in loose["findings"]] == ["keys"]
     assert "chmod 600" in loose["findings"][0]["fix"]
+    foreign = [each for each in reports["status"]["story"][0] if "another namespace" in each]
+    causes = [f"{each['cause']}." for each in reports["alone"]["findings"]]
+    single = [each for each in foreign if hosts["copy"].ipv4 not in each]  # one key, two places
+    assert single
+    assert set(single) <= set(causes)  # word for word
     assert {name: report["exit"] for name, report in reports.items()} == {
-        **dict.fromkeys(("clinic", "crowded", "alone", "loose"), 3),
+        **dict.fromkeys(("clinic", "crowded", "alone", "loose", "status"), 3),
         "laptop": 0,
     }

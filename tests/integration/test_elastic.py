@@ -48,6 +48,43 @@ def test_deaths_at_every_point_of_a_step(ranks: Ranks) -> None:
     assert results[0]["step"] >= 12
 
 
+def test_a_death_in_the_middle_of_the_averaging(ranks: Ranks) -> None:
+    """Some pieces are added up and sent on, others are not: it is averaged again from the start."""
+    crew = Crew(ranks, new_job())
+    members = crew.start(2, 3, ballast=1 << 18)
+    crew.start(1, 3, death=("adding up", 3), ballast=1 << 18)
+    said = [crew.follow(member, 2) for member in members]
+    assert {each["tries"] for each in said} == {2}, said
+    check(crew, crew.finish(members))
+
+
+def test_the_leader_is_killed_while_a_newcomer_gets_the_state(ranks: Ranks) -> None:
+    """It is a source of the transfer as well; so is the next leader, which dies in the next try."""
+    crew = Crew(ranks, new_job())
+    members = crew.start(3, 3, death=("leading a transfer", 1))
+    for member in members:
+        crew.follow(member, 3)
+    newcomer = crew.start(1, 2)[0]
+    crew.follow(newcomer, 2, steps=2)
+    left = [member for member in members if not member._has_ended()]
+    assert len(left) == 1
+    check(crew, crew.finish([*left, newcomer]))
+
+
+def test_a_member_is_cut_off_right_after_applying_and_comes_back(ranks: Ranks) -> None:
+    """The others went on without it: its step counted, and what it gets is theirs."""
+    crew = Crew(ranks, new_job())
+    members = crew.start(2, 3)
+    asleep = crew.start(1, 3, death=("applied", 3))[0]
+    for member in members:
+        crew.follow(member, 2, steps=3)
+    asleep.send_signal(signal.SIGCONT)
+    members.append(asleep)
+    for member in members:
+        crew.follow(member, 3, steps=3)
+    check(crew, crew.finish(members))
+
+
 def test_a_source_is_killed_while_a_newcomer_gets_the_state(ranks: Ranks) -> None:
     """Of three who have the state two die in the transfer; the newcomer gets it nevertheless."""
     crew = Crew(ranks, new_job())

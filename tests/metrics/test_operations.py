@@ -31,7 +31,8 @@ def test_the_journal_stays_short_though_nobody_reads() -> None:
 
 def test_writers_and_readers_lose_nothing() -> None:
     """Three threads write while another takes snapshots, which never go back."""
-    operation, seen = OperationMetrics(), []
+    operation = OperationMetrics()
+    seen: list[int] = []
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 

@@ -73,6 +73,7 @@ def test_patience_has_an_end(
     begin = time.monotonic()
     assert last_words(reception.call(words)) == b""
     assert 0.1 <= time.monotonic() - begin < 10
+    assert reception.acceptor.refused == 1
 
 
 def test_a_byte_now_and_then_does_not_extend_the_time(

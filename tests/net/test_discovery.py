@@ -148,6 +148,11 @@ def test_an_observer_of_all_jobs_sees_them_all(service: str, tmp_path: Path, way
             one.job_tag,
             other.job_tag,
         }
+        if way is alone:  # who is not of ours is only heard of by multicast
+            eventually(lambda: observer.discovery.strangers == 1)
+            (foreigner,) = observer.discovery.foreigners
+            assert foreigner.node == stranger.node
+            assert foreigner.is_elsewhere.endswith(" belongs to another namespace")
 
 
 def test_addresses_by_hand_and_of_a_launcher_are_there_at_once(

@@ -60,6 +60,12 @@ def test_more_addresses_than_machines_are_a_mistake() -> None:
         given_addresses(f"10.0.{number}.1" for number in range(MAX_GIVEN + 1))
 
 
+def test_in_a_run_ranks_say_nothing_about_where_to_meet() -> None:
+    """`potluck run` sets the variables of launchers for others, and POTLUCK_PEERS for us."""
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "desk", "MASTER_PORT": "4711"}
+    assert Rendezvous.from_environment({**environ, "POTLUCK_RUN": "1"}) == Rendezvous()
+
+
 def test_a_launcher_says_where_to_meet() -> None:
     """Rank 0 listens there, the others dial it."""
     environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "desk", "MASTER_PORT": "4711"}

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from potluck.errors import Timeout
 from potluck.net.addresses import Address
 from potluck.runtime import io
 from potluck.runtime.auto_config import AutoDiscoveryConfig
@@ -71,3 +72,16 @@ def test_a_last_word_outlives_its_launcher() -> None:
             here.wait_until(lambda reports: reports[0].state == "starting", PATIENCE)
         eventually(lambda: [each.state for each in here.parted] == ["starting"])
         assert here.reports == []
+
+
+def test_a_report_wakes_whoever_waits_for_news() -> None:
+    """Nobody has to look again and again; with nobody there, waiting ends all the same."""
+    job = new_job()
+    with launcher(job) as here:
+        assert here.wait_for_news(here.news, 0.01) == here.news == 0
+        with pytest.raises(Timeout):
+            here.wait_until(bool, 0.01)
+        with launcher(job):
+            assert here.wait_for_news(0, PATIENCE) > 0
+            assert here.wait_until(bool, PATIENCE)
+        here.wait_until(lambda reports: not reports, PATIENCE)  # that it left is news, too

@@ -62,12 +62,25 @@ def test_there_is_an_end_to_what_is_remembered() -> None:
             report("a"), told("a", EventLine(number, number * 10.0, "x"), epochs=[epoch])
         )
         chronicle.parted(report("b", incarnation=number), "gone")
-        chronicle.heard(report("c", f"job {number}"), told("c"))
+        chronicle.heard(report("c", f"job {number}"), told("c", epochs=[epoch]))
     assert len(chronicle.news()) == KEPT_NEWS
     assert len(chronicle.gone) == KEPT_GONE
     assert len(chronicle._epochs) == observing_chronicle.KEPT_JOBS
     chronicle.heard(report("a"), told("a", epochs=[EpochLine(9, 9.0, [], "", "f")] * 99))
     assert len(chronicle.epochs("train.py")) <= KEPT_EPOCHS
+
+
+def test_who_was_in_an_earlier_view_is_known_to_be_over() -> None:
+    """As is who was here; so nobody is told twice that a process which has ended refuses."""
+    chronicle = Chronicle()
+    views = [EpochLine(1, 1.0, ["a/1", "b/1"], "", "f"), EpochLine(2, 2.0, ["a/1"], "", "f")]
+    chronicle.heard(report("a"), told("a", epochs=views))
+    assert chronicle.former == {"b/1"}
+    gone = Report(node="c", incarnation=1, host="fd00::1", port=5, job="train.py")
+    chronicle.parted(gone, "its process ended")
+    assert chronicle.former == {"b/1", "c/1", "[fd00::1]:5"}
+    chronicle.heard(report("a"), told("a", epochs=[EpochLine(3, 3.0, ["a/1", "b/1"], "", "f")]))
+    assert "b/1" not in chronicle.former
 
 
 def test_who_comes_back_is_not_gone() -> None:

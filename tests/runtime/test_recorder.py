@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from potluck import DistributedContext, PeerLost, SimulatedBackend, SubBackend
+from potluck import (
+    DistributedContext,
+    PeerLost,
+    RpcAgent,
+    RpcError,
+    SimulatedBackend,
+    SubBackend,
+)
 from potluck.errors import BackendUnavailable
 from potluck.runtime.recorder import CAPACITY, Entry, Failure, Label, Lane, Log, Recorder
 from potluck.runtime.recorder_format import Outcome, Record
 from potluck.runtime.recorder_logs import LENGTH_VARIABLE, log_of, make_recorder, recorder_of
+from potluck.runtime.recording import MessageNote
 from support.threads import Background, eventually, together
 
 
@@ -67,9 +75,9 @@ def test_messages_are_numbered_for_each_rank_and_tag() -> None:
     """The n-th send is the n-th receive; one under way is in the dump as such."""
     recorder = Recorder()
     log = Log(recorder, Label(Lane.COLLECTIVES, "world", "", 0))
-    tokens = [log.begin_message("send", 1, tag, 8, now=1.0) for tag in (0, 0, 7)]
-    log.end_message(tokens[1], 2.0, None)
-    log.end_message(tokens[1], 3.0, None)  # twice is once
+    notes = [MessageNote(log, "send", 1, tag, 8) for tag in (0, 0, 7)]
+    notes[1].end(None)
+    notes[1].end(ValueError("twice is once"))
     ended, *running = recorder.records(0.0)
     assert (ended.number, ended.outcome, ended.peer) == (2, Outcome.DONE, 1)
     assert [(each.number, each.tag, each.end) for each in running] == [(1, 0, None), (1, 7, None)]
@@ -179,3 +187,19 @@ def test_how_many_are_kept_is_the_users_to_say(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(LENGTH_VARIABLE, wrong)
         with pytest.raises(BackendUnavailable, match="POTLUCK_TRACE_LENGTH must be a number"):
             make_recorder()
+
+
+def test_remote_calls_are_taken_down_by_who_makes_them(contexts: list[DistributedContext]) -> None:
+    """With the function's name and the rank; one that fails with what the caller got."""
+    left, right = contexts
+    with RpcAgent(left) as caller, RpcAgent(right) as server:
+        server.register("shout", lambda payload: payload.upper())
+        caller.rpc_sync(1, "shout", b"dinner")
+        with pytest.raises(RpcError):
+            caller.rpc_sync(1, "whisper")
+    done, failed = records_of(left)
+    assert (done.lane, done.what, done.peer, done.outcome) == ("calls", "shout", 1, Outcome.DONE)
+    assert done.bytes > 6
+    assert (failed.what, failed.outcome) == ("whisper", Outcome.FAILED)
+    assert "whisper" in failed.reason
+    assert records_of(right) == []

@@ -99,3 +99,20 @@ def test_a_muted_stream_that_breaks_is_left_to_its_reader(scene: Scene) -> None:
     for _ in range(3):
         assert scene.watch.events((1,)) == []
     assert len(scene.patrol.looks) >= 2
+
+
+def test_sleep_is_counted_for_everybody_who_is_awaited(scene: Scene) -> None:
+    """If somebody wants to know; what is there already costs no sleep."""
+    scene.watch.events((1, 2))
+    assert scene.watch.slept is None
+    scene.watch.slept = {}
+    scene.watch.events((1, 2))
+    assert scene.watch.slept == {}  # it is counted when there is time for it
+    scene.watch.events((2,))
+    slept = dict(scene.watch.slept)
+    assert slept[1] == slept[2] >= 0.015
+    scene.far[1].sendmsg([b"x"])
+    scene.watch.events((1,), at_once=True)
+    assert scene.watch.slept == slept
+    scene.watch.events((1,))
+    assert scene.watch.slept[2] >= slept[2] + 0.015

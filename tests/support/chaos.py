@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ PAUSES = (0.5, 2.0)  # seconds between two actions
 FAULTS = (0.3, 4.0)  # seconds that a process is stopped for, or a cable cut
 SILENTLY = 3.0  # seconds from one of these to the next: the first is known after two
 SETTLED = 3.0  # seconds after which a killed process is in nobody's view
+LOOK_EVERY = 0.02  # seconds
 REMEMBERED = 10_000  # sums that are kept to be compared
 
 
@@ -73,6 +74,10 @@ class Chaos:
         self.actions: Counter[str] = Counter()
         self.longest = 0.0
         """Seconds without a sum of somebody who was not touched."""
+        self.starved = 0.0
+        """Seconds in which this machine did not even wake us up."""
+        self._last: list[str] = []
+        self._history: deque[str] = deque(maxlen=20)
         for _ in range(size):
             self._start()
 
@@ -104,8 +109,21 @@ class Chaos:
                 self._seen[node] = max(self._seen[node], time.monotonic())
             stalled = time.monotonic() - self._seen[node]
             self.longest = max(self.longest, stalled)
-            assert stalled < STALL, f"{node.status()} has no sum for {stalled:.1f} s"
-        time.sleep(0.02)
+            why = f"no sum for {stalled:.1f} s; {self._told()}"
+            assert stalled < STALL, f"{why}\n{node.status()}"
+        self._sleep()
+
+    def _sleep(self) -> None:
+        """Time in which this machine was too busy even to wake us up is nobody's stall."""
+        began = time.monotonic()
+        time.sleep(LOOK_EVERY)
+        late = time.monotonic() - began - LOOK_EVERY
+        self.starved += late
+        for node in self.alive:
+            self._seen[node] += late
+
+    def _told(self) -> str:
+        return f"{self.starved:.1f} s were lost to other work; " + ", ".join(self._history)
 
     def _hear(self, node: Rank) -> None:
         said = node.hear_any()
@@ -126,6 +144,7 @@ class Chaos:
             what = self._random.choice(possible)
             getattr(self, f"_{what}")()
             self.actions[what] += 1
+            self._history.append(f"{time.strftime('%X')} {what} {self._last}")
 
     def _can_bear_more(self) -> bool:
         """Whether a majority stays untouched if another one is not."""
@@ -136,7 +155,9 @@ class Chaos:
     def _some(self, count: int) -> list[Rank]:
         touched = {node for fault in self._faults for node in fault.touched}
         fit = [node for node in self.alive if node in self._present and node not in touched]
-        return self._random.sample(fit, count)
+        chosen = self._random.sample(fit, count)
+        self._last = [self._places[n].name if n in self._places else str(n.pid) for n in chosen]
+        return chosen
 
     def _start(self) -> None:
         host = self._free.pop(0) if self._free else None
@@ -144,6 +165,7 @@ class Chaos:
         if host is not None:
             self._places[node] = host
         self.alive.append(node)
+        self._last = [host.name if host else str(node.pid)]
         self._seen[node] = time.monotonic() + PATIENCE  # an interpreter takes its time
 
     def _kill(self) -> None:

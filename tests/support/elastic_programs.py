@@ -6,12 +6,14 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import potluck
 from potluck import DistributedContext, SimulatedBackend
+from potluck.collective.reduce import Reducer
 from support.clusters import OPTIONS
 from support.elastic import RATE, Regression
 from support.place import Place
@@ -27,10 +29,15 @@ class Stoppable(Regression):
     wants_to_stop = False
     is_over = False
 
+    def __init__(self, group: DistributedContext, seed: int = 0, **options: Any) -> None:
+        self.ballast = np.zeros(options.pop("ballast", 1))
+        super().__init__(group, seed, **options)
+
     def gradient(self, indices: Any) -> dict[str, Any]:
         """With the wish to stop."""
         time.sleep(COMPUTING)
-        return {**super().gradient(indices), "stop": np.array([float(self.wants_to_stop)])}
+        wish = {"stop": np.array([float(self.wants_to_stop)]), "ballast": self.ballast}
+        return {**super().gradient(indices), **wish}
 
     def apply(self, gradient: Any) -> None:
         """Step, and note whether somebody wants to stop."""
@@ -40,22 +47,76 @@ class Stoppable(Regression):
 
 def die_at(run: Regression, where: str, step: int) -> None:
     """Let the process be killed at a point of a step: there is no later instruction."""
-    target: Any
-    target, name = {
-        "averaging": (run.trainer._group, "all_reduce"),
-        "acknowledging": (run.trainer._group, "barrier"),
-        "applying": (run.trainer, "_apply"),
-        "settling": (run.trainer._group, "all_gather_object"),
-        "transferring": (run.trainer._group, "all_to_all"),
-    }[where]
+    trainer: Any = run.trainer
+
+    def is_due() -> bool:
+        return bool(trainer.step_count >= step)
+
+    def leads() -> bool:
+        """The first of those who have the state, while another one has it too."""
+        return is_due() and trainer._group.rank == 0 and trainer._group.world_size > 2
+
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the test says otherwise
+
+    if where == "applied":  # after it, and only once
+        spring_after(trainer, "_apply", once(is_due), stop)
+    elif where == "adding up":  # with some pieces of the array added up, and others not
+        calls = itertools.count(1)
+        for name in ("combine", "fold"):
+            spring(Reducer, name, lambda: is_due() and next(calls) > 2, kill)
+    else:
+        target, name, condition = {
+            "averaging": (trainer._group, "all_reduce", is_due),
+            "acknowledging": (trainer._group, "barrier", is_due),
+            "applying": (trainer, "_apply", is_due),
+            "settling": (trainer._group, "all_gather_object", is_due),
+            "transferring": (trainer._group, "all_to_all", is_due),
+            "leading a transfer": (trainer._group, "all_to_all", leads),
+        }[where]
+        spring(target, name, condition, kill)
+
+
+def spring(target: Any, name: str, is_due: Callable[[], bool], action: Callable[[], None]) -> None:
+    """Do something before a call when its time has come."""
     original = getattr(target, name)
 
     def trapped(*arguments: Any, **options: Any) -> Any:
-        if run.trainer.step_count >= step:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_due():
+            action()
         return original(*arguments, **options)
 
     setattr(target, name, trapped)
+
+
+def spring_after(
+    target: Any, name: str, is_due: Callable[[], bool], action: Callable[[], None]
+) -> None:
+    """The same after it."""
+    original = getattr(target, name)
+
+    def trapped(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        if is_due():
+            action()
+        return result
+
+    setattr(target, name, trapped)
+
+
+def once(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """True the first time that something is."""
+    is_over = False
+
+    def is_first() -> bool:
+        nonlocal is_over
+        before, is_over = is_over, is_over or condition()
+        return is_over and not before
+
+    return is_first
 
 
 def train(
@@ -102,8 +163,8 @@ class Crew:
         self._job = job
         self._rate = rate
         self._count = 0
-        self.prints: dict[int, set[str]] = {}
-        """Fingerprints by step, of all members."""
+        self.prints: dict[int, dict[str, str]] = {}
+        """By step, each fingerprint and who said it last."""
 
     def start(
         self,
@@ -130,7 +191,7 @@ class Crew:
         """Listen until a member has made so many steps among so many members."""
         made = 0
         while True:
-            said = self._note(member.hear_any())
+            said = self._note(member, member.hear_any())
             made += said["word"] == "step" and said["size"] == size
             if made >= steps:
                 return said
@@ -138,11 +199,11 @@ class Crew:
     def overhear(self, member: Rank) -> None:
         """Note what a member has said, without waiting for more."""
         while member.has_news():
-            self._note(member.hear_any())
+            self._note(member, member.hear_any())
 
-    def _note(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _note(self, member: Rank, said: dict[str, Any]) -> dict[str, Any]:
         if said["word"] == "step":
-            self.prints.setdefault(said["step"], set()).add(said["print"])
+            self.prints.setdefault(said["step"], {})[said["print"]] = f"{member.rank}: {said}"
         return said
 
     def finish(self, members: list[Rank]) -> list[dict[str, Any]]:
@@ -151,7 +212,7 @@ class Crew:
         results = []
         for member in members:
             while (message := member._read(PATIENCE)) is not None and "word" in message:
-                self._note(message)
+                self._note(member, message)
             assert message is not None
             assert "value" in message, message
             member.is_idle = True
@@ -174,7 +235,7 @@ def check(crew: Crew, results: list[dict[str, Any]]) -> None:
     The first result is of a member that was there all the time.
     """
     assert len({result["print"] for result in results}) == 1
-    assert all(len(prints) == 1 for prints in crew.prints.values())
+    assert not [prints for prints in crew.prints.values() if len(prints) > 1]
     assert len({str((each["epoch"], each["committed"])) for each in results}) == 1
     log = [tuple(pair) for pair in results[0]["log"]]
     whole = itertools.product(range(results[0]["epoch"]), range(results[0]["size"]))

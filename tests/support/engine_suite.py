@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,11 @@ def add_up(context: DistributedContext) -> None:
         assert (array == size * (size + 1) // 2).all()
     mean = np.full(3, context.rank, np.float32)
     assert context.all_reduce(mean, "mean", timeout=PATIENCE) is mean
+    tree: dict[str, Any] = {"w": np.ones(3, np.float32), "layers": [np.full(2, 2, np.int16), 0.5]}
+    total = context.all_reduce(tree, timeout=PATIENCE)
+    assert total["w"] is tree["w"]
+    assert (tree["w"] == size).all()
+    assert total["layers"][1] == size / 2
     assert mean.tolist() == [(size - 1) / 2] * 3
     kept = np.arange(10.0) * context.rank
     result = np.zeros(10)

@@ -71,7 +71,7 @@ def nodes_on(
 
 
 class Doctor:
-    """``potluck doctor`` under way on a host."""
+    """``potluck doctor``, or another command that looks around, under way on a host."""
 
     def __init__(
         self,
@@ -80,16 +80,10 @@ class Doctor:
         *arguments: str,
         seconds: float = 2.0,
         through: Sequence[str] = (),
+        verb: Sequence[str] = (),
     ) -> None:
-        command = [
-            *through,
-            str(COMMAND),
-            "doctor",
-            "--json",
-            "--seconds",
-            str(seconds),
-            *arguments,
-        ]
+        verb = verb or ["doctor", "--json", "--seconds", str(seconds)]
+        command = [*through, str(COMMAND), *verb, *arguments]
         self._process = subprocess.Popen(
             host.command(command),
             stdout=subprocess.PIPE,
@@ -101,7 +95,7 @@ class Doctor:
     def report(self) -> dict[str, Any]:
         """What it says at the end, its exit code included."""
         with self._process:
-            out, errors = self._process.communicate(timeout=PATIENCE)
+            out, errors = self._process.communicate(timeout=1.5 * PATIENCE)
         assert out, errors
         return {"exit": self._process.returncode, **json.loads(out)}
 

@@ -1,7 +1,7 @@
 """Follows the steps of a page as two people would: each on a machine of their own, at once.
 
-A line ``first$ potluck pair`` is a command on the machine *first*.  The commands of one machine run one
-after the other; a code that one machine shows is what the other types in place of the page's.
+A line ``first$ potluck pair`` is a command on the machine *first*.  The commands of one machine run
+one after the other; a code that one machine shows is what the other types in place of the page's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Walkthrough:
     def follow(self, steps: Mapping[str, Sequence[str]]) -> dict[str, list[Step]]:
         """Let everybody do their steps."""
         lists = together(
-            *(lambda m=machine: [self._run(m, each) for each in steps[m]] for machine in steps),  # type: ignore[misc]
+            *(lambda m=machine: [self._run(m, each) for each in steps[m]] for machine in steps),
             within=3 * PATIENCE,
         )
         return dict(zip(steps, lists, strict=True))
@@ -87,7 +87,7 @@ class Walkthrough:
             stderr=subprocess.STDOUT,
             text=True,
         ) as process:
-            watchdog = threading.Timer(PATIENCE, process.kill)
+            watchdog = threading.Timer(1.5 * PATIENCE, process.kill)
             watchdog.start()
             try:
                 output = self._read(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,11 +13,13 @@ import pytest
 from potluck import (
     Aborted,
     Cluster,
+    DistributedError,
 )
 from potluck.training import elastic_ground
+from potluck.training.elastic_try import Try
 from support.clusters import clusters, everywhere, join, new_job
 from support.elastic import Regression
-from support.threads import Background, eventually, together
+from support.threads import PATIENCE, Background, eventually, together
 
 
 def train(runs: list[Regression], steps: int) -> None:
@@ -135,3 +138,39 @@ def test_a_newcomer_gets_the_state_and_takes_its_share() -> None:
         assert runs[2].counted
         runs[0].sampler.check()
         assert set(runs[2].counted) <= set(runs[0].sampler.log)
+
+
+def test_some_have_the_result_and_one_has_not() -> None:
+    """One leaves then: nobody can have applied it, so it is averaged again, by all who are left."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        late: Any = runs[2].trainer
+        complete, gone = Try.finish, threading.Event()
+        outcomes: list[list[int]] = [[], [], []]
+
+        def finish(self: Try, *arguments: Any) -> None:
+            complete(self, *arguments)
+            if self is late._begun and late.step_count == 3 and not gone.is_set():
+                eventually(lambda: bool(holds(0) and holds(1)))
+                gone.set()
+                nodes[1].close()
+                assert late._ground._stage.over.wait(PATIENCE)
+                raise Aborted("As if the last piece had never come")
+
+        def holds(place: int) -> bool:
+            return runs[place].trainer._report.holds
+
+        def work(place: int) -> None:
+            try:
+                while runs[place].trainer.step_count < 8:
+                    outcome = runs[place].step()
+                    outcomes[place].append(outcome.tries)
+            except DistributedError:
+                assert place == 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Try, "finish", finish)
+            together(*(functools.partial(work, place) for place in range(3)))
+        assert outcomes[0] == outcomes[2] == [1, 1, 1, 2, 1, 1, 1, 1]
+        assert runs[0].fingerprint == runs[2].fingerprint
+        runs[0].sampler.check()

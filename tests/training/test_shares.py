@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.training.shares import Condition, Speedometer, find_straggler, shares_of
+from potluck.training.elastic_pace import LASTING, Pace
+from potluck.training.elastic_record import Record
+from potluck.training.shares import (
+    Condition,
+    Speedometer,
+    find_slow_link,
+    find_straggler,
+    shares_of,
+)
 
 
 @given(st.integers(0, 500), st.lists(st.integers(0, 10**9), min_size=1, max_size=8))
@@ -71,3 +79,43 @@ def test_a_straggler_is_named_with_its_likely_cause(condition: Condition, cause:
 def test_nobody_is_named_without_reason(speeds: list[int]) -> None:
     """Alone, nearly as fast, or not measured yet."""
     assert find_straggler(speeds, [Condition()] * len(speeds)) is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "nbytes", "seconds"),
+    [
+        ([100, 100, 60], 4000, 1.0),  # not that much slower
+        ([100, 100, 10], 4, 10.0),  # slow, but hardly anything goes over it
+        ([0, 0, 10], 4000, 1.0),  # nobody to compare with
+        ([], 4000, 1.0),
+    ],
+)
+def test_a_link_is_not_accused_without_reason(
+    rates: list[int], nbytes: int, seconds: float
+) -> None:
+    """It has to be measured, much slower than the others', and cost a good part of the step."""
+    assert find_slow_link([Condition(link=rate) for rate in rates], nbytes, seconds) is None
+
+
+def test_a_slow_link_and_a_busy_processor_are_told_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The one computes as fast as the others over a slow link; the other has a good link."""
+    rates = [100_000_000, 100_000_000, 1_000_000]
+    alike = [Record(1, 1, 1.0, 5000, 0)] * 3
+    pace = Pace()
+    pace.conditions = (Condition(), Condition(load=90), Condition())
+    for _ in range(LASTING):
+        pace.note(alike, rates, nbytes=1 << 40)
+    assert pace.straggler is not None
+    assert (pace.straggler.rank, pace.straggler.cause) == (2, "its link is slow (1.0 MB/s)")
+    assert "a cable carries more" in caplog.text
+
+    slow = [alike[0], Record(1, 1, 1.0, 1000, 0), alike[2]]
+    pace = Pace()
+    pace.conditions = (Condition(), Condition(load=90), Condition())
+    for _ in range(LASTING):
+        pace.note(slow, [100_000_000] * 3, nbytes=1 << 40)
+    assert pace.straggler is not None
+    assert pace.straggler.rank == 1
+    assert pace.straggler.cause == "its processors do other work (90 %)"

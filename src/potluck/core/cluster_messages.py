@@ -127,7 +127,10 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     seniority: Count = 0
     """My last rank plus 1; 0 if I never had one."""
     withholds: bool = False
-    """Do not rely on me: I have accepted a next view, or do not know whether you hear me."""
+    """Do not rely on me: I have accepted a next view that you have not, or do not know whether you
+    hear me."""
+    accepted: Mark = 0
+    """The next view that I have accepted; 0 for none."""
 
 
 class Acquaintances(Message, frozen=True, tag="acquaintances"):

@@ -52,6 +52,7 @@ class Situation(Surroundings):
         """Processes that have ended, proved or not, with how and when we learnt it."""
         self.is_aborted = False
         """Whether operations of the view have been aborted, so that it needs a successor."""
+        self.aborted_at = now
         self.lost: ProcessId | None = None
         """For whose loss; the first that we learnt of."""
         self.is_loss_orderly = False
@@ -208,11 +209,28 @@ class Situation(Surroundings):
         self.out.append(Send(process, message))
 
     def _withholds(self, process: ProcessId) -> bool:
-        """Whether nobody may rely on this beat: we have accepted a next view, or have doubts."""
+        """Whether nobody may rely on this beat: we have doubts, or have accepted a next view.
+
+        In the latter case those may who are in it with us, and have accepted it as well.
+        """
+        contact = self.contacts.of(process)
         # To the letter, without patience for ourselves: what is_silent() claims hangs on it.
-        if self.time - self.contacts.of(process).echoed_at >= self.pause_after:
+        if self.time - contact.echoed_at >= self.pause_after:
             return True
-        return self.is_member(process) and self.election.ballot.accepted is not None
+        accepted = self.election.ballot.accepted
+        if accepted is None or not self.is_member(process):
+            return False
+        beat = contact.beat
+        is_shared = beat is not None and beat.accepted == self.accepted_mark != 0
+        return not (is_shared and {self.id, process}.issubset(accepted.members))
+
+    @property
+    def accepted_mark(self) -> int:
+        """The next view that we have accepted, in 63 bits; 0 for none, and for the end of all."""
+        accepted, view = self.election.ballot.accepted, self.view
+        if accepted is None or accepted.into or view is None:
+            return 0
+        return view_mark(View(view.lineage, view.epoch + 1, accepted.members))
 
     # --- what everybody does ---
 
@@ -220,6 +238,7 @@ class Situation(Surroundings):
         """End the operations of our view, here; nothing happens the second time."""
         if self.view is not None and not self.is_aborted:
             self.is_aborted = self.is_dirty = True
+            self.aborted_at = self.time
             self.lost, self.is_loss_orderly = lost, orderly
             self.out.append(Abort(self.view.epoch, lost, reason, orderly))
             self.beat_soon()
@@ -255,4 +274,5 @@ def _with_view(message: Heartbeat, view: View, situation: Situation) -> Heartbea
         aborted=situation.is_aborted,
         lost=situation.lost,
         orderly=situation.is_loss_orderly,
+        accepted=situation.accepted_mark,
     )

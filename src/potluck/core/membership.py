@@ -5,6 +5,9 @@
 * Where some members have not heard each other for long, the largest mutually connected set stays;
   the others have to accept their exclusion.
 * Newcomers come in when they and all who stay hear each other, several at a time.
+* Nothing is proposed before all who stay were heard just now, after the loss if there was one: who
+  stands still without being missed yet could not accept, and until that is known for certain nobody
+  could agree on anything else.
 * Those who stay keep their order; newcomers follow in the order of their ids.
 """
 
@@ -19,6 +22,8 @@ from potluck.core.membership_mesh import largest_mutual
 from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Planner"]
+
+_BEATS = 1.5  # whoever beats was heard within so many intervals
 
 _Pair = tuple[ProcessId, ProcessId]
 
@@ -70,6 +75,8 @@ class Planner:
             return None
         if self.is_stepping_down and kept[0] == s.id:
             kept = [*kept[1:], s.id]
+        if not all(self._is_fresh(who) for who in kept if who != s.id):
+            return None
         members = tuple([*kept, *new][:MAX_MEMBERS])
         return Proposal(members, clip(self._reason(out, new)))
 
@@ -89,6 +96,12 @@ class Planner:
     def _is_unclear(self, who: ProcessId) -> bool:
         s = self._situation
         return s.is_doubtful(who) or not s.contacts.is_heard(who)
+
+    def _is_fresh(self, who: ProcessId) -> bool:
+        """Whether a member was heard after operations were aborted, or within the last beats."""
+        s = self._situation
+        longest = s.time - s.aborted_at if s.is_aborted else _BEATS * s.interval
+        return s.health.silence(who, s.now) <= longest
 
     def _mesh(self, staying: list[ProcessId]) -> tuple[ProcessId, ...] | None:
         """The largest mutually connected set; None while that is not clear."""

@@ -1,6 +1,6 @@
 """Snapshots: all numbers at one moment, typed; they can be written as JSON as they are.
 
-``msgspec.json.encode(snapshot)`` does.  What was not used is left out of it.
+``msgspec.json.encode(snapshot)`` does.
 """
 
 from __future__ import annotations

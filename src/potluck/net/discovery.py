@@ -61,7 +61,6 @@ OWN_EVERY = 2.0  # seconds between two looks at the addresses of this machine
 MAX_STRANGERS = 1000  # that are told apart
 CLOSING = 2.0  # seconds for the thread to end; it never waits longer than for a file
 
-
 _ENDED = "its process on this machine has ended"
 
 
@@ -86,7 +85,7 @@ class Discovery:
         self._names: dict[str, str] = {}
         """Of records of multicast DNS, with the key of whom they are about."""
         self._status: dict[str, str] = {}
-        self._strangers: set[str] = set()
+        self._strangers: dict[str, Heard] = {}
         self._to_remember: list[Sighting] = []
         self._known = KnownPeers(config.home) if config.known else None
         self._neighbours: Neighbours | None = None
@@ -135,6 +134,11 @@ class Discovery:
         """How many were heard that are of another namespace or job; of very many, so many."""
         return len(self._strangers)
 
+    @property
+    def foreigners(self) -> list[Heard]:
+        """Those of them who are of another namespace."""
+        return [each for each in list(self._strangers.values()) if each.tag != self._advert.tag]
+
     def status(self) -> dict[str, str]:
         """In words, for each source: what it does, or why it cannot."""
         mdns = {"mdns": self._mdns.status} if self._mdns is not None else {}
@@ -177,7 +181,7 @@ class Discovery:
             self._lost(name, "it has become somebody else")
         if sighting is None:
             if len(self._strangers) < MAX_STRANGERS and heard.node != self._advert.node:
-                self._strangers.add(name)
+                self._strangers[name] = heard
             return False
         self._names[name] = sighting.key
         self._book.report("mdns", sighting)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from potluck.net.addresses import MAX_PORT, Address, by_preference, is_loopback
 from potluck.net.discovery_records import Advert, Sighting
+from potluck.net.names import short_name
 from potluck.vocabulary import NodeId
 
 __all__ = ["MAX_TEXT", "SERVICE", "Heard", "label_of", "properties_of", "read_record"]
@@ -56,6 +57,16 @@ class Heard:
     version: int
     addresses: tuple[Address, ...]
     old_tags: tuple[str, ...] = ()
+
+    @property
+    def who(self) -> str:
+        """The machine as a person recognises it."""
+        return f"{short_name(self.node)} at {self.addresses[0]}"
+
+    @property
+    def is_elsewhere(self) -> str:
+        """What is said of it wherever it is seen from another namespace."""
+        return f"{self.who} belongs to another namespace"
 
     def sighting(self, advert: Advert) -> Sighting | None:
         """What it means for us: None if it is about another namespace, another job or ourselves."""

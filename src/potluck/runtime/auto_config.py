@@ -76,7 +76,10 @@ class AutoDiscoveryConfig:
     metrics: DistributedMetrics | bool = True
     """Where to count what happens; False counts nothing but what the node itself does."""
     metrics_port: int | None = None
-    """Where metrics can be read over HTTP, 0 for any free port; ``POTLUCK_METRICS_PORT``."""
+    """Where metrics can be read over HTTP, 0 for any free port; ``POTLUCK_METRICS_PORT``.
+
+    Workers that a launcher starts on one machine count from there by their ``LOCAL_RANK``.
+    """
     metrics_host: str | None = None
     """The address for that; this machine's own unless given; ``POTLUCK_METRICS_HOST``."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +131,7 @@ class AutoDiscoveryConfig:
         port = self.metrics_port
         if port is None and os.environ.get("POTLUCK_METRICS_PORT", "").strip():
             port = _number("POTLUCK_METRICS_PORT", 0)
+            port += _number("LOCAL_RANK", 0) if port else 0  # workers of one machine, side by side
         if port is None or not self.metrics:
             return None
         return self.metrics_host or os.environ.get("POTLUCK_METRICS_HOST", "") or "127.0.0.1", port

@@ -44,6 +44,7 @@ class NodeMetrics:
         peers, views = self.metrics.peers, self.metrics.views
         views.changes.inc(self._cause(change))
         views.installed.inc()
+        views.pause(paused=False)  # another view can only be agreed on by a quorum
         views.epoch, views.members, views.rank = stage.view.epoch, stage.world_size, stage.rank
         if self._slept is not None:
             peers.release(self._slept)

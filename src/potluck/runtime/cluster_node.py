@@ -275,6 +275,7 @@ class ClusterNode:
         if self._closed:
             return
         self._closed = True
+        self.flight.close()
         self.control.leave(GOODBYE_WITHIN)
         self.stages.fail(words.ended_for_good("it was closed"))
         stage = self.stages.latest

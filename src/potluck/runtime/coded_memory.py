@@ -68,8 +68,8 @@ class CodedMemory(Memory):
             step = unit.step
             assert step.own is not None
             slot = self._slot_for(step.to)
-            self._encode(self.cells(step.own, unit.start, unit.stop), slot)
-            self._note_contribution(unit, slot)
+            left = None if self._residual is None else self._residual[unit.start : unit.stop]
+            self._encode(self.cells(step.own, unit.start, unit.stop), slot, left)
         return slot.octets[: self._codec.size(count)]
 
     def _slot_for(self, to: tuple[int, ...]) -> Slot:
@@ -80,17 +80,13 @@ class CodedMemory(Memory):
             slot = self._outgoing[peer] = self._pool.take()
         return slot
 
-    def _encode(self, values: Floats, slot: Slot) -> None:
-        self._codec.encode(values, slot.array[: self._codec.size(values.size)])
-
-    def _note_contribution(self, unit: Unit, slot: Slot) -> None:
-        if self._residual is None:
-            return
-        assert unit.step.own is not None
-        left = self._residual[unit.start : unit.stop]
-        self._decode(slot, left, None)
-        np.subtract(self.cells(unit.step.own, unit.start, unit.stop), left, out=left)
-        forget_the_unreal(left)
+    def _encode(self, values: Floats, slot: Slot, left: Floats | None = None) -> None:
+        """Encode values; what that leaves behind is written to ``left``, if somebody wants it."""
+        out = slot.array[: self._codec.size(values.size)]
+        if left is None:
+            self._codec.encode(values, out)
+        elif not self._codec.encode_leaving(values, out, left):
+            forget_the_unreal(left)
 
     # -- in ------------------------------------------------------------------------------------
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from potluck.metrics import DistributedMetrics, MetricsSnapshot, OperationMetrics
-from potluck.metrics.operations import LONG
-from potluck.runtime.call import Call
+from potluck.metrics import DistributedMetrics, MetricsSnapshot
+from potluck.runtime.counting import count, count_failure, count_work
 from potluck.runtime.lifted import Lifted
 from potluck.runtime.recorder_logs import recorder_of
 from potluck.runtime.requests import Request
@@ -126,39 +125,18 @@ class DistributedContext(Lifted):
     def _launch(
         self, request: Request[Result], timeout: float | None, *, async_op: bool
     ) -> Result | Work[Result]:
-        if self._metrics is None:
+        metrics = self._metrics
+        if metrics is None:
             return super()._launch(request, timeout, async_op=async_op)
         began = perf_counter()
         try:
             outcome = super()._launch(request, timeout, async_op=async_op)
         except BaseException as error:
-            self._count_failure(request.call, began, error)
+            count_failure(metrics, request.call, began, error)
             raise
         if async_op and isinstance(outcome, Work):
             call, work = request.call, outcome
-            work.add_done_callback(lambda: self._count_work(call, began, work))
+            work.add_done_callback(lambda: count_work(metrics, call, began, work))
         else:
-            self._count(request.call, began)
+            count(metrics, request.call, began)
         return outcome
-
-    def _count(self, call: Call, began: float) -> None:
-        """An operation ended well.  This is on the way of every one of them: it takes no lock."""
-        seconds, source, target = perf_counter() - began, call.source, call.target
-        entry: OperationMetrics = getattr(self._metrics, call.task.collective._value_)
-        entry.seconds.append(seconds)
-        sizes = entry.sizes
-        sizes.append(source.nbytes if source is target else max(source.nbytes, target.nbytes))
-        if entry.is_interrupted or len(sizes) > LONG:
-            entry.tidy()
-
-    def _count_failure(self, call: Call, began: float, error: BaseException) -> None:
-        entry: OperationMetrics = getattr(self._metrics, call.task.collective.value)
-        nbytes = max(call.source.nbytes, call.target.nbytes)
-        entry.note(perf_counter() - began, nbytes, type(error).__name__)
-
-    def _count_work(self, call: Call, began: float, work: Work[Any]) -> None:
-        error = work.exception()
-        if error is None:
-            self._count(call, began)
-        else:
-            self._count_failure(call, began, error)

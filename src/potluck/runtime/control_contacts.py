@@ -7,6 +7,7 @@ one connection, and always at least one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from potluck.core.cluster_cards import ProcessCard
@@ -173,10 +174,14 @@ class Contacts:
     @property
     def troubles(self) -> dict[str, str]:
         """Whom we could not reach lately, and why."""
+        return self.troubles_except(lambda _: False)
+
+    def troubles_except(self, is_over: Callable[[Contact], bool]) -> dict[str, str]:
+        """The same without those of whom it is known that they have ended."""
         return {
             each.name or ", ".join(map(str, each.addresses)): each.trouble
             for each in set(self._known.values())
-            if each.trouble and not each.is_connected
+            if each.trouble and not each.is_connected and not is_over(each)
         }
 
 

@@ -21,7 +21,7 @@ from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tcp import prepare
 from potluck.net.tls import TlsChannel
 
-__all__ = ["MAX_UNREAD", "Frame", "Lane", "LaneEnded"]
+__all__ = ["CLOSED", "MAX_UNREAD", "Frame", "Lane", "LaneEnded"]
 
 MAX_OUTBOX = 1 << 20
 """Bytes that wait for a peer before more are dropped: minutes of heartbeats."""
@@ -31,6 +31,10 @@ BATCH = 1 << 16
 
 MAX_UNREAD = 512
 """Messages of a peer that nobody has looked at yet, before we read no more of it."""
+
+
+CLOSED = "it closed the connection"
+"""What is seen of the end of a process that leaves in good order."""
 
 
 class Frame(NamedTuple):
@@ -155,7 +159,7 @@ class Lane:
             self._incoming += self._channel.read()
         found = list(self._frames())
         if self._channel is not None and self._channel.closed_by_peer and not found:
-            raise LaneEnded("it closed the connection")
+            raise LaneEnded(CLOSED)
         return found
 
     def _frames(self) -> Iterator[Frame]:

@@ -8,6 +8,7 @@ machine's own unless somebody names another.
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import threading
@@ -32,6 +33,15 @@ __all__ = ["LOOPBACK", "MetricsEndpoint"]
 logger = get_logger(__name__)
 
 LOOPBACK = "127.0.0.1"
+
+MAX_PORT = 65535
+
+PORT_TROUBLES = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM})
+OTHER_PORT = (
+    "Name another port with metrics_port= or POTLUCK_METRICS_PORT; 0 takes any that is free. "
+    "Each process needs one of its own."
+)
+OTHER_HOST = "Name an address of this machine with metrics_host= or POTLUCK_METRICS_HOST."
 
 PLACES = 16
 """Connections at once; one more takes the place of the oldest."""
@@ -209,13 +219,14 @@ class MetricsEndpoint:
 def _listen(host: str, port: int) -> socket.socket:
     where = Address(host, port)
     try:
+        if not 0 <= port <= MAX_PORT:
+            raise OSError(errno.EACCES, f"a port is a number from 0 to {MAX_PORT}")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=PLACES)
-    except (OSError, OverflowError) as error:
-        cause = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
         raise BackendUnavailable(
             f"Metrics cannot be served at {where}",
-            cause=cause,
-            hint="Name another port with metrics_port= or POTLUCK_METRICS_PORT; "
-            "0 takes any that is free. Each process needs one of its own.",
+            # Python adds which address it tried, which is said already.
+            cause=(error.strerror or str(error)).partition(" (while")[0],
+            hint=OTHER_PORT if error.errno in PORT_TROUBLES else OTHER_HOST,
         ) from error

@@ -38,7 +38,7 @@ class MetricsCollector:
     >>> metrics.barrier.completed.inc()
     >>> which = {"operation": "barrier", "outcome": "completed"}
     >>> registry.get_sample_value("potluck_collective_operations_total", which)
-    1.0
+    1
     """
 
     def __init__(self, metrics: DistributedMetrics | Callable[[], MetricsSnapshot]) -> None:

@@ -77,7 +77,8 @@ def _header(lines: list[bytes], name: bytes) -> str:
 
 def _names_this_machine(host: str) -> bool:
     """Whether a name cannot have been made up by somebody else; none is as good."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    is_bracketed = host.startswith("[") and "]" in host
+    name = host[1:].partition("]")[0] if is_bracketed else host.partition(":")[0]
     if name in {"", "localhost"}:
         return True
     try:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.runtime.control_contacts import Contact
     from potluck.runtime.io_lane import Lane
     from potluck.vocabulary import ProcessId
 
@@ -48,9 +49,6 @@ STARTING, STOPPING = "starting", "stopping"
 
 ASK_EVERY = 0.25
 """Seconds between two questions."""
-
-LOOK_EVERY = 0.05
-"""Seconds between two looks of somebody who waits for an answer."""
 
 
 class Observer:
@@ -77,6 +75,8 @@ class Observer:
         self._reports: dict[tuple[str, int], Report] = {}
         self._parted: dict[tuple[str, int], Report] = {}
         self._lock = threading.Lock()
+        self._arrival = threading.Condition(self._lock)
+        self._count = 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
         self._state = "waiting"
@@ -121,8 +121,22 @@ class Observer:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Who was seen and could not be reached, and why."""
-        return dict(self._links.contacts.troubles)
+        """Who was seen and could not be reached, and why.
+
+        That a process refuses which is known to have been here, or in an earlier view, is no news.
+        """
+        former = self.chronicle.former
+
+        def is_over(contact: Contact) -> bool:
+            names = {contact.key, *map(str, contact.addresses)}
+            return "refused" in contact.trouble and not names.isdisjoint(former)
+
+        return self._links.contacts.troubles_except(is_over)
+
+    @property
+    def foreigners(self) -> list[str]:
+        """Who was heard and is of another namespace, as sentences."""
+        return sorted({f"{each.is_elsewhere}." for each in self._discovery.foreigners})
 
     @property
     def discovery_status(self) -> dict[str, str]:
@@ -167,14 +181,26 @@ class Observer:
             if "%" not in each.address.host
         }
 
+    @property
+    def news(self) -> int:
+        """How often somebody has reported or gone so far."""
+        return self._count
+
+    def wait_for_news(self, since: int, timeout: float) -> int:
+        """Wait until :attr:`news` is no longer ``since``, for so many seconds; what it is then."""
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._count != since, max(0.0, timeout))
+            return self._count
+
     def wait_until(self, condition: Callable[[list[Report]], bool], timeout: float) -> list[Report]:
         """The reports once they fulfil something; raises ``Timeout``."""
-        deadline = time.monotonic() + timeout
-        while not condition(self.reports):
-            if time.monotonic() >= deadline:
+        deadline, news = time.monotonic() + timeout, self.news
+        while not condition(reports := self.reports):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise Timeout("What was waited for did not happen in time", seconds=timeout)
-            time.sleep(LOOK_EVERY)
-        return self.reports
+            news = self.wait_for_news(news, remaining)
+        return reports
 
     def close(self) -> None:
         """Leave; nobody minds."""
@@ -239,6 +265,8 @@ class Observer:
         """There is none any more."""
         with self._lock:
             report = self._reports.pop((process.node, process.incarnation), None)
+            self._count += 1
+            self._arrival.notify_all()
             if report is not None and report.state in {STARTING, STOPPING}:
                 self._parted[report.key] = report
         if report is not None:
@@ -263,6 +291,8 @@ class Observer:
             self.chronicle.arrived(said.key)
             with self._lock:
                 self._reports[said.key] = said
+                self._count += 1
+                self._arrival.notify_all()
             return
         with self._lock:
             report = self._reports.get(said.key)

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.net.addresses import Address
 from potluck.runtime.control_reports import Report
+from potluck.runtime.io_lane import CLOSED
 from potluck.runtime.observing_journal import EpochLine, Journal
 
 __all__ = ["Chronicle", "Gone", "News"]
@@ -65,6 +67,11 @@ class Gone:
     cause: str
     """What was seen of its end from here."""
 
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it left by itself, as far as can be seen."""
+        return self.cause == CLOSED
+
 
 class Chronicle:
     """What has been heard; ``clock`` gives seconds since 1970."""
@@ -115,8 +122,9 @@ class Chronicle:
                 if known is None or line.time < known.time:
                     views[line.lineage, line.epoch] = line
             in_order = sorted(views.items(), key=lambda each: each[1].time)
-            self._epochs[report.job] = dict(in_order[-KEPT_EPOCHS:])
-            _shorten(self._epochs, KEPT_JOBS)
+            if in_order:
+                self._epochs[report.job] = dict(in_order[-KEPT_EPOCHS:])
+                _shorten(self._epochs, KEPT_JOBS)
 
     def _add(self, report: Report, moment: float, level: str, text: str) -> None:
         for known in reversed(self._news):
@@ -151,6 +159,19 @@ class Chronicle:
         """The views of a job, oldest first."""
         with self._lock:
             return list(self._epochs.get(job, {}).values())
+
+    @property
+    def former(self) -> frozenset[str]:
+        """Who was here, or in a view before the latest: processes, and where they were."""
+        with self._lock:
+            found = {f"{node}/{incarnation}" for node, incarnation in self._gone}
+            for each in self._gone.values():
+                found.add(str(Address(each.report.host, each.report.port)))
+            for views in self._epochs.values():
+                *earlier, latest = views.values()
+                members = {member for view in earlier for member in view.members}
+                found |= members.difference(latest.members)
+        return frozenset(found)
 
     @property
     def gone(self) -> list[Gone]:

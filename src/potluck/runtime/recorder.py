@@ -25,6 +25,10 @@ __all__ = ["CAPACITY", "Entry", "Failure", "Label", "Lane", "Log", "Recorder", "
 CAPACITY = 1024
 """Operations that are kept."""
 
+EVENTS = 256
+"""Events and training steps that are kept beside them: thousands of operations a second would
+crowd them out."""
+
 LONGEST_REASON = 2000
 """Characters of an error's text that are kept."""
 
@@ -76,8 +80,8 @@ Entry: TypeAlias = "tuple[Task | str, float, float, int, int, int, Label, Failur
 
 Begin and end are seconds of the machine's steady clock; the end of what still runs is 0.  Bytes are
 of one element for a task, whose size is known.  The rest depends on the lane: for collectives the
-seconds that each rank was waited for, or None; for messages and calls (peer, tag); for events the
-sentence.
+seconds that each rank was waited for, or None; for messages and calls what ends with peer and tag;
+for events the sentence.
 """
 
 
@@ -101,9 +105,12 @@ class Recorder:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Entry] = deque(maxlen=capacity)
         self.append: Callable[[Entry], None] = self._ring.append
-        """Keep an entry; atomic, so nobody waits for anybody."""
-        self.open: dict[int, Entry] = {}
-        """What is under way and will be appended when it is over, by any number."""
+        """Keep an operation; atomic, so nobody waits for anybody."""
+        self._events: deque[Entry] = deque(maxlen=EVENTS)
+        self.append_event: Callable[[Entry], None] = self._events.append
+        """Keep something that is rarer, and matters longer."""
+        self.open: dict[int, Source] = {}
+        """What is under way and will be appended when it is over, by its ``id``."""
         self.describe: Callable[[Header], Header] = lambda header: header
         """Adds to a dump's header what the owner knows of itself."""
         self.is_automatic = False
@@ -130,8 +137,10 @@ class Recorder:
 
         ``wall`` is what the clock on the wall shows when the steady clock shows 0.
         """
-        entries = [*self._ring.copy(), *self.open.copy().values()]  # both copies are atomic
-        running = [source.under_way() for source in list(self._sources)]
+        # Copies, each of them atomic.
+        entries = sorted([*self._ring.copy(), *self._events.copy()], key=lambda entry: entry[2])
+        sources = [*self.open.copy().values(), *self._sources]
+        running = [source.under_way() for source in sources]
         found = [record_of(entry, wall) for entry in entries]
         return found + [record_of(entry, wall) for entry in running if entry is not None]
 
@@ -145,7 +154,8 @@ class Log:
     messages: Label = field(init=False)
     calls: Label = field(init=False)
     append: Callable[[Entry], None] = field(init=False)
-    _counts: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    counts: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """Messages so far by kind, peer and tag: the n-th send is received by the n-th receive."""
 
     def __post_init__(self) -> None:
         """Derive the labels of the other lanes."""
@@ -153,26 +163,6 @@ class Log:
         rest = (label.group, label.view, label.rank, label.members)
         self.messages, self.calls = Label(Lane.MESSAGES, *rest), Label(Lane.CALLS, *rest)
         self.append = self.recorder.append
-
-    def begin_message(self, what: str, peer: int, tag: int, nbytes: int, now: float) -> int:
-        """A send or receive begins; what this returns ends it.
-
-        The n-th send to a rank, with a tag, is received by its n-th receive.
-        """
-        key = (what, peer, tag)
-        number = self._counts[key] = self._counts.get(key, 0) + 1
-        entry = (what, now, 0.0, number, nbytes, 0, self.messages, None, (peer, tag))
-        token = id(entry)  # nobody else's, while the entry is here
-        self.recorder.open[token] = entry
-        return token
-
-    def end_message(self, token: int, now: float, error: BaseException | None) -> None:
-        """It is over."""
-        entry = self.recorder.open.pop(token, None)
-        if entry is not None:
-            what, began, _, number, nbytes, epoch, label, _, more = entry
-            failure = None if error is None else Failure.of(error)
-            self.append((what, began, now, number, nbytes, epoch, label, failure, more))
 
     def note_call(self, call: RemoteCall, now: float, error: BaseException | None) -> None:
         """A call of a function on another rank is over."""
@@ -212,7 +202,7 @@ def record_of(entry: Entry, wall: float) -> Record:
     else:
         what = task
     is_message = label.lane in (Lane.MESSAGES, Lane.CALLS)
-    peer, tag = more if is_message else (-1, 0)
+    peer, tag = more[-2:] if is_message else (-1, 0)
     outcome = Outcome.FAILED if failure else Outcome.DONE if ended else Outcome.RUNNING
     return Record(
         lane=label.lane.value,

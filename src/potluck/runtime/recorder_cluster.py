@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from potluck.core.cluster_events import MembershipEvent
 from potluck.core.election_events import ElectionEvent
 from potluck.core.health_records import HealthEvent
+from potluck.errors import BackendUnavailable
 from potluck.runtime import clock
 from potluck.runtime.recorder import Label, Lane
 from potluck.runtime.recorder_format import Header, Neighbour
@@ -41,6 +43,7 @@ class ClusterRecorder:
         self._label = Label(Lane.CLUSTER)
         self._view = ""
         self._views: dict[str, tuple[str, ...]] = {}
+        self._known: tuple[Neighbour, ...] = ()
         self.recorder = make_recorder()
         self.recorder.is_automatic = True
         self.recorder.describe = self._describe
@@ -71,25 +74,36 @@ class ClusterRecorder:
 
     def _append(self, what: str, number: int, sentence: str) -> None:
         now = time.monotonic()
-        self.recorder.append((what, now, now, number, 0, 0, self._label, None, sentence))
+        self.recorder.append_event((what, now, now, number, 0, 0, self._label, None, sentence))
+
+    def close(self) -> None:
+        """The node ends: what is known of it stays, without anything of the node itself."""
+        facts, peers = self._facts(), self._peers()
+        self.recorder.describe = lambda header: msgspec.structs.replace(
+            header, **facts, peers=peers
+        )
 
     def _describe(self, header: Header) -> Header:
-        card = self._control.me
-        header = msgspec.structs.replace(
-            header,
-            process=str_of(card.process),
-            name=card.name or header.name,
-            job=self._job[:255],
-            view=self._view,
-            views=self._views.copy(),
-        )
-        if self._control.is_alive:
-            found = self._control.ask(self._health, ANSWER_WITHIN)
-            header = msgspec.structs.replace(header, peers=_neighbours(found))
-        return header
+        return msgspec.structs.replace(header, **self._facts(), peers=self._peers())
 
-    def _health(self) -> HealthSummary:
-        return self._control.core.health.summary(clock.now())
+    def _facts(self) -> dict[str, Any]:
+        card = self._control.me
+        return {
+            "process": str_of(card.process),
+            "name": card.name,
+            "job": self._job[:255],
+            "view": self._view,
+            "views": self._views.copy(),
+        }
+
+    def _peers(self) -> tuple[Neighbour, ...]:
+        """What the control thread knows of the others, if it answers."""
+        control = self._control
+        if control.is_alive:
+            with contextlib.suppress(BackendUnavailable):
+                ask = control.core.health.summary
+                self._known = _neighbours(control.ask(lambda: ask(clock.now()), ANSWER_WITHIN))
+        return self._known
 
 
 def str_of(process: ProcessId) -> str:
@@ -120,5 +134,5 @@ class Steps:
         """A step was made, or something else that ended at so many steps."""
         label, now = log.collectives, time.monotonic()
         label = Label(Lane.TRAINING, "", label.view, label.rank)
-        log.append((what, self._before, now, number, 0, 0, label, None, None))
+        log.recorder.append_event((what, self._before, now, number, 0, 0, label, None, None))
         self._before = now

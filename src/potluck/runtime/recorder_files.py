@@ -150,6 +150,17 @@ def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:
         return path
 
 
+def _become_forked() -> None:
+    """In a forked child: another thread of the parent may have held the lock."""
+    global _writing  # noqa: PLW0603 - a lock cannot be freed by another than its owner
+    _writing = threading.Lock()
+    _last.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_become_forked)
+
+
 def _new_path(recorder: Recorder) -> Path:
     folder = trace_folder() or potluck_home() / "traces"
     moment = time.strftime("%Y%m%dT%H%M%S")
@@ -166,8 +177,13 @@ def _prune(folder: Path) -> None:
 
 
 def _steady_clock() -> str:
-    """The same for all processes that share one steady clock: those of one start of one machine."""
+    """The same for all processes that share one steady clock: those of one start of one machine.
+
+    Containers may have a clock of their own.
+    """
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return hashlib.blake2b(boot.encode(), digest_size=8).hexdigest()
+        facts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")]
+        with contextlib.suppress(OSError):  # an old kernel
+            facts.append(str(Path("/proc/self/ns/time").readlink()))
+        return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
     return ""

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potluck.backend.sub import SubBackend
 from potluck.errors import BackendUnavailable
@@ -28,7 +28,7 @@ REMEMBERED = 4
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _latest: deque[Recorder] = deque(maxlen=REMEMBERED)
-_finding = threading.Lock()
+_finding = threading.RLock()  # a signal's handler may look while we do
 
 
 def make_recorder() -> Recorder:
@@ -61,14 +61,11 @@ def attach(backend: Backend, recorder: Recorder) -> None:
 
 def log_of(backend: Backend) -> Log:
     """The log of the group that a backend is: always the same one."""
-    found: Any = vars(backend).get("_log")
+    found = vars(backend).get("_log")
     if found is None:
-        with _finding:
-            found = vars(backend).get("_log")
-        if found is None:
-            found = vars(backend).setdefault("_log", _make_log(backend))  # setdefault is atomic
-    log: Log = found
-    return log
+        found = vars(backend).setdefault("_log", _make_log(backend))  # atomic: the first counts
+    assert isinstance(found, Log)
+    return found
 
 
 def _make_log(backend: Backend) -> Log:
@@ -103,7 +100,7 @@ def recorder_of(backend: Backend) -> Recorder:
 def become_forked() -> None:
     """In a forked child: another thread of the parent may have held the lock."""
     global _finding  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _finding = threading.Lock()
+    _finding = threading.RLock()
     _live.clear()
     _latest.clear()
 

@@ -24,17 +24,33 @@ __all__ = ["MessageNote", "Recording"]
 class MessageNote:
     """A send or receive, from its beginning to its end; around it, what goes wrong is kept too."""
 
-    __slots__ = ("_log", "_token")
+    __slots__ = ("_began", "_log", "_nbytes", "_number", "_way")
 
     def __init__(self, log: Log, what: str, peer: int, tag: int, nbytes: int) -> None:
-        self._log = log
-        self._token = log.begin_message(what, peer, tag, nbytes, time.monotonic())
+        self._way = way = (what, peer, tag)
+        counts = log.counts
+        self._number = counts[way] = counts.get(way, 0) + 1
+        self._log, self._nbytes = log, nbytes
+        self._began = time.monotonic()
+        log.recorder.open[id(self)] = self
 
     def end(self, error: BaseException | None) -> None:
-        """It is over."""
-        self._log.end_message(self._token, time.monotonic(), error)
+        """It is over; only the first end counts."""
+        log = self._log
+        if log.recorder.open.pop(id(self), None) is None:
+            return
+        failure = None if error is None else Failure.of(error)
+        log.append(self._entry(time.monotonic(), failure))
         if error is not None:
-            mention(self._log.recorder, error)
+            mention(log.recorder, error)
+
+    def under_way(self) -> Entry:
+        """As it is now."""
+        return self._entry(0.0, None)
+
+    def _entry(self, ended: float, failure: Failure | None) -> Entry:
+        way, number, label = self._way, self._number, self._log.messages
+        return (way[0], self._began, ended, number, self._nbytes, 0, label, failure, way)
 
     def __enter__(self) -> None:
         """It has begun already."""

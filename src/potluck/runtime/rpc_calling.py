@@ -154,7 +154,8 @@ class Caller:
             raise RpcTooLarge(call.size, self._office.config.max_message, rank=call.peer.rank)
         if call.size <= SHORT and not (len(parts) == 1 and type(parts[0]) is bytes):
             call.parts = [b"".join(parts)]  # what may have to wait is our own
-        call.log, call.counts = self._office.log, self._counts
+        call.notes = notes = self._office.notes
+        notes.counts = self._counts
         call.peer.start(call)  # type: ignore[attr-defined]
         if outer is not None:
             outer.adopt(call)

@@ -17,8 +17,7 @@ from potluck.runtime.rpc_callbacks import run_soon
 
 if TYPE_CHECKING:
     from potluck.core.calls_failures import Failure
-    from potluck.metrics import OperationMetrics
-    from potluck.runtime.recorder import Log
+    from potluck.runtime.rpc_notes import Notes
 
 __all__ = ["Incoming", "Replier", "RpcFuture", "current_call", "here"]
 
@@ -69,7 +68,7 @@ class RpcFuture(Generic[Result]):
     __slots__ = (
         *("__weakref__", "_callbacks", "_convert", "_converted", "_error", "_sleepers", "_value"),
         *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
-        *("began", "counts", "log", "seconds"),
+        *("began", "notes", "seconds"),
     )
 
     def __init__(self, peer: Receiver, name: str, number: int, seconds: float) -> None:
@@ -85,10 +84,8 @@ class RpcFuture(Generic[Result]):
         self.marks = 0
         self.parts: list[bytes | memoryview] = []
         self.size = 0
-        self.log: Log | None = None
-        """Where it is taken down."""
-        self.counts: OperationMetrics | None = None
-        """Where it is counted."""
+        self.notes: Notes | None = None
+        """Where it is taken down and counted."""
         self._value: Any = None
         self._error: BaseException | None = None
         self._convert: Callable[[Any], Result] | None = None
@@ -198,11 +195,8 @@ class RpcFuture(Generic[Result]):
         """End.  Called once, by whoever took the call out of its table."""
         self._value, self._error = value, error
         self.parts = []
-        if self.log is not None:
-            self.log.note_call(self, time.monotonic(), error)
-        if self.counts is not None:
-            name = "" if error is None else type(error).__name__
-            self.counts.note(time.monotonic() - self.began, self.size, name)
+        if self.notes is not None:
+            self.notes.end(self, error)
         with _callbacks:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None

@@ -14,6 +14,7 @@ from potluck.runtime.rpc_calls import Incoming, here
 from potluck.runtime.rpc_duties import Outlook
 from potluck.runtime.rpc_handlers import CANCELLED
 from potluck.runtime.rpc_loop import Loop
+from potluck.runtime.rpc_notes import Notes
 from potluck.runtime.rpc_opening import Opener
 from potluck.runtime.rpc_peer import Peer
 from potluck.runtime.rpc_places import name_of, places_of
@@ -51,7 +52,7 @@ class AgentOffice:
     ) -> None:
         self.rank = backend.rank
         self.config = config
-        self.log = log_of(backend)
+        self.notes = Notes(log_of(backend))
         self._backend = backend
         self._handlers = handlers
         self._workers = workers

@@ -145,7 +145,8 @@ class TreeRoutine:
         if not odd:
             return
         mine = np.frombuffer(text[:LONGEST], np.uint8)
-        sizes = [min(int(each), LONGEST) for each in exchange.gather(np.array([mine.size]))]
+        told_sizes = exchange.gather(np.array([mine.size], np.int64))
+        sizes = [max(0, min(int(each), LONGEST)) for each in told_sizes]
         told = exchange.gather(mine, sizes)
         ends = np.cumsum(sizes)
         first, other = (

@@ -43,6 +43,7 @@ class Watch:
         self._muted: set[int] = set()
         self.slept: dict[int, float] | None = None
         """Where to count for whom we sleep, if anywhere."""
+        self._last_sleep: tuple[Sequence[int], float] = (), 0.0
 
     def add(self, channel: Channel) -> None:
         """Watch one more stream."""
@@ -66,14 +67,19 @@ class Watch:
         return [event for event in found if self._is_wanted(event, awaited)]
 
     def _sleep(self, awaited: Sequence[int]) -> list[Event]:
-        """Sleep, and count it for everybody of whom something is missing."""
+        """Sleep, and count it for everybody of whom something is missing.
+
+        The sleep before this one is counted now: whoever is about to sleep has time for that, and
+        whoever wakes up has not.
+        """
         slept = self.slept
         assert slept is not None
+        others, seconds = self._last_sleep
+        for peer in others:
+            slept[peer] = slept.get(peer, 0.0) + seconds
         began = perf_counter()
         found = self._poller.wait(SLICE)
-        seconds = perf_counter() - began
-        for peer in awaited:
-            slept[peer] = slept.get(peer, 0.0) + seconds
+        self._last_sleep = awaited, perf_counter() - began
         return found
 
     def _is_wanted(self, event: Event, awaited: Sequence[int]) -> bool:

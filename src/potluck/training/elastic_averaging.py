@@ -71,6 +71,11 @@ class Buckets:
                 self._places[leaf] = number, place
                 place += self.leaves[leaf].size
 
+    @property
+    def nbytes(self) -> int:
+        """What is averaged in a step, uncompressed."""
+        return sum(bucket.size * (8 if bucket.is_wide else 4) for bucket in self.all)
+
     def pack(self, number: int, flats: Sequence[Array], weight: float) -> Array:
         """Write w·g and w into a bucket; the gradients, given for its leaves, stay as they are."""
         bucket = self.all[number]

@@ -55,6 +55,13 @@ class Ground:
             self._stage = stage
             yield stage.view
 
+    def rates(self) -> tuple[int, ...]:
+        """Bytes per second of each member's link, as all have agreed; 0 where nobody measured."""
+        group = self.group.group if self._stage is None else self._stage.group
+        if group is None:
+            return ()
+        return tuple(map(min, group.links.up, group.links.down))
+
     def has_founded(self, view: View) -> bool:
         """Whether this member has been in the lineage from its first view on."""
         if self._cluster is None or view.epoch == 1:

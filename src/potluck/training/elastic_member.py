@@ -177,8 +177,9 @@ class Member:
     def _try(self, view: View) -> StepOutcome:
         """Average and commit the step under way, unless settling has done so."""
         pending = self._pending
-        if pending is None:
-            return self._outcome
+        if pending is None:  # and since then more may have been received
+            size = self._group.world_size
+            return replace(self._outcome, step=self.position.step, world_size=size)
         attempt = Position(view.lineage, view.epoch, self.position.step + 1)
         if not (self._report.holds and self._report.attempt == attempt):
             self._average(pending, attempt, view)
@@ -257,7 +258,8 @@ class Member:
         weight = sum(record.weight for record in pending.records)
         size = self._group.world_size
         self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
-        self._pace.note(pending.records)
+        nbytes = pending.gradients.buckets.nbytes
+        self._pace.note(pending.records, self._ground.rates(), nbytes)
         self._reserved, self._others_wait = (), False
         self._pending, self._taken = None, None
         self._report = replace(self._report, position=attempt, holds=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from potluck.logs import get_logger
 from potluck.training.elastic_record import Record
@@ -10,6 +12,7 @@ from potluck.training.shares import (
     Condition,
     Speedometer,
     Straggler,
+    find_slow_link,
     find_straggler,
     shares_of,
 )
@@ -32,19 +35,30 @@ class Pace:
         self.conditions: tuple[Condition, ...] = ()
         self.straggler: Straggler | None = None
         """The member that is much slower than the others, if there is one, and likely why."""
+        self._last = time.perf_counter()
         self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
 
-    def note(self, records: Sequence[Record]) -> None:
-        """What members have told with a step that counts."""
+    def note(self, records: Sequence[Record], rates: Sequence[int] = (), nbytes: int = 0) -> None:
+        """What members have told with a step that counts, in which so many bytes were averaged.
+
+        ``rates`` are those of their links, in bytes per second.
+        """
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
         self.speeds = tuple(record.speed for record in records)
         if len(self.conditions) != len(self.speeds):
             return  # of a view that is over
+        if len(rates) == len(self.speeds):
+            self.conditions = tuple(
+                replace(each, link=rate) for each, rate in zip(self.conditions, rates, strict=True)
+            )
         found = find_straggler(self.speeds, self.conditions)
+        found = found or find_slow_link(self.conditions, nbytes, seconds)
         self._suspects = [*self._suspects[1 - LASTING :], -1 if found is None else found.rank]
         if found is not None and self._suspects != [found.rank] * LASTING:
             found = None  # once is chance
         if found is not None and self.straggler is None:
-            logger.warning("%s. It gets a smaller share of each batch.", found)
+            logger.warning("%s. %s", found, found.remedy)
         self.straggler = found
 
     def counts(self, batch: int, size: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,11 +12,13 @@ import torch.distributed as dist
 
 from potluck.arrays.base import Access, Lease
 from potluck.arrays.lending import lend
-from potluck.errors import Timeout
+from potluck.errors import DistributedError, Timeout
 from potluck.runtime.context import DistributedContext
+from potluck.runtime.counting import count, count_failure, count_work
 from potluck.runtime.courier import Courier
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
+from potluck.training.process_group_metrics import process_metrics
 from potluck.training.profiling import record
 from potluck.training.tensors import Bundle
 from potluck.training.work import AllWork, PotluckWork, in_their_words, seconds
@@ -63,7 +66,8 @@ class GroupBase(dist.ProcessGroup):
 
     def __init__(self, backend: Backend, timeout: timedelta | None, group_id: str = "") -> None:
         super().__init__(backend.rank, backend.world_size)  # type: ignore[call-arg]
-        self._context = DistributedContext(backend)
+        self._metrics = process_metrics()
+        self._context = DistributedContext.with_metrics(backend, self._metrics)
         self._place = Place(backend.rank, backend.world_size)
         self._courier = Courier(backend.progress)
         self._name = group_id
@@ -163,21 +167,28 @@ class GroupBase(dist.ProcessGroup):
         ``shown`` are the tensors whose shapes a profile names, if not those of the outputs.
         """
         self._sequence += 1
-        group = self._context.group
+        group, metrics = self._context.group, self._metrics
+        call, began = request.call, perf_counter()
         entry = record(f"{NAME}:{name}", outputs if shown is None else shown)
         work: Work[Any]
         if entry is not None:
-            work = group.start(request.call, _both(entry.finish, request.finish), terms.limit)
+            work = group.start(call, _both(entry.finish, request.finish), terms.limit)
             work.add_done_callback(entry.finish)  # where it has failed
+            work.add_done_callback(lambda: count_work(metrics, call, began, work))
         elif terms.is_async or self._coalesced is not None:
-            work = group.start(request.call, request.finish, terms.limit)
+            work = group.start(call, request.finish, terms.limit)
+            work.add_done_callback(lambda: count_work(metrics, call, began, work))
         else:
             work = Work()
             try:
-                group.run(request.call, terms.limit)
-            except Timeout as error:
-                raise in_their_words(error) from None
+                group.run(call, terms.limit)
+            except DistributedError as error:
+                count_failure(metrics, call, began, error)
+                if isinstance(error, Timeout):
+                    raise in_their_words(error) from None
+                raise
             work.succeed(request.finish())
+            count(metrics, call, began)
         return self._joined(PotluckWork(work, outputs))
 
     def _joined(self, work: dist.Work) -> dist.Work:

@@ -59,7 +59,7 @@ def _meet(timeout: float) -> tuple[Backend, Callable[[], None] | None]:
 
 def _is_found_by_several_addresses() -> bool:
     """Whether other machines come by whatever address they know: so it is with `potluck run`."""
-    is_run = "POTLUCK_PORT" in os.environ and "GROUP_RANK" in os.environ
+    is_run = "POTLUCK_RUN" in os.environ
     return is_run and not is_loopback(os.environ.get("MASTER_ADDR", "127.0.0.1"))
 
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from potluck.training.sampler import divided
 
-__all__ = ["Condition", "Speedometer", "Straggler", "find_straggler", "shares_of"]
+__all__ = [
+    "Condition",
+    "Speedometer",
+    "Straggler",
+    "find_slow_link",
+    "find_straggler",
+    "shares_of",
+]
 
 UNKNOWN = 0
 """The speed of a member that has not measured yet."""
@@ -71,6 +78,7 @@ class Straggler:
     factor: float
     """How many times slower than the median of the others it is."""
     cause: str
+    remedy: str = "It gets a smaller share of each batch."
 
     def __str__(self) -> str:
         """One sentence."""
@@ -110,6 +118,36 @@ def find_straggler(speeds: Sequence[int], conditions: Sequence[Condition]) -> St
     return Straggler(rank, factor, _cause(rank, conditions))
 
 
+WORTH_SAYING = 0.25
+"""Part of a step's time that a slow link must cost before anybody is told."""
+
+
+def find_slow_link(
+    conditions: Sequence[Condition], nbytes: int, seconds: float
+) -> Straggler | None:
+    """The member whose link holds up the averaging, if a step of so many seconds shows that.
+
+    A slow processor is no slow link: what counts is the rate that was measured on it.
+
+    >>> links = [Condition(link=rate) for rate in (100_000_000, 120_000_000, 2_000_000)]
+    >>> str(find_slow_link(links, nbytes=4_000_000, seconds=2.5))
+    'Rank 2 is 60.0 times slower than the others: its link is slow (2.0 MB/s)'
+    """
+    known = [(each.link, rank) for rank, each in enumerate(conditions) if each.link]
+    if len(known) < 2:  # noqa: PLR2004 - nobody to compare with
+        return None
+    (rate, rank), *others = sorted(known)
+    typical = others[len(others) // 2][0]
+    if typical < SLOW * rate or nbytes / rate < WORTH_SAYING * seconds:
+        return None
+    remedy = "LocalSgd and compression send fewer bytes; a cable carries more."
+    return Straggler(rank, typical / rate, _slow_link(rate), remedy)
+
+
+def _slow_link(rate: int) -> str:
+    return f"its link is slow ({rate / 1e6:.1f} MB/s)"
+
+
 def _cause(rank: int, conditions: Sequence[Condition]) -> str:
     mine = conditions[rank]
     others = [each.link for place, each in enumerate(conditions) if place != rank and each.link]
@@ -120,5 +158,5 @@ def _cause(rank: int, conditions: Sequence[Condition]) -> str:
     if mine.load >= BUSY:
         return f"its processors do other work ({mine.load} %)"
     if mine.link and others and mine.link * SLOW < min(others):
-        return f"its link is slow ({mine.link / 1e6:.1f} MB/s)"
+        return _slow_link(mine.link)
     return "its processor is slower"

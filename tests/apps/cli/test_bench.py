@@ -2,6 +2,9 @@
 
 import json
 
+from typer.testing import CliRunner
+
+from potluck.apps.cli.main import app
 from support.command import on_screen, potluck
 
 ALGORITHMS = {"direct", "doubling", "ring", "tree", "central"}
@@ -31,10 +34,10 @@ def test_a_machine_alone_measures_processes_of_its_own() -> None:
     assert all(each["predicted"] > 0 for each in methods.values())
 
 
-def test_in_a_terminal_there_is_a_bar_and_then_tables() -> None:
-    """The bar goes; what is left is the result, and without colours if the user wants none."""
+def test_in_a_terminal_there_is_progress_and_then_tables() -> None:
+    """The progress goes; what is left is the result, and without colours if the user wants none."""
     with on_screen(
-        "bench", "--quick", "--local", "3", size=(140, 50), variables={"NO_COLOR": "1"}
+        "bench", "--quick", "--local", "2", size=(140, 50), variables={"NO_COLOR": "1"}
     ) as screen:
         assert screen.read_to_end() == 0
     assert "the links" in screen.text
@@ -53,6 +56,6 @@ def test_who_waits_in_vain_is_told_so() -> None:
 
 def test_machines_or_processes_are_measured_not_both() -> None:
     """A contradiction is wrong usage, said before anything starts."""
-    ended = potluck("bench", "--nodes", "2", "--local", "2")
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(app, ["bench", "--nodes", "2", "--local", "2"])
+    assert ended.exit_code == 2
     assert "either --nodes or --local" in ended.stderr

@@ -127,11 +127,11 @@ def test_a_terminal_gets_a_live_view() -> None:
     with on_screen("demo", *wishes, size=(80, 30)) as screen:
         assert screen.read_to_end(2 * PATIENCE) == 0, screen.text
     text = screen.text
-    assert len(re.findall(r"rank +node +pid", text)) > 10
-    assert re.search(r"– +\w+ +\d+ +killed ", text)
-    assert re.search(r"– +\w+ +\d+ +starting again ", text)
-    assert re.search(r"\d +\w+ +\d+ +training +healthy +\d+ +\d+ +\d+\.\d MB", text)
-    assert re.search(r"basil – thyme +\d+\.\d ms", text)
+    assert len(re.findall(r"rank +node +state", text)) > 10
+    assert re.search(r"– +\w+ +killed ", text)
+    assert re.search(r"– +\w+ +starting again ", text)
+    assert re.search(r"\d +\w+ +training +healthy +\d+ +\d+ +\d+\.\d MB +\d+\.\d MB/s", text)
+    assert re.search(r"basil – thyme +\d+\.\d ms +\S", text)
     assert re.search(r"undisturbed +[▁▂▃▄▅▆▇█]+ +0\.\d{4}", text)
     assert "bit for bit" in text
     assert COLOUR.search(screen.raw)
@@ -150,7 +150,7 @@ def test_a_pipe_gets_plain_lines_and_addresses_do_without_multicast() -> None:
     assert any("found each other by addresses and agreed on view 1" in line for line in lines)
     pattern = r" +\d+\.\d\d s    step \d+, loss 0\.\d+, view 1 with 2 of 2 nodes, .* averaged"
     assert any(re.fullmatch(pattern, line) for line in lines)
-    assert lines[-1].startswith("All 2 nodes hold the same parameters, bit for bit")
+    assert lines[-1].startswith("Both nodes hold the same parameters, bit for bit")
     assert "killed" not in result.stdout
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from potluck.apps.cli.demo_messages import Failed, Leave, Listening, News, Setup
-from potluck.apps.cli.demo_process import Event, NodeFailed, NodeProcess, environment
+from potluck.apps.cli.demo_process import Event, NodeFailed, NodeProcess, environment, signals_held
 from support.command import is_gone
 from support.threads import PATIENCE
 
@@ -96,3 +96,18 @@ def test_nothing_that_sets_up_the_users_clusters_reaches_a_node(
     assert given["POTLUCK_INTERFACES"] == "eth0"
     kept = {name for name in given if name.startswith(("POTLUCK_", "SLURM_", "RANK", "MASTER_"))}
     assert kept == {"POTLUCK_HOME", "POTLUCK_INTERFACES"}
+
+
+def test_a_signal_waits_until_a_process_is_somebodys() -> None:
+    """One that comes while a node is started ends the demo afterwards, not in between."""
+    happened: list[str] = []
+    before = signal.signal(signal.SIGHUP, lambda *_: happened.append("told"))
+    try:
+        with signals_held():
+            signal.raise_signal(signal.SIGHUP)
+            happened.append("started")
+        assert happened == ["started", "told"]
+        signal.raise_signal(signal.SIGHUP)
+        assert happened[2:] == ["told"]  # as before
+    finally:
+        signal.signal(signal.SIGHUP, before)

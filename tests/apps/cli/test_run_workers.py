@@ -112,6 +112,18 @@ def test_the_first_real_reason_is_shown_last(
     assert "[4] PeerLost: Rank 1 (desk) is gone" in notes
 
 
+def test_who_only_heard_of_a_failure_points_to_the_other_machine(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here is to blame; the traceback names who is."""
+    monkeypatch.setattr(run_workers, "HEARSAY", 0.2)
+    text = "class PeerLost(Exception): pass\nraise PeerLost('Rank 9 (attic) is gone')"
+    assert run_workers.run_workers([script(tmp_path, text)], workers(2)) == 1
+    *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
+    assert story.endswith("PeerLost: Rank 9 (attic) is gone")
+    assert end == "potluck: a rank on another machine failed first: look at its output."
+
+
 @pytest.mark.parametrize("manners", ["", IGNORE], ids=["ends when asked", "ignores everything"])
 def test_when_one_fails_the_others_are_ended(
     tmp_path: Path,

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from potluck import DistributedContext, PeerLost, SimulatedBackend
+from potluck.apps.cli.main import app
 from support.command import potluck
 from support.threads import together
 from support.traces import collective, header_of, write
@@ -56,8 +58,9 @@ def test_a_damaged_dump_costs_nothing_of_the_others(tmp_path: Path) -> None:
     """It is named, with the reason; the exit code says that something is missing."""
     write(tmp_path / "0.trace.jsonl", header_of(0, world_size=1), [collective(0, 1, 1.0, 2.0)])
     (tmp_path / "1.trace.jsonl").write_bytes(b"\x00garbage")
-    ended = potluck("trace", str(tmp_path), "-o", str(tmp_path / "t.json"), "--json")
-    assert ended.returncode == 3
+    words = ["trace", str(tmp_path), "-o", str(tmp_path / "t.json"), "--json"]
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 3
     facts = json.loads(ended.stdout)
     assert facts["operations"] == 1
     (trouble,) = facts["troubles"]
@@ -82,7 +85,39 @@ def test_without_arguments_the_last_incident_is_shown(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     """Not a traceback, and no half-written file."""
     write(tmp_path / "0.trace.jsonl", header_of(0), [])
-    ended = potluck("trace", str(tmp_path), "-o", str(tmp_path / "no" / "t.json"))
-    assert ended.returncode == 1
+    ended = CliRunner().invoke(app, ["trace", str(tmp_path), "-o", str(tmp_path / "no" / "t")])
+    assert ended.exit_code == 1
     assert "could not be written" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+SCRIPT = """
+import os, pathlib, signal, time, potluck
+folder = pathlib.Path(os.environ["POTLUCK_TRACE_DIR"])
+with potluck.join(multicast=False, known=False, solo_delay=0.0, timeout=30) as cluster:
+    cluster.barrier()
+    os.kill(os.getppid(), signal.SIGUSR2)
+    while not list(folder.glob("*.trace.jsonl")):  # the launcher hands the signal on
+        time.sleep(0.01)
+    cluster.barrier()
+raise KeyError("butter")
+"""
+
+
+def test_a_run_writes_dumps_by_signal_and_by_its_last_error(tmp_path: Path) -> None:
+    """The signal goes through the launcher; both times stderr says where, and trace reads them."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    variables = {"POTLUCK_HOME": str(tmp_path / "home")}
+    ended = potluck("run", "--nodes", "1", str(script), variables=variables)
+    assert ended.returncode == 1
+    assert "KeyError: 'butter'" in ended.stderr
+    traces = tmp_path / "home" / "traces"
+    assert f"what rank 0 has done is in {traces}" in ended.stderr
+    assert f"what rank 0 did before is in {traces}" in ended.stderr
+    shown = potluck("trace", "-o", str(tmp_path / "t.json"), "--json", variables=variables)
+    facts = json.loads(shown.stdout)
+    assert (facts["missing"], facts["failed"], facts["troubles"]) == ([], [], [])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert names == ["barrier 1", "barrier 2"]  # of two dumps, each once

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.apps.cli.trace_reading import Dump
@@ -140,6 +140,7 @@ def any_dump(draw: st.DrawFn, rank: int) -> Dump:
     return dump_of(header_of(rank, clock=draw(st.floats(-1e6, 1e6))), records)
 
 
+@settings(max_examples=40)
 @given(any_dump(0), any_dump(1), st.floats(-1e6, 1e6))
 def test_whatever_the_dumps_say_the_timeline_is_sound(one: Dump, two: Dump, offset: float) -> None:
     """Sorted, complete, nothing negative, nothing overlapping."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from potluck.apps.cli.status_facts import jobs_of, story_of
 from potluck.apps.dashboard.gauges import Gauges
 from potluck.apps.dashboard.picture import SHOWN_FOR, Scene, draw, draw_news, lighten
 from potluck.runtime.control_reports import HealthLine, MemberLine, Report
+from potluck.runtime.io_lane import CLOSED
 from potluck.runtime.observing_chronicle import Chronicle
 from potluck.runtime.observing_journal import EpochLine, EventLine, Journal
 
@@ -90,6 +92,33 @@ def test_links_and_the_ring_follow_from_measurements() -> None:
     assert {node["up"] for node in job["nodes"]} == {10**9}
 
 
+def test_of_very_many_links_those_that_matter_are_shown() -> None:
+    """The ring, and whatever is not healthy: a picture of a large cluster stays small."""
+    members = [MemberLine(f"{number:032}", 1, str(number)) for number in range(40)]
+    reports = [
+        Report(
+            node=me.node,
+            incarnation=1,
+            name=me.name,
+            job="train.py",
+            state="active",
+            members=members,
+            peers=[
+                HealthLine(other.node, 1, other.name, "suspect" if me.name == "7" else "healthy")
+                for other in members
+                if other is not me
+            ],
+        )
+        for me in members
+    ]
+    job = draw(scene(reports))["jobs"][0]
+    after = dict(pairwise([*job["ring"], job["ring"][0]]))
+    assert len(job["links"]) == 39 + 39
+    assert all(
+        link["status"] == "suspect" or after[link["from"]] == link["to"] for link in job["links"]
+    )
+
+
 def test_nonsense_is_no_ring() -> None:
     """A member that tells rates below zero or too few times changes nothing for the others."""
     chronicle = Chronicle(lambda: NOW)
@@ -118,6 +147,20 @@ def test_who_is_gone_is_shown_with_the_reason_of_the_view_after_it() -> None:
     assert [each["epoch"] for each in job["epochs"]] == [1, 2]
     later = draw(scene(reports, chronicle, now=NOW + SHOWN_FOR))["jobs"][0]
     assert [node["name"] for node in later["nodes"]] == ["a", "b", "c"]
+
+
+def test_a_job_that_has_ended_is_still_shown() -> None:
+    """Who worked on it and how far it came; the story is that of the jobs under way."""
+    chronicle, gauges = Chronicle(lambda: NOW), Gauges()
+    gauges.note_loss("train.py", 100, 0.25)
+    for letter in LETTERS:
+        chronicle.parted(report(letter), CLOSED)
+    picture = draw(scene([], chronicle, gauges=gauges))
+    (job,) = picture["jobs"]
+    assert (job["ended"], job["state"], job["loss"]) == (True, "ended", [[100, 0.25]])
+    assert {node["state"] for node in job["nodes"]} == {"left"}
+    assert picture["story"] == story_of("home", None, [], [], {})
+    assert draw(scene([], chronicle, now=NOW + SHOWN_FOR))["jobs"] == []
 
 
 def test_figures_that_nobody_told_are_left_out() -> None:

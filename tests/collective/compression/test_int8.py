@@ -7,6 +7,7 @@ from hypothesis import given
 from potluck import MalformedFrame
 from potluck.collective.compression.base import Floats, Octets
 from potluck.collective.compression.int8 import BLOCK, SMALLEST, Int8
+from potluck.collective.reduce import quiet
 from support.gradients import normal, vectors
 
 
@@ -42,6 +43,24 @@ def test_a_bad_block_spoils_no_other() -> None:
     found = decoded(Int8().packed(values), values.size).reshape(3, BLOCK)
     assert np.isnan(found[1]).all()
     assert np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("odd", [None, np.nan, np.inf, 3.4e38, 1e-42])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_what_is_left_behind_is_what_a_decoder_misses(odd: float | None, seed: int | None) -> None:
+    """Also of a last block that is not full, and beside a block of odd numbers."""
+    values = np.random.default_rng(1).normal(size=5 * BLOCK + 17).astype(np.float32)
+    if odd is not None:
+        values[BLOCK : 2 * BLOCK] = odd
+    coded = np.empty(Int8.size(values.size), np.uint8)
+    left, back = np.empty_like(values), np.empty_like(values)
+    with quiet():
+        is_finite = Int8(seed).encode_leaving(values, coded, left)
+        Int8().decode(coded, back)
+        expected = values - back
+    assert (coded == Int8(seed).packed(values)).all()
+    assert np.array_equal(left, expected, equal_nan=True)
+    assert is_finite == (odd is None)
 
 
 def test_rounding_by_chance_is_right_on_average() -> None:

@@ -160,7 +160,7 @@ def test_a_link_slower_than_its_interface_says() -> None:
 
 def test_a_colleague_on_battery_is_told_of() -> None:
     """It says so itself while the two measure."""
-    finding = only(seen(MET, rate=Rate(10**9, "10.0.0.1", has_battery_only=True)))
+    finding = only(seen(MET, rate=Rate(10**9, "10.0.0.1", is_on_battery=True)))
     assert finding.cause == "desk runs on its battery"
 
 

@@ -43,7 +43,7 @@ def test_a_rate_is_measured_and_the_battery_told(monkeypatch: pytest.MonkeyPatch
         assert rate is not None
         assert rate.octets > 1_000_000
         assert rate.host == "127.0.0.1"
-        assert rate.has_battery_only
+        assert rate.is_on_battery
 
 
 def test_those_who_do_something_else_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,19 @@ def test_a_doctor_who_comes_late_is_waited_for(service: str, tmp_path: Path) -> 
         assert [each.node for each in listening.colleagues()] == [other.node]
 
 
+def test_keys_that_others_may_read_are_seen_and_nothing_is_tried(
+    service: str, tmp_path: Path
+) -> None:
+    """The advice of the error is kept."""
+    NodeIdentity.load_or_generate(tmp_path / "node_keypair")
+    (tmp_path / "node_keypair").chmod(0o640)
+    scene = look_around(circle(tmp_path), ["10.0.0.3:4711"], seconds=0.1)
+    assert scene.targets == ()
+    (finding,) = diagnose(scene)
+    assert finding.check == "keys"
+    assert f"chmod 600 {tmp_path / 'node_keypair'}" in finding.fix
+
+
 def _heard(shown: Advert) -> Heard:
     address = Address("10.0.0.1", shown.port)
     return Heard(shown.tag, shown.job_tag, shown.node, shown.incarnation, 1, (address,))

@@ -56,3 +56,18 @@ def test_the_router_is_read_from_the_systems_table(
     assert router() == "10.0.0.254"
     monkeypatch.setattr(sys, "platform", "win32")
     assert router() == ""
+
+
+def test_windows_is_asked_what_it_takes_the_network_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program of its own, which nobody else has."""
+    assert gather_machine([]).network_category == ""
+    asked: list[str] = []
+
+    def answer(*command: str) -> str:
+        asked.extend(command)
+        return "Public\r\n"
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(machine_facts, "_output_of", answer)
+    assert gather_machine([]).network_category == "Public"
+    assert "(Get-NetConnectionProfile).NetworkCategory" in asked

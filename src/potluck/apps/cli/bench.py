@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from potluck.apps.cli.bench_report import Results
+    from potluck.runtime.cluster import Cluster
 
 __all__ = ["EXAMPLES", "EXIT_CODES", "bench"]
 
@@ -28,6 +29,9 @@ EXIT_CODES = (
 )
 
 TOO_FEW = 3
+
+TRIES = 3
+"""Measurements that are begun if machines come or go meanwhile."""
 
 JOB = "potluck bench"
 """Those who measure meet, and nobody else."""
@@ -130,26 +134,15 @@ def _measure(
     job: str,
     timeout: float,
     options: dict[str, Any],
-    show: Callable[[str, int], None],
+    show: Callable[[str], None],
     *,
     quick: bool,
 ) -> Results:
     """Everything, together with the others."""
-    import msgspec
-
-    from potluck.apps.cli.bench_compression import measure_method, methods, slowest
-    from potluck.apps.cli.bench_measuring import Effort, matrix_of, measure_cases, measure_links
-    from potluck.apps.cli.bench_report import Results
-    from potluck.collective import registry
-    from potluck.collective.task import Collective
-    from potluck.errors import Timeout
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.errors import PeerLost, Timeout, ViewChanged
     from potluck.runtime.joining import join
 
-    effort = Effort.quick() if quick else Effort()
-    algorithms = len(registry.offering(Collective.ALL_REDUCE))
-    steps = 2 + len(effort.sizes) * algorithms + len(methods())
-    show(f"waiting for {nodes} to be here", steps)
+    show(f"waiting for {nodes} to be here")
     try:
         cluster = join(nodes, job=job, timeout=timeout, **options)
     except Timeout as error:
@@ -157,16 +150,34 @@ def _measure(
         typer.echo("Is `potluck bench` typed on the others too?", err=True)
         raise typer.Exit(TOO_FEW) from None
     with cluster:
-        name = AutoDiscoveryConfig(job=job).node_name
-        show("the links", steps)
-        links = measure_links(cluster, name, effort)
-        cases = measure_cases(cluster, matrix_of(links), effort, lambda what: show(what, steps))
-        measured = []
-        for method in methods():
-            show(f"compression by {method}", steps)
-            measured.append(measure_method(method, quick=quick))
-        told = cluster.all_gather_object([msgspec.to_builtins(each) for each in measured])
-        cluster.barrier()  # nobody leaves while another still needs it
+        for _ in range(TRIES - 1):
+            try:
+                return _measure_once(cluster, show, quick=quick)
+            except (ViewChanged, PeerLost) as error:  # all ranks are told, and begin anew
+                if cluster.world_size < nodes:
+                    raise
+                typer.echo(f"potluck: {error}", err=True)
+        return _measure_once(cluster, show, quick=quick)
+
+
+def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool) -> Results:
+    import msgspec
+
+    from potluck.apps.cli.bench_compression import measure_method, methods, slowest
+    from potluck.apps.cli.bench_measuring import Effort, matrix_of, measure_cases, measure_links
+    from potluck.apps.cli.bench_report import Results
+    from potluck.runtime.auto_config import AutoDiscoveryConfig
+
+    effort = Effort.quick() if quick else Effort()
+    show("the links")
+    links = measure_links(cluster, AutoDiscoveryConfig(job=JOB).node_name, effort)
+    cases = measure_cases(cluster, matrix_of(links), effort, show)
+    measured = []
+    for method in methods():
+        show(f"compression by {method}")
+        measured.append(measure_method(method, quick=quick))
+    told = cluster.all_gather_object([msgspec.to_builtins(each) for each in measured])
+    cluster.barrier()  # nobody leaves while another still needs it
     return Results(links, cases, slowest(told))
 
 

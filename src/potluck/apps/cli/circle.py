@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from potluck.apps.cli.progress import working
 from potluck.core.cards import Card, Signer
 from potluck.core.roster import Roster
 from potluck.errors import DistributedError, from_os_error
@@ -73,7 +74,8 @@ def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
     members = Membership.load(namespace)
     deadline = time.monotonic() + SYNC_WITHIN
     try:
-        sock = dial(members, Call(where, deadline))
+        with working(f"Asking {host}"):
+            sock = dial(members, Call(where, deadline))
     except DistributedError:
         raise
     except socket.gaierror as error:

@@ -15,8 +15,13 @@ __all__ = ["serving"]
 
 
 @contextlib.contextmanager
-def serving(config: AutoDiscoveryConfig, job: str, place: str | None) -> Iterator[None]:
-    """Serve the dashboard of a job, in this process and not in the script's; or nothing."""
+def serving(
+    config: AutoDiscoveryConfig, job: str, place: str | None, *, json: bool = False
+) -> Iterator[None]:
+    """Serve the dashboard of a job, in this process and not in the script's; or nothing.
+
+    Says on stderr where it is, with ``json`` as one of the lines for programs.
+    """
     if place is None:
         yield
         return
@@ -26,5 +31,10 @@ def serving(config: AutoDiscoveryConfig, job: str, place: str | None) -> Iterato
 
     host, port = place_of(place)
     with open_dashboard(config, DashboardConfig(host=host, port=port), job=job) as served:
-        typer.echo(f"The dashboard is at {served.url}", err=True)
+        words = f"The dashboard is at {served.url}"
+        if json:
+            import msgspec
+
+            words = msgspec.json.encode({"dashboard": served.url}).decode()
+        typer.echo(words, err=True)
         yield

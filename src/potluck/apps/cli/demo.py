@@ -86,11 +86,11 @@ def _play(settings: Settings, *, silent: bool) -> Report:
     from rich.console import Console
 
     from potluck.apps.cli.demo_crew import Crew
-    from potluck.apps.cli.demo_process import NodeFailed
+    from potluck.apps.cli.demo_process import ENDINGS, NodeFailed
     from potluck.apps.cli.demo_screen import open_screen, speak_plainly
     from potluck.apps.cli.demo_story import Story
 
-    for name in ("SIGTERM", "SIGHUP"):  # the second one comes when a connection by SSH is lost
+    for name in ENDINGS[1:]:  # Python itself makes an exception of Ctrl-C
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _end)
     speak_plainly(sys.stdout)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from potluck.apps.cli.demo_messages import Failed, News, Order, Setup
-from potluck.apps.cli.demo_process import Event, NodeProcess
+from potluck.apps.cli.demo_process import Event, NodeProcess, signals_held
 from potluck.apps.cli.demo_scene import Actor, Scene, words
 from potluck.errors import Timeout
 
@@ -97,11 +97,12 @@ class Crew:
 
     def close(self) -> None:
         """End every process."""
-        for process in self._processes:
-            process.kill()  # all of them first: no other waits for one that is slow to go
-        for process in self._processes:
-            process.close()
-        self._home.cleanup()
+        with signals_held():  # of two Ctrl-C in a row the second does not stop this
+            for process in self._processes:
+                process.kill()  # all of them first: no other waits for one that is slow to go
+            for process in self._processes:
+                process.close()
+            self._home.cleanup()
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -112,8 +113,9 @@ class Crew:
 
     def _start(self, name: str) -> NodeProcess:
         settings = self.settings
-        process = NodeProcess(name, Path(self._home.name, name), self._events)
-        self._processes.append(process)
+        with signals_held():
+            process = NodeProcess(name, Path(self._home.name, name), self._events)
+            self._processes.append(process)
         process.order(
             Setup(
                 name=name,

@@ -116,13 +116,15 @@ class Progress(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Samples of the last batch that were this node's."""
     averaged: int
     """Bytes of the arrays that went through collectives so far."""
+    rate: float = 0.0
+    """Bytes per second at which gradients are averaged, waiting for the others included."""
     speed: float
     """Steps per second, since the last news."""
     up: int = 0
     down: int = 0
     """Bytes per second that this node can send and receive, as collectives saw it; or 0."""
     is_limit: bool = False
-    """Whether it is the link that allows no more; else it is at least that fast."""
+    """Whether the link allows no more; within one machine nothing is measured, nor a limit."""
     links: list[LinkLine] = []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import sys
 import time
 import traceback
@@ -30,7 +31,7 @@ from potluck.net.namespace import NetworkNamespace, Protection
 
 __all__ = ["main"]
 
-FINDING, MEETING = 8.0, 30.0
+FINDING, MEETING = 6.0, 30.0
 """Seconds in which nodes find each other by multicast, and in which they are given up for good."""
 
 LOOKING = 0.1
@@ -76,7 +77,7 @@ class Node:
     def _meet(self) -> potluck.Cluster:
         """A cluster with everybody in it: found by multicast, or by addresses given."""
         setup, mail = self._setup, self._mail
-        backend = self._open(peers=setup.peers, port=None)
+        backend = self._open(peers=setup.peers, port=_free_port())
         try:
             mail.tell(Listening(str(backend.process), backend.port))
             limit = FINDING if setup.multicast and not setup.peers else 0.0
@@ -111,7 +112,7 @@ class Node:
                     return order.peers
         return []
 
-    def _open(self, peers: list[str], port: int | None) -> potluck.AutoDiscoveryBackend:
+    def _open(self, peers: list[str], port: int) -> potluck.AutoDiscoveryBackend:
         setup = self._setup
         namespace = NetworkNamespace(
             "demo", bytes.fromhex(setup.secret), protection=Protection.PASSPHRASE
@@ -128,6 +129,12 @@ class Node:
             port=port,
         )
         return potluck.AutoDiscoveryBackend(config)
+
+
+def _free_port() -> int:
+    """Any but the usual ones, which are left to those who are looked for there."""
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -19,7 +20,7 @@ import msgspec
 from potluck.apps.cli.demo_messages import Failed, News, Order, decode_news, encode_line
 from potluck.errors import DistributedError, PeerLost
 
-__all__ = ["Event", "NodeFailed", "NodeProcess", "environment"]
+__all__ = ["ENDINGS", "Event", "NodeFailed", "NodeProcess", "environment", "signals_held"]
 
 ONE_THREAD_EACH = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -32,8 +33,32 @@ _MEANT_FOR_OTHERS = re.compile(
 )
 """Variables that set up a user's own clusters; which interfaces may be used holds here too."""
 
+ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that end a demo; the last one comes when a connection by SSH is lost."""
+
 LAST_LINES = 60
 """Lines of a process's error output that are kept."""
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let signals that end the demo wait for the end of a block, in the main thread.
+
+    A process that was interrupted while it was started would belong to nobody.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = [getattr(signal, name) for name in ENDINGS if hasattr(signal, name)]
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 class NodeFailed(PeerLost):

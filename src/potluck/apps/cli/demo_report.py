@@ -87,7 +87,7 @@ class Run(msgspec.Struct, frozen=True):
         return cls(
             steps=first.step,
             loss=first.loss,
-            noise=first.wobble,
+            noise=max(end.wobble for end in ends.values()),
             accuracy=first.accuracy,
             fingerprints={name: end.fingerprint for name, end in ends.items()},
             samples=first.samples,
@@ -185,7 +185,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
         if story.is_identical and plain.is_identical:
             print_of = next(iter(story.fingerprints.values()))
-            yield f"All {len(self.nodes)} nodes hold the same parameters, bit for bit ({print_of})."
+            count = len(self.nodes)
+            who = f"All {count} nodes" if count > 2 else "Both nodes"  # noqa: PLR2004 - there are two
+            yield f"{who} hold the same parameters, bit for bit ({print_of})."
         for problem in self.problems:
             yield f"The story did not hold: {problem}."
 

@@ -61,7 +61,7 @@ class Link:
     rate: int
     """Bytes per second that can go from one to the other; 0 where nobody has measured."""
     is_limit: bool = True
-    """Whether it allows no more; else it is at least that fast."""
+    """Whether it allows no more; within one machine nothing is a limit."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Scene:
             case Listening():
                 actor.place = news
                 self.names[news.process] = actor.name
-                actor.state = "looking for the others"
+                actor.state = "looking around"
             case Unfound():
                 actor.unfound = news
             case Begun():

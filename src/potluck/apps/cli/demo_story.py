@@ -18,8 +18,11 @@ BEFORE, AWAY, TOGETHER = 4, 16, 24
 """One of so many parts of all steps is made before somebody is killed, before it is started again,
 so that one sees the others go on, and with it before the story may end; at least three steps."""
 
-MEETING, NOTICING, AGREEING, TRAINING, LEAVING = 60.0, 15.0, 30.0, 110.0, 10.0
+MEETING, NOTICING, AGREEING, LEAVING = 60.0, 15.0, 30.0, 10.0
 """Seconds for an act, on a machine that has much else to do."""
+
+TRAINING = 3600.0
+"""Seconds for acts that take as long as they take; --seconds ends them."""
 
 NO_MULTICAST = (
     "Multicast DNS finds nobody here (`potluck doctor` looks for reasons), so the nodes are told "

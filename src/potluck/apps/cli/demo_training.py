@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -41,13 +40,13 @@ class Training:
         self._model = Model(setup.seed)
         self._sums = np.empty(self._model.size, np.float32)
         self._sampler = potluck.ElasticSampler(POINTS, seed=setup.seed)
-        state = potluck.TrainingState(model=self._model.tree)
+        self._end = np.zeros(1, np.float32)  # part of the state: whoever gets that knows it, too
+        state = potluck.TrainingState(model={**self._model.tree, "end": self._end})
         self.trainer = potluck.ElasticTrainer(
             cluster, state, self._apply, sampler=self._sampler, batch=BATCH
         )
-        self._loss, self._over = 0.0, False
-        self._losses: deque[float] = deque()
-        self._weight: float = 0.0
+        self._losses: list[float] = []
+        self._weight = 0.0
         self._reporter = _Reporter(run, cluster, mail)
 
     @property
@@ -65,23 +64,23 @@ class Training:
         The wish to end is averaged like the gradients, so all nodes end after the same step.
         """
         began, due = time.monotonic(), time.monotonic()
-        first = self.step_count
+        has_all = self.step_count == 0  # whether all steps are counted here
         epoch = 0
-        while not self._over:
+        while not self._end[0]:
             due = max(time.monotonic(), due + pace) if pace else 0.0
             indices = self.trainer.take()
             wants_to_end = is_done(self.step_count + 1)
             outcome = self.trainer.step(self._gradients(indices, wants_to_end=wants_to_end))
-            self._weight += outcome.weight if outcome.counted else 0.0
-            position = self.trainer.position
-            if position.epoch != epoch:
-                epoch = position.epoch
-                now = time.monotonic()
+            self._weight += outcome.weight
+            has_all = has_all and outcome.counted
+            if self.trainer.position.epoch != epoch:
+                epoch, now = self.trainer.position.epoch, time.monotonic()
                 self._mail.tell(Committed(outcome.step, epoch, outcome.world_size, now))
-            last = len(indices), self._loss, self._over
-            self._reporter.report(self.trainer, last)
+            if self._losses:
+                last = len(indices), self._losses[-1], bool(self._end[0])
+                self._reporter.report(self.trainer, last)
             time.sleep(max(0.0, due - time.monotonic()))
-        self._mail.tell(self._result(time.monotonic() - began, is_from_first=first == 0))
+        self._mail.tell(self._result(time.monotonic() - began, self._weight if has_all else 0.0))
 
     def _gradients(self, indices: Any, *, wants_to_end: bool) -> dict[str, Any]:
         count = max(1, len(indices))
@@ -95,12 +94,12 @@ class Training:
     def _apply(self, mean: Any) -> None:
         """For committed steps alone, on every node with the same bits."""
         self._model.update(mean["gradient"])
-        self._loss, self._over = float(mean["loss"][0]), bool(mean["end"][0] > 0)
-        self._losses.append(self._loss)
+        self._end[:] = mean["end"] > 0
+        self._losses.append(float(mean["loss"][0]))
 
-    def _result(self, seconds: float, *, is_from_first: bool) -> Finished:
+    def _result(self, seconds: float, weight: float) -> Finished:
         model, sampler = self._model, self._sampler
-        last = list(self._losses)[-max(LAST, self.step_count // LAST) :]
+        last = self._losses[-max(LAST, self.step_count // LAST) :] or [0.0]
         return Finished(
             run=self._run,
             step=self.step_count,
@@ -109,7 +108,7 @@ class Training:
             accuracy=model.accuracy(*self._unseen),
             fingerprint=model.fingerprint,
             samples=sampler.epoch * POINTS + POINTS - sampler.remaining,
-            weight=self._weight if is_from_first else 0.0,
+            weight=weight,
             averaged=self._reporter.averaged,
             seconds=seconds,
         )
@@ -130,10 +129,12 @@ class _Reporter:
     def averaged(self) -> int:
         """Bytes of the arrays that went through collectives in this process."""
         snapshot = self._cluster.metrics_snapshot()
-        if snapshot is None:
-            return 0
-        every = (snapshot.all_reduce, snapshot.reduce_scatter, snapshot.all_gather)
-        return sum(each.bytes_processed for each in (*every, snapshot.all_to_all))
+        return sum(each.bytes_processed for each in snapshot.operations.values()) if snapshot else 0
+
+    @property
+    def _rate(self) -> float:
+        snapshot = self._cluster.metrics_snapshot()
+        return snapshot.all_reduce.bytes_per_second if snapshot else 0.0
 
     def report(self, trainer: potluck.ElasticTrainer, last: tuple[int, float, bool]) -> None:
         """Tell if the last news is old enough, or if this is the end."""
@@ -156,6 +157,7 @@ class _Reporter:
                 rank=-1 if rank is None else rank,
                 share=share,
                 averaged=self.averaged,
+                rate=self._rate,
                 speed=0.0 if before is None else (step - before) / elapsed,
                 up=self._rates[0],
                 down=self._rates[1],
@@ -172,6 +174,8 @@ class _Reporter:
             for each in self._cluster.health.peers
         ]
         with contextlib.suppress(potluck.DistributedError):  # a view that ends just now
-            links, rank = self._cluster.group.links, self._cluster.rank
-            self._is_limit = min(links.up[rank], links.down[rank]) < QUICKEST
-            self._rates = min(links.up[rank], FAST), min(links.down[rank], FAST)
+            links, view = self._cluster.group.links, self._cluster.view
+            rank = None if view is None else view.rank_of(self._cluster.process)
+            if rank is not None and rank < len(links.up):
+                self._is_limit = min(links.up[rank], links.down[rank]) < QUICKEST
+                self._rates = min(links.up[rank], FAST), min(links.down[rank], FAST)

@@ -19,7 +19,7 @@ STYLES = {
     "done": "bold green",
     **dict.fromkeys(("killed", "dead"), "bold red"),
     **dict.fromkeys(
-        ("degraded", "suspect", "starting", "starting again", "looking for the others"), "yellow"
+        ("degraded", "suspect", "starting", "starting again", "looking around"), "yellow"
     ),
 }
 
@@ -27,6 +27,8 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48
 TINY = 1e-6
 """No loss is drawn as less."""
+
+FIGURES = ("step", "share", "averaged", "rate")
 
 MOST_LINKS = 6
 """Links that are listed; of more, the slowest."""
@@ -86,12 +88,11 @@ def picture(scene: Scene) -> Group:
 
 
 def _nodes(scene: Scene) -> Table:
-    nodes = table(("rank", "node", "pid", "state", "health"), ("step", "share", "averaged"))
+    nodes = table(("rank", "node", "state", "health"), FIGURES)
     for actor in scene.actors:
         health = scene.health(actor)
         cells = (
             actor.name,
-            str(actor.process.pid),
             actor.state,
             health.status if health and actor.state != "killed" else "",
         )
@@ -108,6 +109,7 @@ def _figures(actor: Actor) -> Iterator[str]:
         yield f"{actor.progress.step:,}"
         yield str(actor.progress.share) if actor.state != "killed" else "–"
         yield size(actor.progress.averaged)
+        yield f"{size(actor.progress.rate)}/s" if actor.state != "killed" else "–"
 
 
 def _remarks(scene: Scene) -> Iterator[Text]:
@@ -141,8 +143,8 @@ def link_words(link: Link) -> tuple[str, str, str]:
     ('basil – sage', '2.1 ms', '118 MB/s')
     """
     trip = "" if link.round_trip is None else f"{link.round_trip * 1e3:.1f} ms"
-    rate = f"{'' if link.is_limit else '> '}{link.rate / 1e6:.0f} MB/s" if link.rate else ""
-    return " – ".join(link.ends), trip, rate
+    rate = f"{link.rate / 1e6:.0f} MB/s" if link.is_limit else "not a limit"
+    return " – ".join(link.ends), trip, rate if link.rate else ""
 
 
 def _curves(scene: Scene) -> Iterator[Text]:

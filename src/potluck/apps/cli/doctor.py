@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from potluck.apps.cli.options import Json, Namespace
+from potluck.apps.cli.progress import working
 
 if TYPE_CHECKING:
     from potluck.runtime.diagnosis import Finding
@@ -67,39 +67,39 @@ def doctor(
     time: then the way between them is checked in both directions, and how much goes through.
     """
     from potluck.apps.cli.circle import print_json
+    from potluck.apps.cli.doctor_jobs import findings_of, look_at_jobs
     from potluck.runtime.diagnosis import Severity, diagnose
     from potluck.runtime.diagnosis.look import look_around
 
     texts = [text for each in peers or [] for text in each.replace(",", " ").split()]
     try:
-        with _progress(f"Looking around for {seconds:g} s"):
+        with working(f"Looking around for {seconds:g} s"):
             scene = look_around(namespace, texts, seconds=seconds)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
     findings = diagnose(scene)
+    story: list[list[str]] = []
+    if scene.has_jobs:
+        jobs, story = look_at_jobs(namespace, texts)
+        findings = [*findings_of(jobs), *findings]
     is_healthy = all(finding.severity is not Severity.PROBLEM for finding in findings)
     if json:
-        print_json(_facts(scene, findings, is_healthy=is_healthy))
+        print_json(_facts(scene, findings, story, is_healthy=is_healthy))
     else:
-        _print(scene, findings)
+        _print(scene, findings, story)
     if not is_healthy:
         raise typer.Exit(ILL)
 
 
-def _progress(words: str) -> contextlib.AbstractContextManager[object]:
-    """Show a person that something happens."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status(words) if console.is_terminal else contextlib.nullcontext()
-
-
-def _facts(scene: Scene, findings: list[Finding], *, is_healthy: bool) -> dict[str, Any]:
+def _facts(
+    scene: Scene, findings: list[Finding], story: list[list[str]], *, is_healthy: bool
+) -> dict[str, Any]:
     return {
         "healthy": is_healthy,
         "namespace": scene.namespace,
         "addresses": scene.hosts,
         "met": scene.met,
+        "story": story,
         "findings": [
             {
                 "check": finding.check,
@@ -113,7 +113,7 @@ def _facts(scene: Scene, findings: list[Finding], *, is_healthy: bool) -> dict[s
     }
 
 
-def _print(scene: Scene, findings: list[Finding]) -> None:
+def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -131,6 +131,8 @@ def _print(scene: Scene, findings: list[Finding]) -> None:
         advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))
         advice.highlight_words([ADVICE], "green")
         console.print(advice, end="\n\n")
+    for sentence in [sentence for paragraph in story for sentence in paragraph]:
+        console.print(Text(sentence), soft_wrap=True)
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
     console.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
 

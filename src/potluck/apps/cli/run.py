@@ -43,8 +43,8 @@ AGREEMENT = 5.0
 
 MOST_WORKERS = 1024
 
-PAUSE = 0.1
-"""Seconds between two looks at who is here."""
+PAUSE = 0.25
+"""Seconds between two looks at who is here, if nobody reports before."""
 
 
 def run(
@@ -154,7 +154,7 @@ def run(
             {**each, **saving}
             for each in child_environments(observer, gathering, config.peers, facts)
         ]
-    with serving(config, name, place):
+    with serving(config, name, place, json=json):
         code = run_scripts([str(script), *given], environments)
     raise typer.Exit(code)
 
@@ -178,6 +178,7 @@ def _wait(
     import time
 
     deadline = None if timeout is None else time.monotonic() + timeout
+    news = observer.news
     agree_by: float | None = None
     while True:
         if wants_all:  # the others may know of machines that were paired elsewhere
@@ -196,7 +197,7 @@ def _wait(
                 return
         if deadline is not None and time.monotonic() >= deadline:
             _give_up(observer, gathering, screen, timeout or 0.0)
-        time.sleep(PAUSE)
+        news = observer.wait_for_news(news, PAUSE)
 
 
 def _give_up(observer: Observer, gathering: Gathering, screen: Screen, seconds: float) -> None:

@@ -129,6 +129,7 @@ def _common(
     found = [*observer.addresses, *os.environ.get("POTLUCK_PEERS", "").replace(",", " ").split()]
     return {
         **os.environ,
+        "POTLUCK_RUN": "1",
         "POTLUCK_JOB": observer.job or "",
         "POTLUCK_NAMESPACE": observer.namespace.name,
         "POTLUCK_MIN_NODES": str(_wanted_workers(gathering, gathering.crew)),

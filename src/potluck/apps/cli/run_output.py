@@ -6,6 +6,7 @@ traceback is shown once more, where one looks for it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import deque
@@ -56,16 +57,12 @@ class Output:
         prefix = f"[{label}] "
         if self.is_terminal:
             prefix = f"\x1b[{COLOURS[place % len(COLOURS)]}m{prefix}\x1b[0m"
-        with self._lock:
-            try:
-                self._stream.write(f"{prefix}{line}\n")
-                self._stream.flush()
-            except (OSError, ValueError):
-                pass  # nobody reads us any more; the workers go on
+        self.say(f"{prefix}{line}")
 
     def say(self, text: str) -> None:
         """Lines of our own."""
-        with self._lock:
+        # Where nobody reads us any more, the workers go on all the same.
+        with self._lock, contextlib.suppress(OSError, ValueError):
             self._stream.write(f"{text}\n")
             self._stream.flush()
 

@@ -106,6 +106,8 @@ def run_workers(command: Sequence[str], environments: Sequence[Mapping[str, str]
     with crew.signals_forwarded():
         try:
             for place, environment in enumerate(environments):
+                if crew.was_told_to_end:
+                    break
                 crew.workers.append(Worker(command, place, environment, outputs))
             crew.attend()
         finally:
@@ -122,6 +124,11 @@ class _Crew:
         self._signals: list[int] = []
 
     # -- signals ---------------------------------------------------------------------------------
+
+    @property
+    def was_told_to_end(self) -> bool:
+        """Whether there was a signal after which nothing more is begun."""
+        return bool(self._signals)
 
     @contextlib.contextmanager
     def signals_forwarded(self) -> Iterator[None]:
@@ -201,17 +208,21 @@ class _Crew:
     def conclude(self, output: Output) -> int:
         """Say who failed and why, if anybody did; the exit code of it all."""
         codes = [worker.code or 0 for worker in self.workers]
-        if self._signals and any(codes):
+        if self._signals and (any(codes) or not codes):
             name = signal.Signals(self._signals[0]).name
             output.say(f"potluck: the {len(codes)} workers were ended by {name}.")
             return 128 + self._signals[0]
         if not self._failed:
             return 0
-        culprit = self._culprit() or self._failed[0]
-        code = culprit.code or 1
-        if culprit.last_words:
-            output.say(f"\n{culprit.last_words}\n")
-        output.say(f"potluck: rank {culprit.label} {_how(code)} first; {self._others(culprit)}.")
+        culprit = self._culprit()
+        first = culprit or self._failed[0]
+        code = first.code or 1
+        if first.last_words:
+            output.say(f"\n{first.last_words}\n")
+        if culprit is None:
+            output.say("potluck: a rank on another machine failed first: look at its output.")
+        else:
+            output.say(f"potluck: rank {first.label} {_how(code)} first; {self._others(first)}.")
         return code
 
     def _others(self, culprit: Worker) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from potluck.apps.cli.options import Json, Namespace
+from potluck.apps.cli.progress import working
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -67,8 +67,8 @@ def status(
     from potluck.runtime.observing import Observer
 
     config = AutoDiscoveryConfig(job=job or "status", namespace=namespace, peers=tuple(peer or ()))
-    with Observer(config, job=job) as observer:
-        with _progress(wait, silent=json):
+    with Observer(config, job=job, journals=True) as observer:
+        with working(f"Looking around for up to {wait:g} s", silent=json):
             _look(observer, wait)
         if watch:
             _watch(observer, job, json=json)
@@ -97,7 +97,7 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
         "waiting": waiting,
         "unreachable": troubles,
         "discovery": observer.discovery_status,
-        "story": story_of(name, job, found, waiting, troubles),
+        "story": story_of(name, job, found, waiting, troubles, observer.foreigners),
     }
 
 
@@ -138,31 +138,22 @@ def _console() -> Console:
     return console
 
 
-def _progress(wait: float, *, silent: bool) -> contextlib.AbstractContextManager[object]:
-    """Show a person that something happens."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if silent or not console.is_terminal:
-        return contextlib.nullcontext()
-    return console.status(f"Looking around for up to {wait:g} s")
-
-
 def _look(observer: Observer, wait: float) -> list[Report]:
     """Wait until everybody has answered of whom anybody knows, and nobody new comes."""
     import time
 
     from potluck.apps.cli.status_facts import is_whole
 
-    deadline = time.monotonic() + wait
+    deadline, news = time.monotonic() + wait, observer.news
     count, since = 0, time.monotonic()
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
         reports = observer.reports
         if len(reports) != count:
-            count, since = len(reports), time.monotonic()
-        if count and is_whole(reports) and time.monotonic() - since >= QUIET:
+            count, since = len(reports), now
+        quiet_at = since + QUIET if count and is_whole(reports) else deadline
+        if now >= quiet_at:
             break
-        time.sleep(0.05)
+        news = observer.wait_for_news(news, min(quiet_at, deadline) - now)
     return observer.reports
 
 

@@ -10,6 +10,9 @@ from potluck.runtime.control_reports import HealthLine, Report
 
 __all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of", "story_of", "waiting_of"]
 
+MAX_TROUBLES = 4
+"""Machines that cannot be reached, of which the reasons are told."""
+
 _WORST = ("healthy", "degraded", "suspect", "dead")
 
 
@@ -146,6 +149,7 @@ def story_of(
     found: Sequence[JobStatus],
     waiting: Iterable[Mapping[str, Any]],
     troubles: Mapping[str, str],
+    foreigners: Iterable[str] = (),
 ) -> list[list[str]]:
     """Everything in sentences, in paragraphs: the command and the dashboard say the same."""
     paragraphs = [[f"{namespace}, {each.sentence}", *each.remarks] for each in found]
@@ -158,9 +162,15 @@ def story_of(
         what = "anything" if job is None else f'"{job}"'
         calls = [
             f'Nobody in "{namespace}" works on {what}, as far as can be seen here.',
+            *foreigners,
             "Start something with `potluck run`; `potluck doctor` looks for reasons.",
         ]
-    calls += [f"{who} was seen but could not be reached: {why}" for who, why in troubles.items()]
+    # One machine may be known by its name and by its addresses: the reason is told once.
+    known = {why: who for who, why in sorted(troubles.items(), key=lambda each: ":" not in each[0])}
+    shown = [f"{who} was seen but could not be reached: {why}" for why, who in known.items()]
+    calls += sorted(shown)[:MAX_TROUBLES]
+    if len(shown) > MAX_TROUBLES:
+        calls.append(f"So were {len(shown) - MAX_TROUBLES} more.")
     return [*paragraphs, calls] if calls else paragraphs
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.apps.cli.options import Json
+from potluck.apps.cli.progress import working
 
 if TYPE_CHECKING:
     from potluck.apps.cli.trace_clocks import Alignment
@@ -62,11 +63,12 @@ def trace(
     from potluck.apps.cli.trace_reading import merge
     from potluck.apps.cli.trace_summary import summarize
 
-    found, troubles = _read(dumps or [])
-    ranks = sorted(merge(found), key=lambda dump: (dump.header.rank, dump.header.process))
-    alignment = align(ranks)
-    summary = summarize(ranks, alignment)
-    written = _write(output, ranks, alignment)
+    with working("Putting the dumps together", silent=str(output) == "-"):
+        found, troubles = _read(dumps or [])
+        ranks = sorted(merge(found), key=lambda dump: (dump.header.rank, dump.header.process))
+        alignment = align(ranks)
+        summary = summarize(ranks, alignment)
+        written = _write(output, ranks, alignment)
     if json and str(output) != "-":
         from potluck.apps.cli.circle import print_json
 

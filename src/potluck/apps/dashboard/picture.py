@@ -5,24 +5,20 @@ Sentences are those of ``potluck status``, which are those of the log.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from potluck.apps.cli.status_facts import JobStatus, NodeStatus, jobs_of, story_of, waiting_of
 from potluck.apps.dashboard.gauges import Gauges
+from potluck.apps.dashboard.links import links_of, name_key, ring_of
 from potluck.runtime.control_reports import Report
 from potluck.runtime.observing_chronicle import Chronicle, Gone, News
 from potluck.runtime.observing_journal import EpochLine, Journal
-from potluck.vocabulary import LinkMatrix
 
-__all__ = ["Scene", "draw", "draw_news", "lighten"]
+__all__ = ["Scene", "draw", "draw_news", "lately_gone", "lighten"]
 
 Key: TypeAlias = tuple[str, int]
-
-LARGEST = (1 << 32) - 1
-"""Nanoseconds that a link matrix can hold."""
 
 MAX_DIGITS = 8
 """Of a rank's number."""
@@ -61,15 +57,18 @@ class Scene:
     chronicle: Chronicle
     gauges: Gauges
     now: float
+    foreigners: Sequence[str] = ()
+    """What is seen of machines in other namespaces, in words."""
 
 
 def draw(scene: Scene) -> dict[str, Any]:
     """The whole picture."""
     found, waiting = jobs_of(scene.reports), waiting_of(scene.reports)
-    story = story_of(scene.namespace, scene.job, found, waiting, scene.troubles)
+    story = story_of(scene.namespace, scene.job, found, waiting, scene.troubles, scene.foreigners)
     journals = scene.chronicle.journals
-    gone = [each for each in scene.chronicle.gone if scene.now - each.time < SHOWN_FOR]
+    gone = lately_gone(scene.chronicle, scene.now)
     jobs = [_job(scene, each, journals, gone) for each in found]
+    jobs += [_ended_job(scene, each, gone) for each in ended_jobs(found, gone)]
     return {
         "namespace": scene.namespace,
         "time": round(scene.now, 2),
@@ -79,6 +78,20 @@ def draw(scene: Scene) -> dict[str, Any]:
         "unreachable": dict(scene.troubles),
         "discovery": dict(scene.discovery),
     }
+
+
+def lately_gone(chronicle: Chronicle, now: float) -> list[Gone]:
+    """Members that are gone and still shown."""
+    return [
+        each
+        for each in chronicle.gone
+        if each.report.role == "member" and now - each.time < SHOWN_FOR
+    ]
+
+
+def ended_jobs(found: Sequence[JobStatus], gone: Sequence[Gone]) -> list[str]:
+    """Jobs on which nobody works any more, by name; what they came to is still shown."""
+    return sorted({each.report.job for each in gone} - {each.job for each in found})
 
 
 def lighten(picture: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +123,6 @@ def draw_news(news: Sequence[News]) -> list[dict[str, Any]]:
     ]
 
 
-def name_key(key: Key) -> str:
-    """A process, in one word."""
-    return f"{key[0]}/{key[1]}"
-
-
 def _job(
     scene: Scene, job: JobStatus, journals: Mapping[Key, Journal], gone: Sequence[Gone]
 ) -> dict[str, Any]:
@@ -125,12 +133,12 @@ def _job(
         _gone_node(each, epochs)
         for each in gone
         if each.report.job == job.job
-        and each.report.role == "member"
         and each.report.node + str(each.report.incarnation) not in here
     ]
-    told = job.authority
+    told, ring = job.authority, ring_of(job, journals)
     return {
         "job": job.job,
+        "ended": False,
         "state": told.state,
         "reason": told.reason,
         "lineage": told.lineage,
@@ -138,10 +146,31 @@ def _job(
         "sentence": job.sentence,
         "remarks": job.remarks,
         "nodes": nodes,
-        "links": _links(job, journals),
-        "ring": _ring(job, journals),
+        "links": links_of(job, journals, ring),
+        "ring": ring,
         "epochs": [_epoch(each) for each in epochs],
         "loss": scene.gauges.loss(job.job),
+    }
+
+
+def _ended_job(scene: Scene, job: str, gone: Sequence[Gone]) -> dict[str, Any]:
+    """What is left of a job: who worked on it, in which views, and how far it came."""
+    epochs = scene.chronicle.epochs(job)
+    last = epochs[-1] if epochs else None
+    return {
+        "job": job,
+        "ended": True,
+        "state": "ended",
+        "reason": "",
+        "lineage": last.lineage if last else "",
+        "epoch": last.epoch if last else 0,
+        "sentence": "",
+        "remarks": [],
+        "nodes": [_gone_node(each, epochs) for each in gone if each.report.job == job],
+        "links": [],
+        "ring": [],
+        "epochs": [_epoch(each) for each in epochs],
+        "loss": scene.gauges.loss(job),
     }
 
 
@@ -185,13 +214,14 @@ def _gone_node(gone: Gone, epochs: Sequence[EpochLine]) -> dict[str, Any]:
     was_in = [number for number, epoch in enumerate(epochs) if name in epoch.members]
     after = epochs[was_in[-1] + 1 :] if was_in else []
     reason = after[0].reason if after else gone.cause
-    status = NodeStatus(None, told.name or told.node[:8], *told.key, None, "gone", reason)
+    word = "left" if gone.is_orderly else "gone"
+    status = NodeStatus(None, told.name or told.node[:8], *told.key, None, word, reason)
     return {
         **status.as_dict(),
         "address": f"{told.host}:{told.port}",
         "pid": told.pid,
         "version": told.version,
-        "state": "gone",
+        "state": word,
         "reason": reason,
         "key": name,
         "gone": round(gone.time, 1),
@@ -201,55 +231,6 @@ def _gone_node(gone: Gone, epochs: Sequence[EpochLine]) -> dict[str, Any]:
         "waits_for": None,
         "samples": [],
     }
-
-
-def _links(job: JobStatus, journals: Mapping[Key, Journal]) -> list[dict[str, Any]]:
-    """Every link as each of its ends sees it."""
-    ranks = {(each.node, each.incarnation): rank for rank, each in enumerate(job.authority.members)}
-    found = []
-    for report in job.reports:
-        journal = journals.get(report.key)
-        for line in report.peers:
-            target = (line.node, line.incarnation)
-            rank = ranks.get(target)
-            times = journal.latency if journal is not None else []
-            latency = times[rank] if rank is not None and rank < len(times) else 0
-            found.append(
-                {
-                    "from": name_key(report.key),
-                    "to": name_key(target),
-                    "address": line.address,
-                    "status": line.status,
-                    "reason": line.reason,
-                    "round_trip": line.round_trip,
-                    "latency": latency * 1e-9 if latency else None,
-                }
-            )
-    return found
-
-
-def _ring(job: JobStatus, journals: Mapping[Key, Journal]) -> list[str]:
-    """The members in the order in which the way round is shortest, by what they measured."""
-    members = [(each.node, each.incarnation) for each in job.authority.members]
-    rows = [journals.get(each) for each in members]
-    if len(members) < 3:  # noqa: PLR2004 - of two there is one order
-        return [name_key(each) for each in members]
-    known = [row for row in rows if row is not None and len(row.latency) == len(members)]
-    if len(known) < len(members) or any(row.up <= 0 for row in known):
-        return [name_key(each) for each in members]
-    matrix = LinkMatrix(
-        tuple(row.up for row in known),
-        tuple(max(0, row.down) for row in known),
-        tuple(tuple(min(max(0, time), LARGEST) for time in row.latency) for row in known),
-    )
-    return [name_key(members[rank]) for rank in _order(matrix)]
-
-
-@functools.lru_cache(maxsize=16)
-def _order(matrix: LinkMatrix) -> tuple[int, ...]:
-    from potluck.collective.planner import Planner
-
-    return tuple(Planner(matrix).ring)
 
 
 def _epoch(line: EpochLine) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from potluck.apps.dashboard.gauges import Gauges
-from potluck.apps.dashboard.picture import Scene, draw, draw_news, lighten
+from potluck.apps.dashboard.picture import Scene, draw, draw_news, lately_gone, lighten
 from potluck.logs import get_logger
 from potluck.runtime.observing import Observer
 
@@ -27,6 +27,9 @@ logger = get_logger(__name__)
 
 LOOK_EVERY = 0.25
 """Seconds between two looks: as often as everybody is asked."""
+
+MANY = 32
+"""Processes; of so many more, each look comes that much later: pictures grow with their number."""
 
 TELL_EVERY = 1.0
 """Seconds after which the page is told that nothing has changed: its clocks go on."""
@@ -49,7 +52,7 @@ class Watcher:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_EVERY):
+        while not self._over.wait(LOOK_EVERY * (1 + len(self.observer.reports) // MANY)):
             try:
                 self._look()
             except Exception:  # a picture that cannot be drawn must not end the dashboard
@@ -59,13 +62,15 @@ class Watcher:
         observer, now = self.observer, time.time()
         reports = [each for each in observer.reports if each.role != "observer"]
         self._measure(reports, now)
-        self._gauges.keep((each.key for each in reports), {each.job for each in reports})
+        gone = [each.report for each in lately_gone(observer.chronicle, now)]
+        self._gauges.keep((each.key for each in reports), {each.job for each in (*reports, *gone)})
         picture = draw(
             Scene(
                 namespace=observer.namespace.name,
                 job=observer.job,
                 reports=reports,
                 troubles=observer.troubles,
+                foreigners=observer.foreigners,
                 discovery=observer.discovery_status,
                 chronicle=observer.chronicle,
                 gauges=self._gauges,

@@ -70,6 +70,16 @@ class Codec(ABC):
     def encode(self, values: Floats, out: Octets) -> None:
         """Write values into exactly ``size(len(values))`` bytes; within ``quiet()``."""
 
+    def encode_leaving(self, values: Floats, out: Octets, left: Floats) -> bool:
+        """The same, and write to ``left`` by how much each value is off; whether that is finite.
+
+        False means that it was not looked at.
+        """
+        self.encode(values, out)
+        self._decode(out, left)
+        np.subtract(values, left, out=left)
+        return False
+
     @abstractmethod
     def _decode(self, data: Octets, out: Floats) -> None:
         """Read them back; the length has been checked."""

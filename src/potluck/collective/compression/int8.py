@@ -53,23 +53,39 @@ class Int8(Codec):
 
     def encode(self, values: Floats, out: Octets) -> None:
         """Write the scales, then the values in units of them."""
+        self._encode_all(values, out, None)
+
+    def encode_leaving(self, values: Floats, out: Octets, left: Floats) -> bool:
+        """The same, and by how much each value is off, while it is in the cache."""
+        return self._encode_all(values, out, left)
+
+    def _encode_all(self, values: Floats, out: Octets, left: Floats | None) -> bool:
         blocks = -(-values.size // BLOCK)
         scales = out[: 4 * blocks].view(np.float32)
         codes = out[4 * blocks :].view(np.int8)
         whole = values.size // BLOCK * BLOCK
+        is_finite = True
         for start in range(0, whole, CHUNK):
             stop = min(start + CHUNK, whole)
-            self._encode(
+            is_finite &= self._encode(
                 values[start:stop].reshape(-1, BLOCK),
                 codes[start:stop].reshape(-1, BLOCK),
                 scales[start // BLOCK : stop // BLOCK],
+                None if left is None else left[start:stop].reshape(-1, BLOCK),
             )
         if whole < values.size:
-            self._encode(values[None, whole:], codes[None, whole:], scales[-1:])
+            rest = None if left is None else left[None, whole:]
+            is_finite &= self._encode(values[None, whole:], codes[None, whole:], scales[-1:], rest)
+        return is_finite
 
     def _encode(
-        self, values: Floats, codes: np.ndarray[tuple[int, ...], np.dtype[np.int8]], scales: Floats
-    ) -> None:
+        self,
+        values: Floats,
+        codes: np.ndarray[tuple[int, ...], np.dtype[np.int8]],
+        scales: Floats,
+        left: Floats | None,
+    ) -> bool:
+        """Some blocks; whether they are all usual ones."""
         scratch = self._scratch[: values.size].reshape(values.shape)
         np.abs(values, out=scratch)
         tops = scratch.max(axis=1)
@@ -87,6 +103,10 @@ class Int8(Codec):
         np.copyto(codes, scratch, casting="unsafe")
         if is_odd is not None:
             codes[is_odd] = 0
+        if left is not None:  # what a decoder will make of it, and what is missing then
+            np.multiply(scratch if is_odd is None else codes, scales[:, None], out=left)
+            np.subtract(values, left, out=left)
+        return is_odd is None
 
     def _round(self, scaled: Floats) -> None:
         if self._dice is None:

@@ -97,7 +97,7 @@ class Consulting:
                 return Rate(
                     _send(sock, time.monotonic() + PATIENCE),
                     unmapped(str(sock.getsockname()[0])),
-                    has_battery_only=battery is not None and not battery.plugged,
+                    is_on_battery=battery is not None and not battery.plugged,
                 )
         return None
 

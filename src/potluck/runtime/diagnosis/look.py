@@ -164,6 +164,7 @@ class _Look:
                 heard_self=ears.heard_self,
                 heard=tuple(heard),
                 seconds=seconds,
+                has_jobs=bool(self._busy) or len(heard) > len(ears.colleagues()),
                 machine=result_by(deadline, machine, Machine()),
             )
 

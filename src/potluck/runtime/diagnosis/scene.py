@@ -55,13 +55,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How much went through to another machine that looked around as well."""
+    """What another machine that looked around as well has shown: how much goes through to it."""
 
     octets: int
     """Bytes per second."""
     host: str
     """The address of ours that it went through."""
-    has_battery_only: bool = False
+    is_on_battery: bool = False
     """Whether the machine over there runs on its battery."""
 
 
@@ -111,6 +111,8 @@ class Scene:
     targets: tuple[Target, ...] = ()
     seconds: float = 0.0
     """For how long it was listened."""
+    has_jobs: bool = False
+    """Whether somebody of this namespace seems to work on something."""
     machine: Machine = field(default_factory=Machine)
     """What is known of this machine itself."""
 

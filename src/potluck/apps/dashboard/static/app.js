@@ -22,6 +22,7 @@ const throughput = new Chart(byId("throughput"), {
   y: rate,
   x: sinceNow,
   nothing: "Nothing has been exchanged yet.",
+  backwards: true,
 });
 const waiting = new Chart(byId("waiting"), {
   label: "Share of the time that each rank waited for the bytes of others",
@@ -29,6 +30,7 @@ const waiting = new Chart(byId("waiting"), {
   x: sinceNow,
   nothing: "Nobody has waited for anybody yet.",
   high: 1,
+  backwards: true,
 });
 const loss = new Chart(byId("loss"), {
   label: "Loss by step",

@@ -6,11 +6,11 @@ const HEIGHT = 190;
 const ROOM = { left: 68, right: 12, top: 10, bottom: 24 };
 
 /** Round steps for an axis from 0 or the lowest value. */
-export function ticks(low, high, wanted = 4) {
+export function ticks(low, high, wanted = 4, steps = [1, 2, 5, 10]) {
   const span = high - low || 1;
   const rough = span / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const step = steps.map((each) => each * power).find((each) => each >= rough);
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(value);
   return found;
@@ -20,8 +20,8 @@ export class Chart {
   #at = null; // where the pointer is, in the units of the horizontal axis
 
   /** ``y`` and ``x`` say values in words; ``nothing`` what it means that there are none. */
-  constructor(host, { label, y, x, nothing, low = 0, high = null }) {
-    Object.assign(this, { host, label, y, x, nothing, low, high });
+  constructor(host, { label, y, x, nothing, low = 0, high = null, backwards = false }) {
+    Object.assign(this, { host, label, y, x, nothing, low, high, backwards });
     this.grid = s("g", { class: "grid-lines" });
     this.lines = s("g", { class: "curves" });
     this.cursor = s("line", { class: "cursor", y1: ROOM.top, y2: HEIGHT - ROOM.bottom, visibility: "hidden" });
@@ -69,9 +69,11 @@ export class Chart {
   #axes(width) {
     const { left, right, least, most } = this.ends;
     const rows = ticks(least, most).map((value) => ({ kind: "y", value }));
-    const columns = ticks(left, right, width > 420 ? 5 : 3).map((value) => ({ kind: "x", value }));
+    const origin = this.backwards ? right : 0; // round distances from now, or round numbers
+    const steps = this.backwards ? [1, 2, 3, 6, 10] : undefined;
+    const columns = ticks(left - origin, right - origin, width > 420 ? 6 : 4, steps).map((value) => ({ kind: "x", value: value + origin }));
     keyed(this.grid, [...rows, ...columns], {
-      key: (tick) => `${tick.kind}${tick.value}`,
+      key: (tick) => `${tick.kind}${(tick.value - (tick.kind === "x" ? origin : 0)).toPrecision(6)}`,
       create: (tick) => s("g", { class: tick.kind }, s("line"), s("text")),
       update: (element, { kind, value }) => {
         const [line, text] = element.children;

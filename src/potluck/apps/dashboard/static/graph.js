@@ -117,8 +117,9 @@ export class Graph {
       say(this.detail, "Nobody is here yet.");
       return;
     }
-    const present = inRing(job);
-    const gone = job.nodes.filter((node) => node.gone !== null).slice(-6);
+    const left = job.nodes.filter((node) => node.gone !== null);
+    const present = job.ended ? left : inRing(job);
+    const gone = job.ended ? [] : left.slice(-6);
     const spots = places(present, gone, width);
     const rim = radius(present.length);
     const links = joined(job, spots);
@@ -153,7 +154,7 @@ export class Graph {
       update: (element, node) => {
         const { x, y, angle } = spots.get(node.key);
         const [halo, , rank, badge, label, note] = element.children;
-        const status = node.gone === null ? node.health || "silent" : "gone";
+        const status = node.health || "silent";
         set(element, {
           class: `node ${this.store.tone(node.key)} ${this.#selected === node.key ? "chosen" : ""}`,
           transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`,
@@ -169,7 +170,7 @@ export class Graph {
         set(note, { y: below ? rim + 33 : -rim - 8 });
         say(label, rim > 12 ? names.get(node.key) : "");
         const speed = node.up > 0 ? `↑ ${rate(node.up)}` : "";
-        say(note, rim > 12 ? (node.gone === null ? (node.rank === 0 ? ["leads", speed].filter(Boolean).join(" · ") : speed) : "gone") : "");
+        say(note, rim > 12 ? (node.gone === null ? (node.rank === 0 ? ["leads", speed].filter(Boolean).join(" · ") : speed) : node.health) : "");
       },
     });
   }
@@ -177,7 +178,7 @@ export class Graph {
   #make(key) {
     const element = s(
       "g",
-      { tabindex: 0, role: "button" },
+      { tabindex: 0, role: "img" },
       s("circle", { class: "halo" }),
       s("circle", { class: "body" }),
       s("text", { class: "rank", dy: "0.36em" }),
@@ -217,6 +218,7 @@ export class Graph {
     const words = node.gone === null ? node.health_reason || node.reason : node.reason;
     const speeds = node.up > 0 ? ` It sends ${rate(node.up)} and receives ${rate(node.down)}.` : "";
     const ways = found.length ? ` Links: ${found.join(", ")}.` : "";
-    say(this.detail, `${names.get(node.key)} is ${node.health || node.state}: ${words}.${speeds}${ways}`);
+    const state = node.health === "left" ? "has left" : `is ${node.health || node.state}`;
+    say(this.detail, `${names.get(node.key)} ${state}: ${words}.${speeds}${ways}`);
   }
 }

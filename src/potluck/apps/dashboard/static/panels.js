@@ -5,22 +5,22 @@ import { ago, bytes, count, number, percent, rate, seconds, time } from "./forma
 import { labels } from "./store.js";
 
 const STATES = { active: "ok", paused: "warn", joining: "wait", left: "wait" };
-const HEALTH = { healthy: "ok", degraded: "warn", suspect: "warn", silent: "warn", dead: "bad", gone: "bad" };
+const HEALTH = { healthy: "ok", degraded: "warn", suspect: "warn", silent: "warn", dead: "bad", gone: "bad", left: "wait" };
 
 const isHere = (node) => node.gone === null;
 const last = (samples) => samples.at(-1) ?? null;
 
 export function drawStory(store) {
   const { picture, current } = store;
-  const paragraphs = picture.story;
-  const index = picture.jobs.indexOf(current);
-  const own = current ? paragraphs[index] : (paragraphs[0] ?? []);
-  const rest = paragraphs.slice(picture.jobs.length).flat();
-  const remarks = current ? [...own.slice(1), ...rest] : own.slice(1);
+  const paragraphs = picture.story; // one for each job that is under way, then one for all else
+  const running = picture.jobs.filter((job) => !job.ended);
+  const index = running.indexOf(current);
+  const rest = paragraphs.slice(running.length).flat();
+  const [first, ...remarks] = index >= 0 ? [...paragraphs[index], ...rest] : rest.length ? rest : [`${picture.namespace}, "${current?.job}" has ended`];
   const unwell = current?.nodes.some((node) => node.health && node.health !== "healthy" && isHere(node));
   const mood = !current ? "wait" : unwell ? "warn" : (STATES[current.state] ?? "wait");
   set(byId("story"), { "data-mood": mood });
-  say(byId("headline"), own[0] ?? "");
+  say(byId("headline"), first);
   keyed(byId("remarks"), remarks, {
     key: (text) => text,
     create: (text) => h("li", {}, text),
@@ -54,7 +54,7 @@ function figures(store) {
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const samples = here.map((node) => last(store.samples(node.key))).filter(Boolean);
   const found = [
-    ["nodes", String(here.length), well === here.length ? "all healthy" : `${well} healthy`],
+    ["nodes", String(here.length), here.length === 0 ? "all gone" : well === here.length ? "all healthy" : `${well} healthy`],
     ["view", String(job.epoch), job.state],
   ];
   const steps = all("training.step");
@@ -63,7 +63,7 @@ function figures(store) {
     found.push(["step", count(Math.max(...steps)), pace.length ? `${seconds(Math.max(...pace) / 1e3)} each` : ""]);
   }
   const losses = all("training.loss");
-  if (losses.length) found.push(["loss", number(sum(losses) / losses.length), "mean of all ranks"]);
+  if (losses.length) found.push(["loss", number(sum(losses) / losses.length), "mean of ranks"]);
   const speed = all("training.samples_per_second");
   if (speed.length) found.push(["samples", `${count(sum(speed))}/s`, "all ranks"]);
   if (samples.length) {
@@ -104,7 +104,8 @@ export function drawNodes(store) {
     update: (element, node) => {
       const when = node.gone === null ? "" : ` (${ago(store.picture.time - node.gone)})`;
       set(element, { "data-mood": HEALTH[node.health] ?? "wait" });
-      say(element, `${names.get(node.key)} is ${node.health}${when}: ${node.health_reason}`);
+      const state = node.health === "left" ? "has left" : `is ${node.health}`;
+      say(element, `${names.get(node.key)} ${state}${when}: ${node.health_reason}`);
     },
   });
 }

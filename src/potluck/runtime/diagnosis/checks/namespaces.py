@@ -47,7 +47,7 @@ def _heard(scene: Scene, heard: Heard) -> Finding:
         return Finding("namespaces", cause, evidence, fix)
     return Finding(
         check="namespaces",
-        cause=f"{name} belongs to another namespace",
+        cause=heard.is_elsewhere,
         evidence=evidence,
         fix=f"If it should belong to this one: {PAIR} If both know several, choose the same one "
         "with --namespace or POTLUCK_NAMESPACE.",

@@ -33,6 +33,6 @@ def check_power(scene: Scene) -> list[Finding]:
             severity=Severity.NOTE,
         )
         for target in scene.targets
-        if target.rate is not None and target.rate.has_battery_only
+        if target.rate is not None and target.rate.is_on_battery
     ]
     return findings
