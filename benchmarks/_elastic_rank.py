@@ -24,7 +24,7 @@ from potluck import (
 
 Options = dict[str, Any]
 
-WAIT = 60.0  # seconds for the others to come
+WAIT = 180.0  # seconds for the others to come: they may be slow to start
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 

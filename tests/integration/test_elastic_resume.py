@@ -7,10 +7,13 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
+import pytest
+
 from potluck.training.checkpoint import latest
 from support.clusters import new_job
-from support.command import potluck, started
-from support.threads import eventually
+from support.command import started
+from support.threads import PATIENCE, eventually
 
 SCRIPT = """\
 import os, sys, time
@@ -42,23 +45,25 @@ with potluck.join(**options) as cluster:
 """
 
 
+@pytest.mark.timeout(180)  # many interpreters start
 def test_after_a_power_cut_another_number_of_workers_goes_on(tmp_path: Path) -> None:
     """Two workers are killed in the middle; three go on from the last complete checkpoint."""
     script, folder = tmp_path / "train.py", tmp_path / "saved"
     script.write_text(SCRIPT)
     job = ("--nodes", "1", "--job", new_job(), "--checkpoints", str(folder))
     with started("run", *job, "--per-node", "2", str(script), "1000000") as first:
-        eventually(lambda: getattr(latest(folder), "step", 0) >= 6)
+        eventually(lambda: getattr(latest(folder), "step", 0) >= 6, 2 * PATIENCE)
         cut(first)
     found = latest(folder, verify=True)
     assert found is not None
     assert found.world_size == 2
     goal = found.step + 5
-    ended = potluck("run", *job, "--resume", "--per-node", "3", str(script), str(goal))
-    assert ended.returncode == 0, ended.stderr
+    with started("run", *job, "--resume", "--per-node", "3", str(script), str(goal)) as second:
+        said, notes = second.communicate(timeout=3 * PATIENCE)
+    assert second.returncode == 0, notes
     expected = 1 - 0.9**goal
     line = f"from {found.step} to {goal}, {1000 - 10 * goal % 1000} left, {expected:.6f}"
-    assert ended.stdout.count(line) == 3, ended.stdout + ended.stderr
+    assert said.count(line) == 3, said + notes
     again = latest(folder, verify=True)
     assert again is not None
     assert again.world_size == 3
@@ -66,8 +71,6 @@ def test_after_a_power_cut_another_number_of_workers_goes_on(tmp_path: Path) -> 
 
 def cut(process: subprocess.Popen[str]) -> None:
     """End a command and its workers at once, as a power cut does."""
-    import psutil
-
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGSTOP)  # it must not tell the workers to end
     for each in family:

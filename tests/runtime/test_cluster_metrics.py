@@ -136,6 +136,15 @@ def test_nothing_is_counted_where_nobody_wants_it() -> None:
         assert cluster.metrics_url is None
 
 
+def test_observers_are_told_the_same_numbers() -> None:
+    """Over their own connection: they need no port for that."""
+    with join(1, new_job()) as cluster:
+        cluster.barrier()
+        node = cluster.innermost._node  # type: ignore[attr-defined]
+        told = node.control.ask(lambda: node.journal(0)).figures
+    assert (told["barrier.completed"], told["views.members"], told["views.epoch"]) == (1, 1, 1)
+
+
 def test_somebody_may_bring_the_metrics_along() -> None:
     """Of several clusters of one program, for instance."""
     metrics = DistributedMetrics()
@@ -208,3 +217,14 @@ def test_what_brought_a_view_is_one_word(previous: View | None, view: View, caus
     """Where only some of those who are gone said goodbye, somebody was lost."""
     counting = NodeMetrics(DistributedMetrics(), Departures(B), None)  # type: ignore[arg-type]
     assert counting._cause(ViewChange(view, previous, "because")) == cause
+
+
+def test_a_fault_in_counting_does_not_end_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    """It is in the log, and the control thread goes on."""
+    with join(1, new_job()) as cluster:
+        counting = cluster.innermost._node._counting  # type: ignore[attr-defined]
+        counting._control = None
+        counting.look()
+        assert counting.figures()["views.members"] == 1
+        cluster.barrier()
+    assert "Counting failed" in caplog.text

@@ -74,7 +74,7 @@ _NETWORKED = ("net", "backend", "runtime", "apps", "testing")
 BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
-        "threads live in net, backend and runtime; metrics and logs, which all write to, have locks",
+        "threads live in net, backend and runtime; metrics and logs only have locks",
         only=(*_NETWORKED, "metrics", "logs"),
     ),
     Ban(

@@ -6,14 +6,17 @@ asks.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec
 
 from potluck.core.cluster_events import MembershipEvent
 from potluck.core.election_events import ElectionEvent, ElectionKind
 from potluck.core.health_records import HealthEvent
+from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics, PeerSnapshot
+from potluck.metrics.figures import figures
 from potluck.runtime import clock
 from potluck.runtime.waiting import watch_waiting
 
@@ -25,6 +28,23 @@ if TYPE_CHECKING:
     from potluck.runtime.control import Control
 
 __all__ = ["NodeMetrics"]
+
+logger = get_logger(__name__)
+
+Arguments = ParamSpec("Arguments")
+
+
+def _harmless(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """A fault of ours in counting must not end the control thread, and with it the node."""
+
+    @functools.wraps(method)
+    def attempt(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        try:
+            method(*arguments, **options)
+        except Exception:
+            logger.exception("Counting failed, and is left out")
+
+    return attempt
 
 
 class NodeMetrics:
@@ -39,6 +59,7 @@ class NodeMetrics:
 
     # -- the control thread ----------------------------------------------------------------------
 
+    @_harmless
     def installed(self, stage: Stage, change: ViewChange, cards: Sequence[ProcessCard]) -> None:
         """Another view holds."""
         peers, views = self.metrics.peers, self.metrics.views
@@ -73,6 +94,7 @@ class NodeMetrics:
         """Calls wait, or no longer."""
         self.metrics.views.pause(paused=paused)
 
+    @_harmless
     def noted(self, event: object) -> None:
         """Something happened."""
         if isinstance(event, HealthEvent):
@@ -85,6 +107,7 @@ class NodeMetrics:
                 self.metrics.elections.term = event.term
         self.look()
 
+    @_harmless
     def look(self) -> None:
         """See how everything is now."""
         core, metrics = self._control.core, self.metrics
@@ -113,8 +136,16 @@ class NodeMetrics:
         if discovery is not None:
             seen.visible, seen.strangers = len(discovery.sightings()), discovery.strangers
 
+    def figures(self) -> dict[str, float]:
+        """What observers are told, as it is now."""
+        self.look()
+        found: dict[str, float] = {}
+        _harmless(lambda: found.update(figures(self.metrics.snapshot())))()
+        return found
+
     # -- the thread that has connected a view ----------------------------------------------------
 
+    @_harmless
     def built(self, stage: Stage) -> None:
         """Its operations count for whom they wait."""
         if stage.group is not None:

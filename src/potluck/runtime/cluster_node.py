@@ -14,7 +14,6 @@ from potluck.errors import DistributedError
 from potluck.logs import get_logger
 from potluck.messages import Peer
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
-from potluck.metrics.figures import figures
 from potluck.net import descriptors
 from potluck.net.addresses import Address
 from potluck.net.discovery import Advert, Discovery
@@ -85,7 +84,8 @@ class ClusterNode:
             config.registry() or DistributedMetrics(), self.control, self.port
         )
         self.stages.follow(self._counting.built)
-        self._scribe = Scribe(self.card.process, self.bulletin, self.stages, self._figures)
+        figures = self._counting.figures
+        self._scribe = Scribe(self.card.process, self.bulletin, self.stages, figures)
         links = self.control.links
         links.counts = self.metrics.discovery
         links.doors = Doors(
@@ -249,10 +249,6 @@ class ClusterNode:
         """What happened after an event, and what was measured."""
         return self._scribe.journal(after)
 
-    def _figures(self) -> dict[str, float]:
-        self._counting.look()
-        return figures(self.metrics.snapshot())
-
     # -- any thread ----------------------------------------------------------------------------
 
     @property
@@ -262,7 +258,8 @@ class ClusterNode:
 
     def fresh_metrics(self) -> MetricsSnapshot:
         """A snapshot; how things are is looked at meanwhile, for the next one."""
-        self.control.post(self._counting.look)
+        if self.control.is_alive:
+            self.control.post(self._counting.look)
         return self.metrics.snapshot()
 
     def _make_sure_of(self, process: ProcessId, why: str) -> None:
