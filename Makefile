@@ -27,7 +27,7 @@ test: style types ## style, types and all tests (soaks excepted)
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with JAX and MLX, in an environment of their own
 	$(FRAMEWORKS)/bin/pytest -m 'not soak' tests/arrays/test_jax.py tests/arrays/test_mlx.py \
-		tests/arrays/test_frameworks.py $(ARGS)
+		tests/arrays/test_frameworks.py tests/training/test_elastic_frameworks.py $(ARGS)
 
 style: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check

@@ -49,8 +49,7 @@ RANK = Path(__file__).with_name("_elastic_rank.py")
 NAMES = "desk laptop tower attic"
 PATIENCE = 300.0  # seconds for anything that is waited for
 Figures = dict[str, Any]
-Row = tuple[str, str, str]
-"""What, how much, and what it should be."""
+Row = tuple[str, str, str]  # what, how much, and what it should be
 
 
 class Member:

@@ -26,16 +26,16 @@ All processes of one machine and user share it; a process is a node id with an i
 class ProcessId(NamedTuple):
     """Which start of which process: a machine's id, and a number that grows with every start.
 
-    >>> str(ProcessId(NodeId("a" * 32), 7))
-    'aaaaaaaa/7'
+    >>> str(ProcessId(NodeId("a" * 32), 1_731_700_004_711))
+    'aaaaaaaa/4711'
     """
 
     node: NodeId
     incarnation: int
 
     def __str__(self) -> str:
-        """Short, for people."""
-        return f"{self.node[:8]}/{self.incarnation}"
+        """Short, for people: the front of the one and the end of the other."""
+        return f"{self.node[:8]}/{self.incarnation % 10_000}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def test_strangers_with_a_secret_do_not_disturb_a_group_that_works(
                     call(stranger, port, request)
             assert stranger.me.node_id in process.log
             assert reason in process.log
-        assert call(nas, port, Sync()) == LaneOpened(rank=0)
+        assert isinstance(call(nas, port, Sync()), LaneOpened)
     leave(started)
 
 

@@ -110,3 +110,11 @@ def test_a_layout_that_cannot_be_is_refused(value: Any) -> None:
     """Before anything is allocated for it."""
     with pytest.raises(MalformedFrame):
         Layout.checked(value)
+
+
+def test_arrays_that_cannot_be_changed_are_refused_at_once() -> None:
+    """Not in the middle of a training, when a state comes."""
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    with pytest.raises(TypeError, match=r"model\.w cannot be changed in place: pass a pair"):
+        TrainingState(model={"w": frozen})

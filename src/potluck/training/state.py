@@ -88,6 +88,7 @@ def _part(name: str, part: Any) -> _Access:
     if isinstance(part, tuple) and len(part) == 2 and all(map(_is_function, part)):  # noqa: PLR2004
         return part
     if trees.leaves_of(part):
+        _check_writable(name, part)
         return lambda: part, lambda tree: _fill(name, part, tree)
     msg = (
         f"{name}: a {type(part).__name__} is no part of a state: pass something with "
@@ -98,6 +99,18 @@ def _part(name: str, part: Any) -> _Access:
 
 def _is_function(thing: Any) -> bool:
     return callable(thing) and not isinstance(thing, Stateful)  # modules of PyTorch can be called
+
+
+def _check_writable(name: str, part: Any) -> None:
+    for path, array in trees.leaves_of(part):
+        try:
+            lend(array, Access.WRITE)
+        except (TypeError, ValueError) as error:
+            msg = (
+                f"{name}.{path} cannot be changed in place: pass a pair (get, set) of functions "
+                f"instead of the arrays. {error}"
+            )
+            raise TypeError(msg) from error
 
 
 def _fill(name: str, part: Any, tree: Any) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from potluck.arrays.base import Access, Array
-from potluck.arrays.lending import lend
+from potluck.arrays.lending import allocate, lend
 from potluck.arrays.trees import is_array, leaves_of, replaced
 from potluck.runtime.object_codec import decode, encode
 
 __all__ = ["flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
 
 _KINDS = ("torch", "jax", "mlx")
+_ALIASES = {"jaxlib": "jax"}  # where the class of its arrays lives
 
 
 def flat_array(thing: Any) -> Array:
@@ -48,7 +49,8 @@ def _outline(tree: Any, path: str, arrays: dict[str, Any]) -> list[Any]:
         while name in arrays:  # {"a.b": x, "a": {"b": y}}
             name += "'"
         arrays[name] = tree
-        return [_ARRAY, name, type(tree).__module__.partition(".")[0]]
+        module = type(tree).__module__.partition(".")[0]
+        return [_ARRAY, name, _ALIASES.get(module, module)]
     if isinstance(tree, Mapping):
         items = [
             [key, _outline(value, f"{path}.{key}" if path else str(key), arrays)]
@@ -98,4 +100,10 @@ def _as_kind(array: Array, library: str) -> Any:
 
 def _elsewhere(array: Array, library: str) -> Any:
     numpy_like = sys.modules.get({"jax": "jax.numpy", "mlx": "mlx.core"}[library])
-    return array if numpy_like is None else numpy_like.array(array)
+    if numpy_like is None:
+        return array
+    if library == "mlx" and str(array.dtype) == "bfloat16":  # has no name in the buffer protocol
+        lease = allocate(numpy_like.zeros((1,), dtype=numpy_like.bfloat16), array.shape)
+        np.copyto(lease.flat, array.reshape(-1))
+        return lease.give_back()
+    return numpy_like.array(array)
