@@ -17,6 +17,9 @@ __all__ = ["GLOO", "OURS", "PATIENCE", "Part", "run_rank"]
 
 GLOO, OURS = "Gloo", "potluck"
 PATIENCE = 300.0  # seconds
+WARM_UP = 3
+"""Steps that do not count: in the first, buckets are cut anew and links measured; in the next two,
+memory for what compression leaves behind is touched for the first time."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,13 @@ def run_rank(rank: int, master: str, part: Part, folder: Path) -> None:
     x = torch.randn(8, part.width, generator=torch.Generator().manual_seed(rank))
     seconds: dict[str, list[float]] = {name: [] for name in models}
     alone: dict[str, list[float]] = {"computing": [], **{f"sums {name}": [] for name in models}}
-    for number in range(part.rounds + 2):  # the first cuts buckets and measures links
+    for number in range(WARM_UP + part.rounds):
         order = list(models) if number % 2 else list(models)[::-1]
         for name in order:
             took = timed(lambda name=name: step(models[name], x))  # type: ignore[misc]
-            if number >= 2:
+            if number >= WARM_UP:
                 seconds[name].append(took)
-        if number >= 2 and not part.compression:
+        if number >= WARM_UP and not part.compression:
             alone["computing"].append(timed(lambda: step_alone(models[GLOO], x)))
             for name, model in models.items():
                 alone[f"sums {name}"].append(timed(lambda model=model: sum_up(model)))  # type: ignore[misc]

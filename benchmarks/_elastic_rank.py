@@ -95,6 +95,7 @@ def speeds(options: Options) -> None:
             batch=options["batch"],
         )
         trainer.start()
+        begun = 0.0
         for number in range(options["warm_up"] + options["steps"]):
             if number == options["warm_up"]:
                 begun = time.perf_counter()
@@ -199,12 +200,22 @@ def transformer(options: Options) -> None:
 
     with meet(options) as cluster:
         student = Student([cluster.rank], options["seed"], options["steps"])
-        cluster.barrier()
-        sent, begun = int(COUNTER.read_text()), time.perf_counter()
+        begun = sent = 0.0
+        warm_up = options["warm_up"]
+
+        def watch(step: int) -> None:
+            """Count from here on: links are measured once, when there is something to send."""
+            nonlocal begun, sent
+            if step == warm_up:
+                cluster.barrier()
+                student.computing = 0.0
+                begun, sent = time.perf_counter(), int(COUNTER.read_text())
+
+        steps = warm_up + options["only"]
         if options["how"] == "ddp":
-            every_step(cluster, student, options["only"])
+            every_step(cluster, student, steps, watch)
         else:
-            rarely(cluster, student, options["only"], options["every"], options["overlap"])
+            rarely(cluster, student, steps, (options["every"], options["overlap"]), watch)
         seconds, sent = time.perf_counter() - begun, int(COUNTER.read_text()) - sent
         say(
             rank=cluster.rank,

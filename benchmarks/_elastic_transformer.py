@@ -62,7 +62,12 @@ class Student:
             return float(self.model.loss(self._test))
 
 
-def every_step(group: DistributedContext, student: Student, steps: int) -> None:
+def every_step(
+    group: DistributedContext,
+    student: Student,
+    steps: int,
+    watch: Callable[[int], None] = lambda _: None,
+) -> None:
     """What DDP does: the mean of all gradients in each step, all bits."""
     flat = np.empty(student.nbytes // 4, np.float32)
 
@@ -70,22 +75,30 @@ def every_step(group: DistributedContext, student: Student, steps: int) -> None:
         gradients = [each.grad for each in student.parameters if each.grad is not None]
         np.concatenate([each.numpy().ravel() for each in gradients], out=flat)
         group.all_reduce(flat, "mean")
-        parts = torch.from_numpy(flat).split([each.numel() for each in gradients])
+        sizes = [each.numel() for each in gradients]
+        parts = torch.from_numpy(flat).split(sizes)  # type: ignore[no-untyped-call]
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    for _ in range(steps):
+    for number in range(steps):
+        watch(number)
         student.learn(average)
 
 
 def rarely(
-    group: DistributedContext, student: Student, steps: int, every: int, overlap: int
+    group: DistributedContext,
+    student: Student,
+    steps: int,
+    how: tuple[int, int],
+    watch: Callable[[int], None] = lambda _: None,
 ) -> LocalSgd:
-    """Meet every so many steps, compressed."""
+    """Meet every so many steps, compressed; so many steps of computing may overlap with it."""
+    every, overlap = how
     parameters = [each.detach() for each in student.parameters]
     meetings = LocalSgd(group, parameters, every=every, overlap=overlap, timeout=WAIT)
     meetings.start()
-    for _ in range(steps):
+    for number in range(steps):
+        watch(number)
         student.learn()
         meetings.step(BATCH)
     meetings.finish()
@@ -107,7 +120,7 @@ def rare_loss(members: int, steps: int, every: int, overlap: int, seed: int) -> 
     with ThreadPoolExecutor(members) as threads:
         done = list(
             threads.map(
-                lambda rank: rarely(contexts[rank], students[rank], steps, every, overlap),
+                lambda rank: rarely(contexts[rank], students[rank], steps, (every, overlap)),
                 range(members),
             )
         )

@@ -43,13 +43,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the emulated hosts
 
+from _elastic_table import rows_of
 from support.hosts import Hosts
 
 RANK = Path(__file__).with_name("_elastic_rank.py")
 NAMES = "desk laptop tower attic"
 PATIENCE = 300.0  # seconds for anything that is waited for
 Figures = dict[str, Any]
-Row = tuple[str, str, str]  # what, how much, and what it should be
 
 
 class Member:
@@ -221,45 +221,13 @@ def diloco_slow(*, quick: bool) -> Figures:
             "utilisation": statistics.mean(each["utilisation"] for each in said),
         }
 
-    plain = trained(how="ddp", only=10 if quick else 60)
+    plain = trained(how="ddp", warm_up=5, only=10 if quick else 60)
+    only = 50 if quick else 300
     rare, late = (
-        trained(how="diloco", only=50 if quick else 300, overlap=overlap) for overlap in (0, 25)
+        trained(how="diloco", warm_up=75, only=only, overlap=overlap) for overlap in (0, 25)
     )
     fewer = plain["nbytes"] / rare["nbytes"]
     return {"plain": plain, "rare": rare, "overlapped": late, "fewer": fewer}
-
-
-def rows_of(name: str, found: Figures) -> list[Row]:
-    """A part's figures as a table shows them."""
-    if name == "recovery":
-        text = f"{found['median']:.2f} s (90 %: {found['p90']:.2f} s, most: {found['most']:.2f} s)"
-        return [(f"from a death to the next step, {found['deaths']} deaths", text, "≤ 2 s")]
-    if name == "speeds":
-        return [
-            ("speeds 1, 1, 1, ¼: of the summed throughput", f"{found['elastic']:.0%}", "≥ 90 %"),
-            (found["how"], f"{found['plain']:.0%}", ""),
-        ]
-    if name == "overlap":
-        text = f"{found['overlapped']:.3f} s beside {found['plain']:.3f} s"
-        return [("a step with overlap, and without", f"{text}, ratio {found['ratio']:.2f}", "< 1")]
-    if name == "diloco":
-        rare, late = found["rare"], found["overlapped"]
-        losses = f"{rare['loss']:.4f} beside {found['plain']:.4f}"
-        return [
-            ("DiLoCo, H = 50, int8: fewer bytes", f"{rare['fewer']:.0f} ×", "≥ 150 ×"),
-            ("its loss", f"{losses}, {rare['gap']:+.1%}", "≤ +2 %"),
-            ("overlapped with 25 steps", f"{late['loss']:.4f}, {late['gap']:+.1%}", "≤ +2 %"),
-        ]
-    ways = {"plain": "every step", "rare": "DiLoCo", "overlapped": "DiLoCo, overlapped"}
-    rows = [
-        (
-            f"20 Mbit/s, {label}: time spent computing",
-            f"{found[key]['utilisation']:.0%}, {found[key]['seconds'] * 1000:.1f} ms a step",
-            "",
-        )
-        for key, label in ways.items()
-    ]
-    return [*rows, ("20 Mbit/s: fewer bytes on the wire", f"{found['fewer']:.0f} ×", "≥ 150 ×")]
 
 
 PARTS: dict[str, Callable[..., Figures]] = {
@@ -287,11 +255,10 @@ def main() -> None:
     for column in ("what", "found", "bar"):
         table.add_column(column)
     for name in wanted:
-        if name in WITH_TORCH and find_spec("torch") is None:
-            console.print(f"{name} is left out: it needs PyTorch")
-            continue
-        if name in ON_HOSTS and not has_hosts():
-            console.print(f"{name} is left out: it needs emulated hosts (root, ip and tc)")
+        if (name in WITH_TORCH and not find_spec("torch")) or (
+            name in ON_HOSTS and not has_hosts()
+        ):
+            console.print(f"{name} is left out: PyTorch, or root with ip and tc, is missing")
             continue
         results[name] = PARTS[name](quick=options.quick)
         for row in rows_of(name, results[name]):

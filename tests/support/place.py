@@ -8,6 +8,7 @@ the tests that started it, whatever became of them.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import queue
 import sys
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
-from potluck import TcpBackend
+from potluck import TcpBackend, logs
 from support.threads import PATIENCE
 
 
@@ -150,10 +151,12 @@ class Wire:
 
 def main() -> None:
     """Run one program after the other."""
+    logging.basicConfig(format="%(message)s")  # a rank's warnings are in its log
     wire = Wire()
     modules: dict[str, Any] = {}
     while True:
         command, words = wire.commands.get()
+        logs.begin_anew()  # what the last program said too often may be said again
         try:
             program = getattr(_load(command["file"], modules), command["program"])
             value = program(Place(wire, command, words), *command["arguments"])

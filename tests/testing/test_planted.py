@@ -70,7 +70,7 @@ def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "has_quorum", lambda *_: True)
 
 
-PLANTS = {
+PLANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     let_the_dead_vote: 0,
     forget_what_was_accepted: 0,
     vote_for_everybody: 250,  # the rarest: two campaign at once, and both reach somebody

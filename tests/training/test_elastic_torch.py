@@ -230,3 +230,23 @@ def test_a_view_ends_in_the_middle_of_a_backward_pass() -> None:
         _, first, second = together(leaver, *ways)
         assert first == second
         assert {run[1].trainer.step_count for run in runs[:2]} == {8}
+
+
+def test_parameters_that_are_added_later_are_averaged_too(group: list[DistributedContext]) -> None:
+    """Otherwise the members would come apart."""
+    added = [torch.nn.Parameter(torch.zeros(2)) for _ in group]
+
+    def work(rank: int) -> None:
+        model, optimizer = deep(group[rank])
+        optimizer.start()
+        optimizer.add_param_group({"params": [added[rank]]})
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).sum() + (1 + rank) * added[rank].sum()
+            with optimizer.overlap():
+                loss.backward()
+            optimizer.step()
+
+    together(*(lambda rank=rank: work(rank) for rank in range(2)))
+    assert added[0].tolist() == added[1].tolist()
+    assert added[0].tolist() != [0.0, 0.0]

@@ -128,6 +128,11 @@ class ElasticOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more parameters; all members do the same."""
         self._wrapped.add_param_group(param_group)
+        known = {id(each) for each in self._parameters.values()}
+        for each in self._wrapped.param_groups[-1]["params"]:
+            if each.requires_grad and id(each) not in known:
+                self._parameters[f"added.{len(self._parameters)}"] = each
+        self._backward = Backward(self.trainer, self._parameters, self._bucket)
 
     def state_dict(self) -> dict[str, Any]:
         """That of the wrapped optimiser."""
