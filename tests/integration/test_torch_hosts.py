@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.command import COMMAND
-from support.hosts import Hosts
+from support.command import COMMAND, end_all
+from support.hosts import Host, Hosts
 from support.paired_hosts import pair, variables
 from support.threads import PATIENCE
 
@@ -54,6 +56,24 @@ def train_alone() -> list[float]:
     return [number for each in model.parameters() for number in each.flatten().tolist()]
 
 
+@contextlib.contextmanager
+def running(folder: Path, host: Host, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """``potluck run`` on a host; it is gone at the end, and whatever it started as well."""
+    command = host.command([str(COMMAND), "run", *arguments])
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables(folder, host),
+    ) as process:
+        try:
+            yield process
+        finally:
+            end_all(process.pid)
+
+
+@pytest.mark.timeout(3 * PATIENCE)  # three times PyTorch is imported, with all that replicas need
 def test_two_machines_with_three_workers_train_as_one_process(tmp_path: Path) -> None:
     """Two workers on one and one on the other: places, addresses and weights fit together."""
     script = tmp_path / "train.py"
@@ -61,18 +81,12 @@ def test_two_machines_with_three_workers_train_as_one_process(tmp_path: Path) ->
     with Hosts("alpha beta") as hosts:
         alpha, beta = hosts.values()
         pair(tmp_path, alpha, beta)
-        runs = [
-            subprocess.Popen(
-                host.command([str(COMMAND), "run", "--per-node", count, str(script)]),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=variables(tmp_path, host),
-            )
-            for host, count in ((alpha, "2"), (beta, "1"))
-        ]
-        told = [run.communicate(timeout=2 * PATIENCE) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], told
+        with (
+            running(tmp_path, alpha, "--per-node", "2", str(script)) as two,
+            running(tmp_path, beta, str(script)) as one,
+        ):
+            told = [run.communicate(timeout=2 * PATIENCE) for run in (two, one)]
+            assert (two.returncode, one.returncode) == (0, 0), told
     lines = [line for output, _ in told for line in output.splitlines()]
     found = [json.loads(line[line.index("[{") :]) for line in lines]
     assert sorted(facts["RANK"] for facts, _ in found) == ["0", "1", "2"]

@@ -7,8 +7,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from potluck.messages import Shortcut
 from potluck.net import shortcut
@@ -48,8 +50,8 @@ def test_both_ends_of_a_connection_meet_at_a_local_socket(line: Pair) -> None:
     with offered(dialler) as offer:
         there = shortcut.take(offer.message, called)
         assert there is not None
-        with there, offer.accept(soon()) as here:
-            shortcut.await_dialler(there, soon())
+        with there, offer.accept() as here:
+            shortcut.await_dialler(there, called, soon())
             assert here.family == there.family == socket.AF_UNIX
             here.sendall(b"hello")
             assert there.recv(10) == b"hello"
@@ -111,19 +113,27 @@ def test_strangers_at_the_listener_hold_up_nobody(line: Pair, word: bytes) -> No
         stranger.shutdown(socket.SHUT_WR)
         there = shortcut.take(offer.message, called)
         assert there is not None
-        with there, offer.accept(soon()) as here:
+        with there, offer.accept() as here:
             here.sendall(b"hello")
             assert there.recv(1) + there.recv(10) == b"\x01hello"
         assert stranger.recv(10) == b""
 
 
-def test_a_stranger_who_says_nothing_costs_only_the_deadline(line: Pair) -> None:
-    """The connection is not opened, and is dialled again."""
-    dialler, _ = line
+def test_a_stranger_who_says_nothing_holds_up_nobody(line: Pair) -> None:
+    """Who was called has sent the token before it says so: whoever has not is somebody else."""
+    dialler, called = line
     with offered(dialler) as offer, socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(offer.message.name)
-        with pytest.raises(TimeoutError):
-            offer.accept(time.monotonic() + 0.05)
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, offer.accept():
+            shortcut.await_dialler(there, called, soon())
+
+
+def test_a_shortcut_that_was_not_taken_is_not_waited_for(line: Pair) -> None:
+    """The other side says that it is there, and is not: it is dialled again."""
+    with offered(line[0]) as offer, pytest.raises(ConnectionError, match="not where"):
+        offer.accept()
 
 
 def test_a_full_listener_is_no_shortcut(line: Pair) -> None:
@@ -145,22 +155,118 @@ def test_a_dialler_that_leaves_is_noticed(line: Pair) -> None:
         there = shortcut.take(offer.message, called)
         assert there is not None
     with there, pytest.raises(ConnectionError):
-        shortcut.await_dialler(there, soon())
+        shortcut.await_dialler(there, called, soon())
 
 
 def test_somebody_else_at_the_end_of_a_shortcut_is_not_the_dialler(line: Pair) -> None:
     """It would have said so."""
     _, called = line
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("")
-        listener.listen()
-        ends = shortcut._ends(called.getpeername(), called.getsockname())
-        there = shortcut.take(Shortcut(listener.getsockname(), bytes(32), ends), called)
+    with pretended(called) as (listener, message):
+        there = shortcut.take(message, called)
         assert there is not None
         with there, listener.accept()[0] as other:
             other.sendall(b"x")
             with pytest.raises(ConnectionError, match="somebody else"):
-                shortcut.await_dialler(there, soon())
+                shortcut.await_dialler(there, called, soon())
+
+
+@contextlib.contextmanager
+def pretended(
+    called: socket.socket, name: bytes | str = ""
+) -> Iterator[tuple[socket.socket, Shortcut]]:
+    """A listener of our own user, and an offer that leads there and is in order otherwise."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        bound = listener.getsockname()
+        ends = shortcut._ends(called.getpeername(), called.getsockname())
+        assert ends is not None
+        yield listener, Shortcut(os.fsencode(bound), bytes(32), ends)
+
+
+@pytest.mark.parametrize("name", [b"door", b"\0/tmp/.X11-unix/X99", b"\0abcdef", b"\0ABCDE"])
+def test_nobody_is_sent_to_a_listener_of_another_kind(
+    line: Pair, name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to a file such as a daemon's socket, nor to a name that a program has chosen."""
+    monkeypatch.chdir(tmp_path)
+    with pretended(line[1], name) as (listener, message):
+        assert message.name == name
+        assert shortcut.take(message, line[1]) is None
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.parametrize("name", [b"", b"\0", b"\0" * 6, b"\0abcde\n", bytes(32), b"\xff" * 32])
+def test_odd_names_lead_nowhere(line: Pair, name: bytes) -> None:
+    """They are not even dialled."""
+    with offered(line[0]) as offer:
+        message = structs.replace(offer.message, name=name)
+        assert not shortcut._is_sound(message)
+        assert shortcut.take(message, line[1]) is None
+
+
+@pytest.mark.parametrize("token", [b"", bytes(31)], ids=["none", "short"])
+def test_a_token_has_its_size(line: Pair, token: bytes) -> None:
+    """There is nothing to choose about it."""
+    with offered(line[0]) as offer:
+        assert shortcut.take(structs.replace(offer.message, token=token), line[1]) is None
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_offer_without_both_ends_is_left(line: Pair, count: int) -> None:
+    """So is one that tells others than there are."""
+    with offered(line[0]) as offer:
+        ends = offer.message.ends[:count]
+        assert shortcut.take(structs.replace(offer.message, ends=ends), line[1]) is None
+
+
+def test_a_member_elsewhere_sends_nobody_to_a_listener_here() -> None:
+    """It tells the true ends of its connection, and they are not of one machine."""
+    with socket.create_server(("127.0.0.1", 0)) as door, shortcuts():
+        dialler = socket.create_connection(door.getsockname(), source_address=("127.0.0.2", 0))
+        with dialler, door.accept()[0] as called, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("")
+            listener.listen()
+            ends = [f"{host}:{port}" for host, port in (dialler.getsockname(), door.getsockname())]
+            message = Shortcut(listener.getsockname(), bytes(32), ends)
+            assert shortcut.take(message, called) is None
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["there", "here"])
+def test_the_end_of_the_tcp_connection_ends_the_wait_for_the_dialler(line: Pair, end: int) -> None:
+    """It has died, or this side is closing: the local socket alone would not tell."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there:
+            waiting = Background(lambda: shortcut.await_dialler(there, called, soon()))
+            line[end].shutdown(socket.SHUT_RDWR)
+            with pytest.raises(ConnectionError, match="the connection ended"):
+                waiting.result()
+
+
+def test_a_dialler_that_has_left_tcp_already_is_at_the_shortcut(line: Pair) -> None:
+    """It says so first, and then closes."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, offer.accept():
+            dialler.close()
+            shortcut.await_dialler(there, called, soon())
+
+
+def test_a_silent_dialler_costs_the_deadline_and_no_more(line: Pair) -> None:
+    """Its process may have been stopped."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = shortcut.take(offer.message, called)
+        assert there is not None
+        with there, pytest.raises(TimeoutError):
+            shortcut.await_dialler(there, called, time.monotonic() + 0.05)
 
 
 def test_without_descriptors_there_is_no_shortcut(
@@ -176,14 +282,3 @@ def test_without_descriptors_there_is_no_shortcut(
         monkeypatch.setattr(socket, "socket", refuse)
         assert Offer.over(dialler) is None
         assert shortcut.take(offer.message, called) is None
-
-
-def test_a_waiting_dialler_is_served_as_soon_as_the_other_comes(line: Pair) -> None:
-    """The order of the two does not matter."""
-    dialler, called = line
-    with offered(dialler) as offer:
-        waiting = Background(lambda: offer.accept(soon()))
-        there = shortcut.take(offer.message, called)
-        assert there is not None
-        with there, waiting.result() as here:
-            assert here.getsockname() == offer.message.name

@@ -44,9 +44,9 @@ class OpenLane:
 
 def dial_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
     """Ask for a lane on a connection we made, and offer a shortcut if there may be one."""
-    offer = Offer.over(sock)
     if isinstance(sock, SecureSocket):
         hello = structs.replace(hello, share=os.urandom(SECRET_SIZE), speeds=_speeds())
+    offer = Offer.over(sock)
     if offer is None:
         return _dial(sock, hello, members, deadline, None)
     with contextlib.closing(offer):
@@ -61,7 +61,7 @@ def _dial(
     if opened.by_shortcut:
         if offer is None:
             raise MalformedFrame("The other side took a shortcut that was not offered")
-        return _leave(sock, offer.accept(deadline))
+        return _leave(sock, offer.accept())
     if not isinstance(sock, SecureSocket):
         return OpenLane(sock)
     bare, first = sock.release(deadline)
@@ -75,7 +75,7 @@ def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline:
     if local is not None:
         try:
             answer(sock, LaneOpened(hello.to, by_shortcut=True))
-            shortcut.await_dialler(local, deadline)
+            shortcut.await_dialler(local, sock, deadline)
         except BaseException:
             local.close()
             raise

@@ -136,8 +136,9 @@ class Discovery:
 
     @property
     def foreigners(self) -> list[Heard]:
-        """Those of them who are of another namespace."""
-        return [each for each in list(self._strangers.values()) if each.tag != self._advert.tag]
+        """Machines of another namespace: of each the process that was heard first."""
+        found = {each.node: each for each in list(self._strangers.values())[::-1]}
+        return [each for each in found.values() if each.tag != self._advert.tag]
 
     def status(self) -> dict[str, str]:
         """In words, for each source: what it does, or why it cannot."""

@@ -32,6 +32,7 @@ class SecureSocket:
         self.shutdown = sock.shutdown
         self.getsockname = sock.getsockname
         self.getpeername = sock.getpeername
+        self.fileno = sock.fileno
         self.close = sock.close
 
     @property

@@ -19,8 +19,9 @@ dialler offers a shortcut:
 
 Everything is checked that could make it another connection than it seems: hello and token travel
 inside TLS; both ends must be of one user, which the kernel says; and the two ends of the TCP
-connection must see each other under the same addresses, so that whoever relays it stays between
-them.  Where any of this fails, the TCP connection is used.
+connection must see each other under the same addresses, both of this machine, so that whoever
+relays it stays between them.  Where any of this fails, the TCP connection is used.  A member that
+lies can have nobody else called: only names that the kernel gives are dialled.
 
 Linux only: its abstract names vanish with the process, and are not seen from other network
 namespaces, which count as other machines.
@@ -31,6 +32,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import re
+import select
 import socket
 import struct
 import sys
@@ -46,15 +49,18 @@ if TYPE_CHECKING:
 
     from potluck.net.secure_socket import OpeningSocket
 
-__all__ = ["SWITCH", "Offer", "is_wanted", "take"]
+__all__ = ["SWITCH", "Offer", "await_dialler", "is_wanted", "take"]
 
 SWITCH = "POTLUCK_SHORTCUTS"
 """The variable of the environment that turns them off, for a comparison or a capture: ``off``."""
 
 TOKEN_SIZE = 32
 
+NAME = re.compile(rb"\0[0-9a-f]{5}")
+"""What Linux calls a listener that leaves it the choice: never a path, nor a name of renown."""
+
 BACKLOG = 8
-"""Callers that may wait: strangers of the same machine are sent away and hold up nobody."""
+"""Callers that may wait, and Linux lets one more: strangers are sent away and hold up nobody."""
 
 CREDENTIALS = struct.Struct("3i")
 """Linux's ``ucred``: process, user and group."""
@@ -82,7 +88,7 @@ class Offer:
             return None
         with contextlib.suppress(OSError):  # no shortcut, then
             ends = _ends(sock.getsockname(), sock.getpeername())
-            if sock.getsockname()[0] != sock.getpeername()[0]:
+            if ends is None:
                 return None
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             descriptors.track(listener)
@@ -96,24 +102,30 @@ class Offer:
             return cls(listener, message)
         return None
 
-    def accept(self, deadline: float) -> socket.socket:
-        """The local socket, after the other end has said that it is there."""
-        while True:
-            self._listener.settimeout(_left(deadline))
-            sock, _ = self._listener.accept()
+    def accept(self) -> socket.socket:
+        """The local socket, after the other end has said that it took the shortcut.
+
+        By then it has called and sent the token, so nobody is waited for.
+        """
+        self._listener.setblocking(False)
+        for _ in range(BACKLOG + 1):
+            try:
+                sock = self._listener.accept()[0]
+            except BlockingIOError:
+                break
             descriptors.track(sock)
             try:
-                if _is_own(sock) and hmac.compare_digest(
-                    _read(sock, TOKEN_SIZE, deadline), self.message.token
-                ):
+                sock.setblocking(False)
+                if _is_own(sock) and hmac.compare_digest(sock.recv(TOKEN_SIZE), self.message.token):
                     sock.sendall(_HERE)
                     return sock
-            except ConnectionError:  # a stranger who has left
+            except OSError:  # a stranger who says nothing, or who has left
                 pass
             except BaseException:
                 sock.close()
                 raise
             sock.close()
+        raise ConnectionResetError(104, "the other side is not where the shortcut leads")
 
     def close(self) -> None:
         """Listen no more."""
@@ -125,7 +137,7 @@ def take(offered: Shortcut | None, sock: OpeningSocket) -> socket.socket | None:
 
     Never waits.
     """
-    if offered is None or not is_wanted():
+    if offered is None or not is_wanted() or not _is_sound(offered):
         return None
     with contextlib.suppress(OSError):
         if offered.ends != _ends(sock.getpeername(), sock.getsockname()):
@@ -147,10 +159,34 @@ def take(offered: Shortcut | None, sock: OpeningSocket) -> socket.socket | None:
     return None
 
 
-def await_dialler(local: socket.socket, deadline: float) -> None:
-    """Return when the dialler has the shortcut too: its TCP connection may be closed."""
-    if _read(local, len(_HERE), deadline) != _HERE:
+def await_dialler(local: socket.socket, sock: OpeningSocket, deadline: float) -> None:
+    """Return when the dialler has the shortcut too: its TCP connection may be closed.
+
+    That connection still counts: when it ends, on either side, nobody will come.
+    """
+    poll = select.poll()
+    for end in (local, sock):
+        poll.register(end.fileno(), select.POLLIN)
+    local.setblocking(False)
+    is_over = False
+    while True:
+        try:
+            word = local.recv(len(_HERE))
+        except BlockingIOError:
+            left = deadline - time.monotonic()
+            if is_over:
+                raise ConnectionResetError(104, "the connection ended") from None
+            if left <= 0:
+                raise TimeoutError(110, "the dialler did not come to its shortcut") from None
+            is_over = any(number == sock.fileno() for number, _ in poll.poll(left * 1000))
+        else:
+            break
+    if word != _HERE:
         raise ConnectionResetError(104, "the shortcut leads to somebody else")
+
+
+def _is_sound(offered: Shortcut) -> bool:
+    return NAME.fullmatch(offered.name) is not None and len(offered.token) == TOKEN_SIZE
 
 
 def _is_own(sock: socket.socket) -> bool:
@@ -159,21 +195,11 @@ def _is_own(sock: socket.socket) -> bool:
     return bool(CREDENTIALS.unpack(said)[1] == os.geteuid())
 
 
-def _ends(dialler: tuple[object, ...], called: tuple[object, ...]) -> list[str]:
-    """Both ends of a TCP connection, in words: the same on both sides, unless it is relayed."""
+def _ends(dialler: tuple[object, ...], called: tuple[object, ...]) -> list[str] | None:
+    """Both ends of a TCP connection, in words: the same on both sides, unless it is relayed.
+
+    None if they have different addresses, and may be two machines.
+    """
+    if dialler[0] != called[0]:
+        return None
     return [str(Address(unmapped(str(end[0])), int(str(end[1])))) for end in (dialler, called)]
-
-
-def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        sock.settimeout(_left(deadline))
-        got = sock.recv(count - len(data))
-        if not got:
-            raise ConnectionResetError(104, "the connection ended")
-        data += got
-    return data
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())

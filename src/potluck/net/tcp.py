@@ -41,6 +41,13 @@ CONNECT_ATTEMPT = 3.0
 LOOPBACK_BUFFER = 1 << 18
 """Bytes that may wait on their way within one machine; Linux doubles it."""
 
+MESSAGES_BUFFER = 1 << 22
+"""Bytes that may wait on a local socket for a rank that computes: about what TCP would hold.
+
+Linux doubles it, counts some 700 for the smallest message, and gives at most what its
+``net.core.wmem_max`` says: with less, a message to a rank that is busy is sent when that looks.
+"""
+
 SO_MAX_PACING_RATE = 47
 """From Linux's <asm-generic/socket.h>; the socket module does not name it."""
 
@@ -170,11 +177,19 @@ class LocalStream(SocketStream):
     def __init__(self, sock: socket.socket, peer_name: str) -> None:
         sock.setblocking(False)
         super().__init__(sock, peer_name)
+        self._let_wait(MESSAGES_BUFFER)
 
     def keep_in_cache(self) -> None:
         """Let as much wait as on loopback."""
+        self._let_wait(LOOPBACK_BUFFER)
+
+    def _let_wait(self, count: int) -> None:
         with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, count)
+
+    def finish(self, deadline: float) -> None:  # noqa: ARG002 - there is nothing to wait for
+        """Close: what was written lies with the peer already, and stays there until it is read."""
+        super().finish(0.0)
 
 
 def peer_address(sock: OpeningSocket) -> str:

@@ -78,6 +78,7 @@ def test_status_shows_a_running_cluster_without_changing_it() -> None:
         assert {node["state"] for node in found["nodes"]} == {"active"}
         assert found["leader"] == nodes[0].process.node
         assert len(found["links"]) == 2
+        assert all(node["figures"]["views.epoch"] == before.epoch for node in found["nodes"])
         shown = CliRunner().invoke(app, ["status", "--job", job]).stdout
         assert f'"{job}": view {before.epoch} of 2 nodes' in shown
         assert nodes[0].view == before
@@ -89,6 +90,15 @@ def test_where_nobody_works_the_exit_code_says_so() -> None:
     assert result.exit_code == 3
     assert "Nobody in" in result.stdout
     assert "potluck doctor" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "dashboard"])
+def test_looking_at_a_namespace_that_is_not_there_creates_none(command: str) -> None:
+    """A name that was mistyped is an error in words, and leaves no secret behind."""
+    result = CliRunner().invoke(app, [command, "--namespace", "mistyped"])
+    assert result.exit_code == 1
+    assert "This machine knows no namespace 'mistyped'" in result.stderr
+    assert "mistyped" not in NetworkNamespace.stored()
 
 
 def test_who_waits_for_others_is_shown() -> None:

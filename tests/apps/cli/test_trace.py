@@ -1,6 +1,7 @@
 """``potluck trace`` as a person runs it: on dumps of real ranks, and on files that are none."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from potluck import DistributedContext, PeerLost, SimulatedBackend
 from potluck.apps.cli.main import app
 from support.command import potluck
-from support.threads import together
+from support.threads import Background, together
 from support.traces import collective, header_of, write
 
 
@@ -80,6 +81,28 @@ def test_without_arguments_the_last_incident_is_shown(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["traceEvents"]
     assert "Nobody was waited for noticeably." in ended.stderr
+
+
+def test_a_device_is_written_to_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Who throws the timeline away does not lose the place where things are thrown away."""
+    write(tmp_path / "0.trace.jsonl", header_of(0, world_size=1), [collective(0, 1, 1.0, 2.0)])
+    pipe, victim, output = tmp_path / "pipe", tmp_path / "victim", tmp_path / "t.json"
+    os.mkfifo(pipe)
+    victim.write_text("dear")
+    output.symlink_to(victim)
+    reading = Background(pipe.read_text)
+    assert CliRunner().invoke(app, ["trace", str(tmp_path), "-o", str(pipe)]).exit_code == 0
+    assert json.loads(reading.result())["traceEvents"]
+    assert pipe.is_fifo()
+    assert CliRunner().invoke(app, ["trace", str(tmp_path), "-o", str(output)]).exit_code == 0
+    assert victim.read_text() == "dear"
+    assert json.loads(output.read_text())["traceEvents"]
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "0.trace.jsonl",
+        "pipe",
+        "victim",
+        "t.json",
+    }
 
 
 def test_a_place_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Dumps are read whoever wrote them; what is wrong with one is no harm to the others."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         read_dump(tmp_path / "nowhere")
     with pytest.raises(UnreadableDump):
         read_dump(tmp_path)
+
+
+def test_what_keeps_waiting_or_claims_any_size_is_refused_at_once(tmp_path: Path) -> None:
+    """A pipe that nobody writes to, and a file of a terabyte that takes no room."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnreadableDump, match="not a regular file"):
+        read_dump(tmp_path / "pipe")
+    dump = write(tmp_path / "a", header_of(0), [])
+    os.truncate(dump, 1 << 40)
+    with pytest.raises(UnreadableDump, match="it has 1099511627776 bytes"):
+        read_dump(dump)
 
 
 def test_a_damaged_line_costs_that_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from potluck.core.roster import Roster
 from potluck.errors import DistributedError, from_os_error
 from potluck.net.identity import NodeIdentity
 from potluck.net.names import short_name
-from potluck.net.namespace import NetworkNamespace
+from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.namespace_files import usual_name
 from potluck.net.private_files import potluck_home
 
@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "facts_of",
     "kept_namespace",
+    "known_name",
     "pending_facts",
     "print_json",
     "sync",
@@ -49,6 +50,14 @@ def kept_namespace(name: str | None) -> NetworkNamespace:
     """The namespace that is meant; raises if this machine does not have it."""
     home = potluck_home()
     return NetworkNamespace.load(name or usual_name(home), home=home)
+
+
+def known_name(name: str | None) -> str | None:
+    """The name of a namespace to look at, which looking shall not create."""
+    keyless = {Protection.OPEN.value, Protection.INSECURE.value}
+    if name is not None and name.strip().lower() not in keyless:
+        NetworkNamespace.load(name)  # raises where there is none
+    return name
 
 
 def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:

@@ -55,12 +55,13 @@ def dashboard(
 
     Looks on without taking part, like potluck status.  The page is read-only.
     """
+    from potluck.apps.cli.circle import known_name
     from potluck.apps.dashboard.config import DashboardConfig
     from potluck.apps.dashboard.opening import open_dashboard
     from potluck.runtime.auto_config import AutoDiscoveryConfig
 
     observing = AutoDiscoveryConfig(
-        job=job or "dashboard", namespace=namespace, peers=tuple(peer or ())
+        job=job or "dashboard", namespace=known_name(namespace), peers=tuple(peer or ())
     )
     config = DashboardConfig(host=host, port=port, names=tuple(name or ()))
     over = threading.Event()

@@ -66,11 +66,12 @@ def doctor(
     same version, get large packets and have the same time. Run it on both machines at the same
     time: then the way between them is checked in both directions, and how much goes through.
     """
-    from potluck.apps.cli.circle import print_json
+    from potluck.apps.cli.circle import known_name, print_json
     from potluck.apps.cli.doctor_jobs import findings_of, look_at_jobs
     from potluck.runtime.diagnosis import Severity, diagnose
     from potluck.runtime.diagnosis.look import look_around
 
+    known_name(namespace)
     texts = [text for each in peers or [] for text in each.replace(",", " ").split()]
     try:
         with working(f"Looking around for {seconds:g} s"):

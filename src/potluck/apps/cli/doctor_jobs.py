@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from potluck.apps.cli.status_facts import JobStatus, is_whole, jobs_of, story_of, waiting_of
 from potluck.errors import Timeout
@@ -22,9 +22,12 @@ def look_at_jobs(
 ) -> tuple[list[JobStatus], list[list[str]]]:
     """The jobs of a namespace, and everything in sentences; none if nobody works on anything."""
     config = AutoDiscoveryConfig(job="doctor", namespace=namespace, peers=tuple(peers))
-    with Observer(config) as observer:
+    # With journals it knows, as the others who look on, who is gone and so refuses.
+    with Observer(config, journals=True) as observer:
         try:
-            reports = observer.wait_until(_is_complete, LOOKING)
+            reports = observer.wait_until(
+                lambda reports: _is_complete(reports, observer.chronicle.journals), LOOKING
+            )
         except Timeout:
             reports = observer.reports
         found, waiting = jobs_of(reports), waiting_of(reports)
@@ -34,8 +37,9 @@ def look_at_jobs(
     return found, story
 
 
-def _is_complete(reports: list[Report]) -> bool:
-    return bool(reports) and is_whole(reports)
+def _is_complete(reports: list[Report], journals: Collection[tuple[str, int]]) -> bool:
+    members = {each.key for each in reports if each.role == "member"}
+    return bool(reports) and is_whole(reports) and members.issubset(journals)
 
 
 def findings_of(jobs: Iterable[JobStatus]) -> list[Finding]:

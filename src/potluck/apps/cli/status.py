@@ -63,10 +63,13 @@ def status(
 
     Looks on without taking part: no cluster changes because somebody looks at it.
     """
+    from potluck.apps.cli.circle import known_name
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.observing import Observer
 
-    config = AutoDiscoveryConfig(job=job or "status", namespace=namespace, peers=tuple(peer or ()))
+    config = AutoDiscoveryConfig(
+        job=job or "status", namespace=known_name(namespace), peers=tuple(peer or ())
+    )
     with Observer(config, job=job, journals=True) as observer:
         with working(f"Looking around for up to {wait:g} s", silent=json):
             _look(observer, wait)
@@ -89,11 +92,13 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
     from potluck.apps.cli.status_facts import jobs_of, story_of, waiting_of
 
     reports, troubles = observer.reports, observer.troubles
+    journals = observer.chronicle.journals
+    figures = {key: journal.figures for key, journal in journals.items()}
     found, waiting = jobs_of(reports), waiting_of(reports)
     name = observer.namespace.name
     return found, {
         "namespace": name,
-        "jobs": [each.as_dict() for each in found],
+        "jobs": [each.as_dict(figures) for each in found],
         "waiting": waiting,
         "unreachable": troubles,
         "discovery": observer.discovery_status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from potluck.runtime.control_reports import HealthLine, Report
@@ -89,8 +90,10 @@ class JobStatus:
                 found.append(f"{node.name} does not answer.")
         return found
 
-    def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+    def as_dict(
+        self, figures: Mapping[tuple[str, int], Mapping[str, float]] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """For programs; ``figures`` are what each process has counted."""
         told = self.authority
         links = [
             {
@@ -113,7 +116,10 @@ class JobStatus:
             "lineage": told.lineage,
             "epoch": told.epoch,
             "leader": told.members[0].node if told.members else None,
-            "nodes": [node.as_dict() for node in self.nodes],
+            "nodes": [
+                {**node.as_dict(), "figures": figures.get((node.node, node.incarnation), {})}
+                for node in self.nodes
+            ],
             "links": links,
         }
 

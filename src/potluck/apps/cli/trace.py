@@ -125,14 +125,30 @@ def _write(output: Path, ranks: list[Dump], alignment: Alignment) -> str:
     if str(output) == "-":
         typer.echo(content)
         return "stdout"
-    temporary = output.with_name(f".{output.name}.new")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(output)
+        _put(output, content)
     except OSError as error:
         hint = "Give another place with -o."
         raise from_os_error(f"{output} could not be written", error, hint=hint) from error
     return str(output)
+
+
+def _put(output: Path, content: bytes) -> None:
+    """Write it whole or not at all; a device or a pipe is written to, never replaced."""
+    import os
+
+    if output.exists() and not output.is_file():
+        output.write_bytes(content)
+        return
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    file = temporary.open("xb")  # nobody's link is followed
+    try:
+        with file:
+            file.write(content)
+        temporary.replace(output)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _facts(

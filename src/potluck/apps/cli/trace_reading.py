@@ -6,6 +6,7 @@ files and numbers have bounds; what cannot be read is counted and told, the rest
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ LONGEST_LINE = 1 << 20
 
 MOST_LINES = 1_100_000
 """A recorder keeps at most about a million operations."""
+
+LARGEST_FILE = 1 << 30
+"""Bytes: a thousand for each of these operations.  A file may claim any size, and take no room."""
 
 MOST_DUMPS = 4096
 
@@ -65,9 +69,13 @@ _records = msgspec.json.Decoder(Record)
 def read_dump(path: Path) -> Dump:
     """What a file holds; raises :class:`UnreadableDump` where that is no dump."""
     try:
-        with path.open("rb") as file:
-            if not stat.S_ISREG(path.stat().st_mode):
+        with open(path, "rb", opener=_open_at_once) as file:  # noqa: PTH123 - which has no opener
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
                 raise UnreadableDump(f"{path} is not a regular file")
+            if state.st_size > LARGEST_FILE:
+                cause = f"it has {state.st_size} bytes; the largest has {LARGEST_FILE}"
+                raise UnreadableDump(f"{path} is no dump of a flight recorder", cause=cause)
             lines = _lines(file)
             header = _read_header(path, next(lines, b""))
             records, skipped = _read_records(lines)
@@ -75,6 +83,11 @@ def read_dump(path: Path) -> Dump:
         cause = error.strerror or type(error).__name__
         raise UnreadableDump(f"{path} could not be read", cause=cause) from None
     return Dump(path, header, tuple(records), skipped)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes to does not keep us waiting (Windows has none)."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
