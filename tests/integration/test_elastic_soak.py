@@ -84,9 +84,15 @@ class Storm:
             time.sleep(0.02)  # the rhythm of listening
 
 
+LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
 @pytest.mark.parametrize(
     ("events", "seed"),
-    [(A_FEW, 0), *(pytest.param(EVENTS, seed, marks=pytest.mark.soak) for seed in (1, 2, 3))],
+    [
+        pytest.param(A_FEW, 0, marks=pytest.mark.timeout(180)),
+        *(pytest.param(EVENTS, seed, marks=LONG) for seed in (1, 2, 3)),
+    ],
 )
 def test_kills_pauses_and_joins_lose_nothing(ranks: Ranks, events: int, seed: int) -> None:
     """Whatever happens to all but the first member, all end alike and at the same loss."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from potluck.runtime import observing_chronicle
 from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.runtime.control_contacts import Contact
 from potluck.runtime.control_reports import Report
 from potluck.runtime.observing import Observer
 from potluck.runtime.observing_chronicle import KEPT_EPOCHS, KEPT_GONE, KEPT_NEWS, Chronicle
 from potluck.runtime.observing_journal import EpochLine, EventLine, Journal
+from potluck.vocabulary import NodeId, ProcessId
 from support.clusters import OPTIONS, clusters, new_job
 from support.threads import eventually
 
@@ -71,16 +73,22 @@ def test_there_is_an_end_to_what_is_remembered() -> None:
 
 
 def test_who_was_in_an_earlier_view_is_known_to_be_over() -> None:
-    """As is who was here; so nobody is told twice that a process which has ended refuses."""
+    """Whatever keeps it from answering; of who was only here, that nobody listens there now."""
     chronicle = Chronicle()
     views = [EpochLine(1, 1.0, ["a/1", "b/1"], "", "f"), EpochLine(2, 2.0, ["a/1"], "", "f")]
     chronicle.heard(report("a"), told("a", epochs=views))
-    assert chronicle.former == {"b/1"}
+    assert chronicle.left_behind == {"b", "b/1"}
+    b, c = NodeId("b"), NodeId("c")
+    assert chronicle.is_no_news(Contact("b/1", b, ProcessId(b, 1), trouble="no answer"))
+    assert chronicle.is_no_news(Contact("b@desk:1", b, trouble="no answer"))
+    assert not chronicle.is_no_news(Contact("b/2", b, ProcessId(b, 2), trouble="no answer"))
     gone = Report(node="c", incarnation=1, host="fd00::1", port=5, job="train.py")
     chronicle.parted(gone, "its process ended")
-    assert chronicle.former == {"b/1", "c/1", "[fd00::1]:5"}
+    assert chronicle.former == {"c/1", "[fd00::1]:5"}
+    assert chronicle.is_no_news(Contact("c/1", c, ProcessId(c, 1), trouble="refused"))
+    assert not chronicle.is_no_news(Contact("c/1", c, ProcessId(c, 1), trouble="no answer"))
     chronicle.heard(report("a"), told("a", epochs=[EpochLine(3, 3.0, ["a/1", "b/1"], "", "f")]))
-    assert "b/1" not in chronicle.former
+    assert chronicle.left_behind == frozenset()
 
 
 def test_who_comes_back_is_not_gone() -> None:

@@ -121,10 +121,7 @@ class Discovery:
             self._mdns.update(advert)
 
     def remember(self, peers: Iterable[Sighting]) -> None:
-        """Keep these for the next run: peers that have proved who they are; at once.
-
-        With their node id, name and addresses at which they were really reached, best first.
-        """
+        """Keep peers that have proved who they are, at once, with addresses where they answered."""
         with self._news:
             self._to_remember = list(peers)
             self._news.notify()

@@ -169,20 +169,23 @@ def await_dialler(local: socket.socket, sock: OpeningSocket, deadline: float) ->
         poll.register(end.fileno(), select.POLLIN)
     local.setblocking(False)
     is_over = False
-    while True:
-        try:
-            word = local.recv(len(_HERE))
-        except BlockingIOError:
-            left = deadline - time.monotonic()
-            if is_over:
-                raise ConnectionResetError(104, "the connection ended") from None
-            if left <= 0:
-                raise TimeoutError(110, "the dialler did not come to its shortcut") from None
-            is_over = any(number == sock.fileno() for number, _ in poll.poll(left * 1000))
-        else:
-            break
+    while (word := _word(local)) is None:
+        left = deadline - time.monotonic()
+        if is_over:
+            raise ConnectionResetError(104, "the connection ended")
+        if left <= 0:
+            raise TimeoutError(110, "the dialler did not come to its shortcut")
+        is_over = any(number == sock.fileno() for number, _ in poll.poll(left * 1000))
     if word != _HERE:
         raise ConnectionResetError(104, "the shortcut leads to somebody else")
+
+
+def _word(local: socket.socket) -> bytes | None:
+    """The dialler's word, if it is there."""
+    try:
+        return local.recv(len(_HERE))
+    except BlockingIOError:
+        return None
 
 
 def _is_sound(offered: Shortcut) -> bool:

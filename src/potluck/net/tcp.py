@@ -169,7 +169,9 @@ class TcpStream(SocketStream):
 class LocalStream(SocketStream):
     """A local socket: see :mod:`potluck.net.shortcut`.
 
-    Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.
+    Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.  What was
+    written lies with the peer at once, and survives even a reset; to finish is a courtesy here: it
+    waits for a peer that is about to read, so that this finds us gone only after our last word.
     """
 
     is_local = True
@@ -186,10 +188,6 @@ class LocalStream(SocketStream):
     def _let_wait(self, count: int) -> None:
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, count)
-
-    def finish(self, deadline: float) -> None:  # noqa: ARG002 - there is nothing to wait for
-        """Close: what was written lies with the peer already, and stays there until it is read."""
-        super().finish(0.0)
 
 
 def peer_address(sock: OpeningSocket) -> str:

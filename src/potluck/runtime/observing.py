@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from potluck.runtime.auto_config import AutoDiscoveryConfig
-    from potluck.runtime.control_contacts import Contact
     from potluck.runtime.io_lane import Lane
     from potluck.vocabulary import ProcessId
 
@@ -121,17 +120,8 @@ class Observer:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Who was seen and could not be reached, and why.
-
-        That a process refuses which is known to have been here, or in an earlier view, is no news.
-        """
-        former = self.chronicle.former
-
-        def is_over(contact: Contact) -> bool:
-            names = {contact.key, *map(str, contact.addresses)}
-            return "refused" in contact.trouble and not names.isdisjoint(former)
-
-        return self._links.contacts.troubles_except(is_over)
+        """Who was seen and could not be reached, and why; not of those of whom it is no news."""
+        return self._links.contacts.troubles_except(self.chronicle.is_no_news)
 
     @property
     def foreigners(self) -> list[str]:

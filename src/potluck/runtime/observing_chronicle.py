@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.net.addresses import Address
 from potluck.runtime.control_reports import Report
 from potluck.runtime.io_lane import CLOSED
 from potluck.runtime.observing_journal import EpochLine, Journal
+
+if TYPE_CHECKING:
+    from potluck.runtime.control_contacts import Contact
 
 __all__ = ["Chronicle", "Gone", "News"]
 
@@ -162,16 +165,34 @@ class Chronicle:
 
     @property
     def former(self) -> frozenset[str]:
-        """Who was here, or in a view before the latest: processes, and where they were."""
+        """Who was here: processes, and where they were."""
+        gone = {f"{each.report.node}/{each.report.incarnation}" for each in self.gone}
+        return frozenset(
+            gone | {str(Address(each.report.host, each.report.port)) for each in self.gone}
+        )
+
+    @property
+    def left_behind(self) -> frozenset[str]:
+        """Processes, and machines, of views before the latest without which that went on."""
+        found: set[str] = set()
         with self._lock:
-            found = {f"{node}/{incarnation}" for node, incarnation in self._gone}
-            for each in self._gone.values():
-                found.add(str(Address(each.report.host, each.report.port)))
             for views in self._epochs.values():
                 *earlier, latest = views.values()
                 members = {member for view in earlier for member in view.members}
-                found |= members.difference(latest.members)
+                gone = members.difference(latest.members)
+                here = {member.partition("/")[0] for member in latest.members}
+                found |= gone | {member.partition("/")[0] for member in gone} - here
         return frozenset(found)
+
+    def is_no_news(self, contact: Contact) -> bool:
+        """Whether everybody knows why somebody cannot be reached.
+
+        A later view says that it went on without it; or nobody listens any more where it was.
+        """
+        who = contact.key if contact.process else contact.node
+        places = {contact.key, *map(str, contact.addresses)}
+        is_over = "refused" in contact.trouble and not places.isdisjoint(self.former)
+        return who in self.left_behind or is_over
 
     @property
     def gone(self) -> list[Gone]:

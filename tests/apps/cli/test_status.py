@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
 from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
 from potluck.apps.cli.status_facts import is_whole, jobs_of
+from potluck.net.namespace import NetworkNamespace
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.control_reports import HealthLine, MemberLine, Report
 from potluck.runtime.observing import Observer

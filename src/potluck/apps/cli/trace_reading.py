@@ -69,7 +69,7 @@ _records = msgspec.json.Decoder(Record)
 def read_dump(path: Path) -> Dump:
     """What a file holds; raises :class:`UnreadableDump` where that is no dump."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:  # noqa: PTH123 - which has no opener
+        with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise UnreadableDump(f"{path} is not a regular file")
