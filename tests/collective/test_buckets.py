@@ -34,7 +34,7 @@ ARRAYS = some.lists(
 
 
 @given(ARRAYS)
-def test_every_array_is_in_one_bucket_of_its_type(arrays: list[tuple[np.dtype, int]]) -> None:  # type: ignore[type-arg]
+def test_every_array_is_in_one_bucket_of_its_type(arrays: list[tuple[np.dtype, int]]) -> None:
     """In order; a large one is alone."""
     buckets = packed(arrays)
     assert sorted(place for each in buckets for place in each.places) == list(range(len(arrays)))
