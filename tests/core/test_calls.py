@@ -13,6 +13,7 @@ from potluck.core.calls import (
     name_in_bytes,
     reply_by,
 )
+from potluck.vocabulary import NodeId, ProcessId
 
 
 def test_a_window_bounds_calls_and_bytes() -> None:
@@ -89,7 +90,11 @@ def test_a_node_is_found_by_its_id_or_the_beginning_of_it() -> None:
         2: Whereabouts("attic", "b" * 32, 7),
         3: Whereabouts("attic", "b" * 32, 71),
         4: Whereabouts("shed"),
+        5: Whereabouts("cellar", "c" * 32, 1_731_700_004_711),
+        6: Whereabouts("cellar", "c" * 32),
     }
+    assert find_rank("cccccccc/1731700004711", ranks) == 5
+    assert find_rank(str(ProcessId(NodeId("c" * 32), 1_731_700_004_711)), ranks) == 5
     assert find_rank("a" * 32, ranks) == 0
     assert find_rank("a" * 31 + "b", ranks) == 1
     assert find_rank("bbbb/71", ranks) == 3

@@ -64,6 +64,7 @@ def test_an_endless_question_is_too_long() -> None:
         (b"evil.example", 421),
         (b"192.168.1.5", 421),
         (b"[nonsense", 421),
+        (b"localhost\r\nHost: evil.example", 421),
     ],
 )
 def test_a_page_in_a_browser_cannot_make_a_name_stand_for_this_machine(

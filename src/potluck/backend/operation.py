@@ -56,7 +56,8 @@ class Operation:
     >>> inbox = bytearray(2)
     >>> receive = right.post_recv_into(inbox, src=0)
     >>> left.post_send(b"hi", dst=1).wait()
-    >>> receive.wait(); bytes(inbox)
+    >>> receive.wait()
+    >>> bytes(inbox)
     b'hi'
     """
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from potluck.core.calls_errors import RpcNoConnection, near_names
 from potluck.core.calls_frames import MAX_PATIENCE
+from potluck.vocabulary import NodeId, ProcessId
 
 __all__ = [
     "Pace",
@@ -210,4 +211,7 @@ def _is_meant(wanted: str, there: Whereabouts) -> bool:
     node, slash, start = wanted.partition("/")
     if len(node) < LEAST or not there.node.startswith(node):
         return False
-    return not slash or start == str(there.start)
+    if not slash or there.start is None:
+        return not slash
+    shown = str(ProcessId(NodeId(there.node), there.start)).partition("/")[2]
+    return start in (str(there.start), shown)

@@ -44,8 +44,8 @@ LOOPBACK_BUFFER = 1 << 18
 MESSAGES_BUFFER = 1 << 22
 """Bytes that may wait on a local socket for a rank that computes: about what TCP would hold.
 
-Linux doubles it, counts some 700 for the smallest message, and gives at most what its
-``net.core.wmem_max`` says: with less, a message to a rank that is busy is sent when that looks.
+Linux doubles it, counts some 700 for the smallest message, and allows no more than its
+``net.core.wmem_max``: beyond that a send waits until the other rank looks.
 """
 
 SO_MAX_PACING_RATE = 47
@@ -170,8 +170,8 @@ class LocalStream(SocketStream):
     """A local socket: see :mod:`potluck.net.shortcut`.
 
     Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.  What was
-    written lies with the peer at once, and survives even a reset; to finish is a courtesy here: it
-    waits for a peer that is about to read, so that this finds us gone only after our last word.
+    written lies with the peer at once, and survives even a reset.  So nothing is lost without
+    :meth:`finish`; it gives a peer that is busy writing to us a moment to read our last words.
     """
 
     is_local = True

@@ -94,6 +94,7 @@ class MetricsEndpoint:
     ) -> None:
         self._snapshot = metrics.snapshot if isinstance(metrics, DistributedMetrics) else metrics
         self._listener = _listen(host, port)
+        self._listener.setblocking(False)  # who called may have left before it is let in
         bound = self._listener.getsockname()
         self.address = Address(str(bound[0]), int(bound[1]))
         self._is_local = is_loopback(self.address.host)

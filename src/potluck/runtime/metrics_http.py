@@ -36,7 +36,7 @@ def answer(request: bytes, page: Callable[[], bytes], *, local: bool) -> bytes:
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):  # noqa: PLR2004 - method, path, version
         return _answer(400, "This is no request of HTTP/1.")
     method, path, _ = words
-    if local and not _names_this_machine(_header(lines, b"host")):
+    if local and not all(map(_names_this_machine, _headers(lines, b"host"))):
         # A page in somebody's browser that has made its name stand for this machine.
         return _answer(421, "Metrics do not go by that name. Use the address.")
     if method not in {b"GET", b"HEAD"}:
@@ -67,12 +67,12 @@ def _answer(
     return head.encode() + (b"" if head_only else content)
 
 
-def _header(lines: list[bytes], name: bytes) -> str:
-    for line in lines:
-        key, _, value = line.partition(b":")
-        if key.strip().lower() == name:
-            return value.strip().decode("latin-1")
-    return ""
+def _headers(lines: list[bytes], name: bytes) -> list[str]:
+    """What all the headers of this name say."""
+    pairs = [line.partition(b":") for line in lines]
+    return [
+        value.strip().decode("latin-1") for key, _, value in pairs if key.strip().lower() == name
+    ]
 
 
 def _names_this_machine(host: str) -> bool:

@@ -117,6 +117,7 @@ def test_a_place_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> 
 SCRIPT = """
 import os, pathlib, signal, time, potluck
 folder = pathlib.Path(os.environ["POTLUCK_TRACE_DIR"])
+os.kill(os.getpid(), signal.SIGUSR2)  # too early: there is nothing to write yet
 with potluck.join(multicast=False, known=False, solo_delay=0.0, timeout=30) as cluster:
     cluster.barrier()
     os.kill(os.getppid(), signal.SIGUSR2)

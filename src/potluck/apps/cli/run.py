@@ -121,6 +121,7 @@ def run(
     )
     from potluck.apps.cli.run_gathering import Gathering
     from potluck.apps.cli.run_screen import open_screen
+    from potluck.apps.cli.run_workers import dump_signal_ignored
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.observing import STARTING, STOPPING, Observer
     from potluck.runtime.observing_window import find_web_server
@@ -134,7 +135,11 @@ def run(
         find_web_server()  # before anybody waits
     facts = facts_of(script, given, per_node)
     config = AutoDiscoveryConfig(job=name, namespace=namespace, peers=tuple(peer or ()))
-    with Observer(config, job=name, facts=facts) as observer, open_screen(json=json) as screen:
+    with (
+        dump_signal_ignored(),
+        Observer(config, job=name, facts=facts) as observer,
+        open_screen(json=json) as screen,
+    ):
         expected = _roster(observer)
         wanted = nodes or max(len(expected), 1)
         if nodes is None and len(expected) <= 1:
@@ -154,7 +159,7 @@ def run(
             {**each, **saving}
             for each in child_environments(observer, gathering, config.peers, facts)
         ]
-    with serving(config, name, place, json=json):
+    with dump_signal_ignored(), serving(config, name, place, json=json):
         code = run_scripts([str(script), *given], environments)
     raise typer.Exit(code)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -108,11 +109,30 @@ def run_workers(command: Sequence[str], environments: Sequence[Mapping[str, str]
             for place, environment in enumerate(environments):
                 if crew.was_told_to_end:
                     break
-                crew.workers.append(Worker(command, place, environment, outputs))
+                with dump_signal_ignored():
+                    worker = Worker(command, place, environment, outputs)
+                crew.workers.append(worker)
             crew.attend()
         finally:
             crew.clean_up()
     return crew.conclude(outputs[1])
+
+
+@contextlib.contextmanager
+def dump_signal_ignored() -> Iterator[None]:
+    """Let SIGUSR2 end neither us nor a script begun meanwhile, which inherits this.
+
+    It asks for dumps of the flight recorder; before the script has joined there is none.
+    """
+    number = getattr(signal, "SIGUSR2", None)  # not on Windows
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 class _Crew:

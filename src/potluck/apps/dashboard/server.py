@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -39,6 +40,8 @@ ASK_WITHIN = 10.0
 
 READ_WITHIN = 20.0
 """Seconds that a page may take nothing of what is sent to it, before it is cut off."""
+
+PORT_TROUBLES = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM})
 
 START_WITHIN = 10.0
 END_WITHIN = 2.0
@@ -189,10 +192,14 @@ def _listen(config: DashboardConfig) -> socket.socket:
             return _bind(config.host, port)
         except OSError as error:
             trouble = error
+    is_about_port = trouble is not None and trouble.errno in PORT_TROUBLES
     raise IoError(
-        f"The dashboard cannot listen on {config.host}, port {wanted}",
+        f"The dashboard cannot listen on {config.host or 'any address'}"
+        + ("" if wanted is None else f", port {wanted}"),
         cause=None if trouble is None else trouble.strerror or str(trouble),
-        hint="Choose another with --port, or --port 0 for any that is free.",
+        hint="Choose another with --port, or --port 0 for any that is free."
+        if is_about_port
+        else "Name an address of this machine with --host; 0.0.0.0 means all of them.",
     )
 
 
