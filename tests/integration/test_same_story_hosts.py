@@ -16,7 +16,7 @@ from support.command import COMMAND
 from support.hosts import Host, Hosts
 from support.paired_hosts import variables
 from support.patients import Doctor, admit
-from support.threads import eventually
+from support.threads import PATIENCE, eventually, together
 
 pytestmark = pytest.mark.netns
 
@@ -95,8 +95,11 @@ def test_a_cut_link_and_another_namespace_are_told_alike_by_all_three(tmp_path: 
             for host, page in zip((alpha, delta), pages, strict=True)
         )
         beta.unplug()
-        eventually(lambda: told_of_strangers(outside))
-        eventually(lambda: told_of_silence(inside))
+        together(
+            lambda: eventually(lambda: told_of_strangers(outside)),
+            lambda: eventually(lambda: told_of_silence(inside)),
+            within=2 * PATIENCE,
+        )
 
 
 def told_of_strangers(onlooker: Onlooker) -> bool:

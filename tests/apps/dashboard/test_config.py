@@ -51,7 +51,7 @@ def test_a_port_in_use_is_named() -> None:
     with dashboard() as first:
         with pytest.raises(IoError, match=f"port {first.port}.*--port"):
             dashboard(port=first.port)
-        with pytest.raises(IoError, match="cannot listen on 192.0.2.77: .*--host"):
+        with pytest.raises(IoError, match=r"cannot listen on 192\.0\.2\.77: .*--host"):
             dashboard(port=None, host="192.0.2.77")
         with dashboard(port=None) as second, dashboard(port=None) as third:
             assert second.port != third.port

@@ -9,6 +9,7 @@ import pytest
 from potluck.net.addresses import Address, Interface
 from potluck.net.mdns_records import OLD_TAG, Heard
 from potluck.runtime.diagnosis import CHECKS, Finding, Severity, diagnose
+from potluck.runtime.diagnosis.life import LATELY
 from potluck.runtime.diagnosis.scene import Outcome, Probe, Scene, Target
 from potluck.vocabulary import NodeId
 
@@ -132,6 +133,9 @@ def test_a_silent_port_of_a_living_machine_is_a_firewall() -> None:
     assert finding.cause == "A firewall blocks TCP port 4711 of desk"
     assert "it refuses port 9 at once" in finding.evidence[1]
     assert "ufw allow 4711/tcp" in finding.fix
+    assert "just been switched off" not in finding.fix
+    remembered = target(Outcome.SILENT, life=f"its network card answered {LATELY}")
+    assert "just been switched off" in only(replace(HEALTHY, targets=(remembered,))).fix
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from potluck.runtime.diagnosis.checks.names import leads_back
 from potluck.runtime.diagnosis.checks.passages import loses_large_packets
 from potluck.runtime.diagnosis.checks.platforms import denies_local_network
 from potluck.runtime.diagnosis.finding import Finding, Severity
+from potluck.runtime.diagnosis.life import LATELY
 from potluck.runtime.diagnosis.scene import Outcome, Probe, Scene, Target
 
 __all__ = ["check_ports"]
@@ -75,13 +76,20 @@ def _silent(target: Target, probe: Probe) -> Finding:
         cause=f"A firewall blocks TCP port {port} of {target.name}",
         evidence=(_seen(target), f"{probe.address} {how}, though {_is_there(probe)}."),
         fix=f"On {host}, allow TCP port {port}: sudo ufw allow {port}/tcp, or sudo firewall-cmd "
-        f"--add-port={port}/tcp; on Windows, allow Python in private networks.",
+        f"--add-port={port}/tcp; on Windows, allow Python in private networks.{_doubt(probe)}",
         severity=_severity(target),
     )
 
 
 def _is_there(probe: Probe) -> str:
     return f"the machine is there: {probe.life}"
+
+
+def _doubt(probe: Probe) -> str:
+    """Who has just gone off looks like a firewall for as long as its network card is remembered."""
+    if LATELY not in probe.life:
+        return ""
+    return " If it has just been switched off, unplugged or put to sleep, look again in a minute."
 
 
 def _mute(target: Target, probe: Probe) -> Finding:
