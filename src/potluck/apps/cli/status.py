@@ -181,6 +181,8 @@ def _table(job: JobStatus) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from potluck.vocabulary import NodeId, ProcessId
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for title in ("rank", "name", "id", "address", "state", "health", "links"):
         table.add_column(title)
@@ -190,7 +192,7 @@ def _table(job: JobStatus) -> Table:
         cells = (
             "–" if node.rank is None else str(node.rank),
             node.name,
-            f"{node.node[:8]}/{node.incarnation}",
+            str(ProcessId(NodeId(node.node), node.incarnation)),
             f"{told.host}:{told.port}" if told else "",
             told.state if told else "silent",
             node.health,
