@@ -63,7 +63,7 @@ def test_the_verbs_of_make_can_be_carried_out() -> None:
             [make, "--dry-run", verb], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert ".venv/bin" in done.stdout
+        assert ".venv/bin" in done.stdout or "Nothing to be done" in done.stdout
 
 
 def test_what_runs_before_a_commit_is_set_up() -> None:

@@ -85,7 +85,12 @@ class CodedMemory(Memory):
         out = slot.array[: self._codec.size(values.size)]
         if left is None:
             self._codec.encode(values, out)
-        elif not self._codec.encode_leaving(values, out, left):
+            return
+        try:
+            is_finite = self._codec.encode_leaving(values, out, left)
+        except MalformedFrame as error:
+            raise _undecodable(None, error) from None
+        if not is_finite:
             forget_the_unreal(left)
 
     # -- in ------------------------------------------------------------------------------------
@@ -147,7 +152,10 @@ class CodedMemory(Memory):
         try:
             self._codec.decode(slot.array[: self._codec.size(out.size)], out)
         except MalformedFrame as error:
-            who = "This rank made" if source is None else f"Rank {source} sent"
-            raise MalformedFrame(
-                f"{who} a piece that cannot be decoded", rank=source, cause=error
-            ) from None
+            raise _undecodable(source, error) from None
+
+
+def _undecodable(source: int | None, error: MalformedFrame) -> MalformedFrame:
+    """The error for a piece that a rank sent, or that this one made."""
+    who = "This rank made" if source is None else f"Rank {source} sent"
+    return MalformedFrame(f"{who} a piece that cannot be decoded", rank=source, cause=error)

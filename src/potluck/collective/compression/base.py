@@ -76,7 +76,7 @@ class Codec(ABC):
         False means that it was not looked at.
         """
         self.encode(values, out)
-        self._decode(out, left)
+        self.decode(out, left)
         np.subtract(values, left, out=left)
         return False
 
