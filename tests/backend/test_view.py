@@ -308,7 +308,7 @@ def test_a_dialler_opens_no_lane_to_another_node(secure: Neighbourhood) -> None:
     ann, ben, cleo = (secure.machine() for _ in range(3))
     view, peers = view_of(ann, ben), [peer_of(cleo), peer_of(ben)]
     with pytest.raises(NoConnection, match="answered instead of"):
-        ViewBackend(ben, view, ben.process, peers, deadline=soon(0.3))
+        ViewBackend(ben, view, ben.process, peers, deadline=soon(1))
     assert cleo._lobby.waiting == 0
 
 

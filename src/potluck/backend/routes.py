@@ -54,7 +54,8 @@ def open_lane(hello: Lane, route: Route) -> OpenLane:
         except Declined:
             raise
         except (OSError, MalformedFrame) as error:
-            failure = error
+            if failure is None or not isinstance(error, TimeoutError):
+                failure = error  # that the last try had no time left tells nobody anything
         route.look()
         time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
         pause = min(LONGEST_PAUSE, pause * 2)

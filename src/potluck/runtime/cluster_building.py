@@ -90,9 +90,9 @@ class Builders:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=work, name=name, daemon=True)
-        with self._lock:
+        with self._lock:  # whoever closes waits for those that have started
             self._threads.add(thread)
-        thread.start()
+            thread.start()
 
     def _build(self, stage: Stage) -> None:
         while stage.ending is None:
