@@ -184,6 +184,7 @@ def test_a_failure_to_save_is_told(tmp_path: Path) -> None:
         saver.save(tree(), 1, wait=True)
     with pytest.raises(OSError, match="below"):
         saver.save(tree(), 2)
+    saver.save(tree(), 3)  # tried anew
     with pytest.raises(OSError, match="below"):
         saver.close()
     with pytest.raises(ValueError, match="makes no sense"):
@@ -239,6 +240,8 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
             good, pieces=(msgspec.structs.replace(piece, offset=good.size + 1, stop=0, start=0),)
         ),
         msgspec.structs.replace(good, pieces=(msgspec.structs.replace(piece, stop=1 << 60),)),
+        msgspec.structs.replace(good, pieces=good.pieces * 2),  # two arrays in the same bytes
+        msgspec.structs.replace(good, pieces=(msgspec.structs.replace(piece, shape=(-2, -99)),)),
     ):
         with pytest.raises(IoError, match=r"contradicts|wrong about"):
             Manifest.decode(wrong.encode())
@@ -356,3 +359,15 @@ def test_what_a_rank_alone_has_is_saved_beside_the_rest(tmp_path: Path) -> None:
     assert found.own(0) is None
     assert found.own(1)["member"] == 1
     assert np.array_equal(found.own(1)["left"], np.ones(3000, np.float32))
+
+
+def test_a_lineage_is_no_path(tmp_path: Path) -> None:
+    """Whatever a member or a file calls it, what is saved stays in the folder."""
+    folder = tmp_path / "folder"
+    with Checkpointer(folder) as saver:
+        made = saver.save(tree(), 1, lineage="/../../a", wait=True).wait()
+    assert made.parent == folder
+    assert list(tmp_path.iterdir()) == [folder]
+    found = latest(folder)
+    assert found is not None
+    assert found.lineage == "/../../a"

@@ -18,7 +18,7 @@ from potluck import (
 from potluck.training import elastic_ground
 from potluck.training.elastic_try import Try
 from support.clusters import clusters, everywhere, join, new_job
-from support.elastic import Regression
+from support.elastic import SAMPLES, Regression
 from support.threads import PATIENCE, Background, eventually, together
 
 
@@ -174,3 +174,42 @@ def test_some_have_the_result_and_one_has_not() -> None:
         assert outcomes[0] == outcomes[2] == [1, 1, 1, 2, 1, 1, 1, 1]
         assert runs[0].fingerprint == runs[2].fingerprint
         runs[0].sampler.check()
+
+
+def test_who_had_the_last_samples_of_an_epoch_leaves() -> None:
+    """The others had none in hand: they take those samples anew, and each counts once."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        for run in runs:
+            run.sampler.committed = ((0, SAMPLES - 1),)
+        everywhere(runs, lambda run: run.trainer.start())
+        taken = everywhere(runs, lambda run: run.trainer.take().tolist())
+        ((holder, last),) = [(place, each) for place, each in enumerate(taken) if each]
+        nodes[holder].close()
+        rest = [run for place, run in enumerate(runs) if place != holder]
+        train(rest, 2)
+        assert rest[0].fingerprint == rest[1].fingerprint
+        assert rest[0].sampler.log == rest[1].sampler.log
+        assert [each for each in rest[0].sampler.log if each[0] == 0] == [(0, last[0])]
+
+
+def test_two_have_taken_the_same_samples() -> None:
+    """As after an absence: those of one count, and nobody ends for that."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 1)
+        everywhere(runs, lambda run: run.trainer.take())
+        first, second = runs[0].trainer, runs[1].trainer
+        second._taken = first._taken
+        nodes[2].close()
+        counted: list[bool] = []
+
+        def work(run: Regression) -> None:
+            while run.trainer.step_count < 12:
+                counted.append(run.step().counted)
+
+        everywhere(runs[:2], work)
+        assert counted.count(False) == 1
+        assert runs[0].fingerprint == runs[1].fingerprint
+        runs[0].sampler.check()
+        assert runs[0].sampler.epoch == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext, GradientCompressor, SimulatedBackend
+from potluck.core.steps import Position
 from potluck.training.checkpoint import latest
 from potluck.training.checkpoint_reading import checkpoints
 from potluck.training.elastic import ElasticTrainer
@@ -104,11 +105,15 @@ def test_resuming_without_anything_says_so(
     assert "No complete checkpoint" in caplog.text
 
 
-def test_without_being_asked_it_begins_anew(tmp_path: Path) -> None:
-    """Checkpoints that lie in the folder are not loaded."""
+def test_without_being_asked_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints that lie in the folder are not loaded, and the log says so."""
     train([tmp_path], 4)
+    assert not caplog.text
     runs = train([tmp_path], 1)
     assert runs[0].trainer.step_count == 1
+    assert "has a checkpoint of step 4, which is not loaded" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(
@@ -121,6 +126,32 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_training(
     assert runs[0].trainer.step_count == 5
     assert "No checkpoints here" in caplog.text
     assert "The last checkpoint here failed" in caplog.text
+
+
+def test_a_disk_that_was_full_for_a_while_ends_nothing(tmp_path: Path) -> None:
+    """The next checkpoint is saved as if nothing had been."""
+    tree = {"model": np.arange(4.0)}
+    saving = Saving(tmp_path / "file", 1, 3)
+    (tmp_path / "file").write_text("in the way")
+    failed = saving.save(tree, None, Position("f" * 32, 1, 1))
+    assert failed is not None
+    assert failed.ends_within(None)
+    (tmp_path / "file").unlink()
+    saving.save(tree, None, Position("f" * 32, 1, 2))
+    saving.close()
+    found = latest(tmp_path / "file")
+    assert found is not None
+    assert found.step == 2
+
+
+@pytest.mark.usefixtures("resuming")
+def test_a_checkpoint_of_another_training_is_named(tmp_path: Path) -> None:
+    """Which one it is, and what does not fit."""
+    train([tmp_path], 2)
+    (alone,) = members(1)
+    other = TrainingState(model=np.zeros(3), optimizer=np.zeros(3), sampler=np.zeros(1))
+    with alone, pytest.raises(ValueError, match=r"step-0.* is of another training .*model"):
+        ElasticTrainer(alone, other, lambda _: None, checkpoints=tmp_path)
 
 
 def compressed(context: DistributedContext, folder: Path, number: int) -> Any:

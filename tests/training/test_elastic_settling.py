@@ -14,9 +14,9 @@ from potluck import (
     MalformedFrame,
     SimulatedBackend,
 )
-from potluck.core.steps import Report
+from potluck.core.steps import FRESH, Action, Decision, Report
 from potluck.training.elastic_record import Record, check_records
-from potluck.training.elastic_settling import Standing, settle
+from potluck.training.elastic_settling import Settlement, Standing, settle
 from potluck.training.shares import Condition
 from potluck.vocabulary import NodeId, ProcessId, View
 
@@ -47,3 +47,11 @@ def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
         check_records([record, dataclasses.replace(record, step=4)])
     with pytest.raises(CollectiveMismatch, match="different epochs"):
         check_records([record, dataclasses.replace(record, epoch=1)])
+
+
+def test_what_two_have_taken_counts_for_one() -> None:
+    """One was away while its samples were handed out anew; both stand where all stand."""
+    actions = Action.KEEP, Action.KEEP, Action.APPLY, Action.RECEIVE, Action.RECEIVE
+    taken = ((0, 4),), ((3, 6),), ((8, 9),), ((4, 6),), ((6, 8),)
+    found = Settlement(Decision(FRESH, actions, ""), actions[0], taken, (), (), ())
+    assert found.kept({0, 1, 2, 3}) == [((0, 4),), None, (), ((4, 6),), None]

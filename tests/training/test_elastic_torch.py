@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from potluck import DistributedContext, SimulatedBackend
+from potluck import BackendUnavailable, DistributedContext, SimulatedBackend
 from potluck.training.elastic_torch import ElasticOptimizer
 from potluck.training.sampler import ElasticSampler
 from support.clusters import clusters
@@ -213,6 +213,26 @@ def test_what_overlap_cannot_do_is_said() -> None:
             optimizer.step()
         with pytest.raises(ValueError, match="One backward pass is watched"):
             backward()
+        model, optimizer = deep(alone)
+        optimizer.start()
+        with optimizer.overlap():
+            for _ in range(2):
+                model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(ValueError, match="or added up by several passes"):
+            optimizer.step()
+
+
+def test_a_backward_pass_that_fails_in_overlap_ends_this_member() -> None:
+    """The others have a part of its gradients already: it says so, and what to do."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        _, optimizer = deep(alone)
+        optimizer.start()
+        with pytest.raises(MemoryError), optimizer.overlap():
+            raise MemoryError
+        with pytest.raises(BackendUnavailable, match=r"MemoryError\(\).*Start it again"):
+            optimizer.step()
+        with pytest.raises(BackendUnavailable, match="overlap"), optimizer.overlap():
+            pass
 
 
 def test_a_view_ends_in_the_middle_of_a_backward_pass() -> None:

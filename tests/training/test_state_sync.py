@@ -133,6 +133,25 @@ def test_what_has_arrived_is_not_sent_again(
     assert np.array_equal(states[3], states[0])
 
 
+def test_what_came_of_an_older_state_is_forgotten(
+    group: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off again and again while the others go on, it never keeps more than one state."""
+    monkeypatch.setattr(state_sync, "ROUND", 2)
+    states = [model() for _ in range(3)] + [np.zeros(6 * CHUNK // 8)]
+    syncs = [StateSync(TrainingState(model=state)) for state in states]
+
+    def cut(rank: int) -> None:
+        with pytest.raises(ViewChanged):
+            syncs[rank].run(Breaking(group[rank], 1), [0, 1, 2], "same")  # type: ignore[arg-type]
+
+    for _ in range(3):
+        together(*(lambda rank=rank: cut(rank) for rank in range(4)))
+        for state in states[:3]:
+            np.add(state, 1, out=state)
+        assert len(syncs[3]._arrived) == 2
+
+
 def test_a_server_that_sends_something_else_is_named(group: list[DistributedContext]) -> None:
     """Its part does not match the hash that was announced; nothing of it is used."""
     states = [model(2) for _ in range(3)] + [np.zeros(2 * CHUNK // 8)]

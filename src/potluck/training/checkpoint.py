@@ -21,6 +21,7 @@ import numpy as np
 
 from potluck.arrays.base import Array
 from potluck.backend.base import read_view
+from potluck.logs import get_logger
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.work import Work
 from potluck.training import trees
@@ -37,6 +38,8 @@ from potluck.training.checkpoint_manifest import (
 from potluck.training.checkpoint_reading import Checkpoint, checkpoints, part_of
 
 __all__ = ["Checkpoint", "Checkpointer", "latest"]
+
+logger = get_logger(__name__)
 
 ENDING = 600.0
 """Seconds that closing waits for a save under way."""
@@ -103,11 +106,16 @@ class Checkpointer:
         """Save a tree of arrays and plain values as the state after ``step``.
 
         Returns when this rank's part has been copied; the files are written meanwhile.  One save is
-        under way at a time: the next waits for it, and raises what went wrong with it.  ``own`` is
-        a tree that this rank alone has.
+        under way at a time: the next waits for it, and raises what went wrong with it, once.
+        ``own`` is a tree that this rank alone has.
         """
-        if self._work is not None:
-            self._work.wait(ENDING)
+        before = self._work
+        if before is not None:
+            try:
+                before.wait(ENDING)
+            finally:
+                if before.done:
+                    self._work = None  # a disk that was full for a while ends nothing
         job = self._prepare(tree, own, (lineage, epoch, step))
         self.last_nbytes = job.manifest.size
         work: Work[Path] = Work(lambda: f"Saving step {step}")
@@ -209,7 +217,10 @@ class Checkpointer:
             job.manifest, begins=len(header), checksums=tuple(checksums)
         )
         write_whole(job.folder / f"{name}.json", [manifest.encode()])
-        self._tidy(job.manifest.lineage)
+        try:
+            self._tidy(job.manifest.lineage)
+        except OSError as error:  # others who share the folder tidy too; what was saved is there
+            logger.debug("Old checkpoints in %s stay for now: %s", self.folder, error)
         return job.folder
 
     def _tidy(self, lineage: str) -> None:
@@ -238,7 +249,8 @@ class Checkpointer:
 
 
 def _short(lineage: str) -> str:
-    return lineage[:8] or "start"
+    # It may come from another member, or from a file: never a way out of the folder.
+    return (lineage if lineage.isalnum() else digest(lineage.encode()))[:8] if lineage else "start"
 
 
 def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:

@@ -85,12 +85,15 @@ class Manifest(msgspec.Struct, frozen=True):
         blocks = -(-self.size // BLOCK)
         if not 0 <= self.rank < self.world_size or len(self.checksums) != blocks:
             raise IoError("The manifest of a checkpoint contradicts itself")
+        claimed = 0
         for piece in self.pieces:
             whole, width = math.prod(piece.shape), dtype_of(piece.dtype).itemsize
             end = piece.offset + (piece.stop - piece.start) * width
             if not 0 <= piece.start <= piece.stop <= whole or not 0 <= piece.offset <= end:
                 raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
-            if end > self.size:
+            claimed += (piece.stop - piece.start) * width
+            # Pieces do not share bytes: a small file cannot claim to be a huge array.
+            if min(piece.shape, default=0) < 0 or end > self.size or claimed > self.size:
                 raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
 
 

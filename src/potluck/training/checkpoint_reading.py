@@ -209,10 +209,17 @@ def _manifests(folder: Path) -> list[Manifest]:
             raise IoError(f"The parts in {folder} belong to different checkpoints")
         path = folder / f"{name}.safetensors"
         expected = manifest.begins + manifest.size
-        if not path.is_file() or path.stat().st_size != expected:
+        if _size(path) != expected:
             raise IoError(f"{path} is missing or has not the {expected} bytes that were written")
         manifests.append(manifest)
     return manifests
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:  # somebody else removes it right now
+        return -1
 
 
 def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:

@@ -172,7 +172,15 @@ class ElasticTrainer(HeadStart):
         if self._settled is not None:
             msg = "A checkpoint is loaded before the trainer starts: the others have a state now"
             raise ValueError(msg)
-        self._state.restore(checkpoint.tree())
+        tree = checkpoint.tree()
+        try:
+            self._state.restore(tree)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            msg = (
+                f"The checkpoint {checkpoint.folder} is of another training than this: {error}. "
+                "Use the script that saved it, or another folder."
+            )
+            raise ValueError(msg) from error
         if self._compressor is not None:
             restore_own(checkpoint, self._compressor, self._group.rank, self._group.world_size)
         logger.info("Going on from step %d, saved in %s", checkpoint.step, checkpoint.folder)

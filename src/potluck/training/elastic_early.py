@@ -28,6 +28,8 @@ class HeadStart(Member):
         """Tell the others what will come, unless a view ends meanwhile."""
         if self._settled is None or self._pending is not None or self._broken is not None:
             return
+        if not weight:
+            return  # perhaps nobody brings anything, and then nothing is averaged
 
         def begin(view: View) -> None:
             attempt = Position(view.lineage, view.epoch, self.position.step + 1)

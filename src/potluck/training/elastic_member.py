@@ -124,6 +124,7 @@ class Member:
 
     def _settle(self, view: View) -> None:
         self._settled = None
+        self._drop_try()  # of a view that is over
         self._report = replace(self._report, founder=self._ground.has_founded(view))
         standing = Standing(
             self._report,
@@ -152,8 +153,9 @@ class Member:
         self._pace.conditions = found.conditions
         self._others_wait = any(rank != self._group.rank for rank in found.waiting)
         kept = found.kept(alike)
-        if found.action is Action.RECEIVE:
-            self._become(decision.target, keep=kept[self._group.rank] is not None)
+        is_kept = kept[self._group.rank] is not None
+        if found.action is Action.RECEIVE or not is_kept:
+            self._become(decision.target, keep=is_kept)
         self._report = replace(self._report, attended=(view.lineage, view.epoch))
         self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
         self._saving.meet(found.tokens)
@@ -165,7 +167,11 @@ class Member:
             if self._pending is not None:
                 size = self._group.world_size
                 self._outcome = StepOutcome(target.step, False, size, 0.0, self._pending.tries)
-                logger.warning("The gradients at %s were for a state that is gone", self.position)
+                logger.warning(
+                    "The gradients at %s do not count: they were for a state that is gone, or for "
+                    "samples that another member has now",
+                    self.position,
+                )
             self._pending, self._taken = None, None
         if self._compressor is not None:
             self._compressor.discard()
@@ -183,6 +189,8 @@ class Member:
         attempt = Position(view.lineage, view.epoch, self.position.step + 1)
         if not (self._report.holds and self._report.attempt == attempt):
             self._average(pending, attempt, view)
+            if self._pending is None:
+                return self._outcome
         # Otherwise an earlier call was interrupted here, and the others wait.
         self._group.barrier(self._timeout)
         self._commit()
@@ -219,6 +227,9 @@ class Member:
             signature = pending.gradients.buckets.signature
             begun = self._begun = self._begin(pending.weight, signature, attempt)
         records = begun.records(self._timeout)
+        if self.sampler is not None and not any(each.share or each.weight for each in records):
+            self._set_aside(pending)
+            return
         self._check(records)
         begun.finish(pending.gradients, self._timeout)
         made = attempt.step - 1
@@ -226,6 +237,13 @@ class Member:
             self._compare(view)
         pending.records, self._begun = records, None
         self._report = replace(self._report, holds=True)
+
+    def _set_aside(self, pending: Pending) -> None:
+        """Those who had the last samples are gone: nobody brings any, and all take them anew."""
+        size = self._group.world_size
+        self._outcome = StepOutcome(self.position.step, False, size, 0.0, pending.tries)
+        self._begun, self._pending, self._taken, self._reserved = None, None, None, ()
+        self._report = replace(self._report, attempt=None, holds=False)
 
     def _compare(self, view: View) -> SyncReport:
         """See whether all have the same state and how they are; put right what differs."""

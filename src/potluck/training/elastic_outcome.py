@@ -21,7 +21,10 @@ class StepOutcome:
     step: int
     """Steps that are committed now."""
     counted: bool
-    """Whether this member's gradients are in it; if not, they were for a state it no longer has."""
+    """Whether this member's gradients are in it.
+
+    If not, they were for a state it no longer has, or for samples that others have now.
+    """
     world_size: int
     """How many members there are now."""
     weight: float

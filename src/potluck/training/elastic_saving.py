@@ -7,11 +7,13 @@ it, and each of them writes a part.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.steps import Position
-from potluck.errors import DistributedError
+from potluck.errors import DistributedError, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.work import Work
 from potluck.training.checkpoint import Checkpoint, Checkpointer, latest
@@ -50,10 +52,19 @@ class Saving:
             self.token = ""
         self._sharers = 0, 1  # this member's place among those who share the folder
         self._checkpointer: Checkpointer | None = None
+        self._farewell: Callable[[], None] | None = None
 
     def found(self) -> Checkpoint | None:
         """The checkpoint to go on from, if the user wants that and there is one."""
         if os.environ.get(RESUME, "0") in ("", "0"):
+            there = None if self.folder is None else latest(self.folder)
+            if there is not None:
+                logger.warning(
+                    "%s has a checkpoint of step %d, which is not loaded; resuming later goes on "
+                    "from the latest step there. Begin another training in another folder.",
+                    self.folder,
+                    there.step,
+                )
             return None
         if self.folder is None:
             logger.warning(
@@ -82,15 +93,15 @@ class Saving:
         """What the members of a view told: all of them have left their marks."""
         if self.folder is None:
             return
-        here = [each for each in tokens if each and (self.folder / f"{_MARK}{each}").exists()]
+        here = [each for each in tokens if each and _is_marked(self.folder, each)]
         if self.token not in here:
             here = [self.token]
         sharers = here.index(self.token), len(here)
         if sharers != self._sharers:
             self._end()
         self._sharers = sharers
-        for path in self.folder.glob(f"{_MARK}*"):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"{_MARK}*"):
                 if time.time() - path.stat().st_mtime > _DAY:
                     path.unlink()
 
@@ -103,17 +114,24 @@ class Saving:
     def save(self, tree: Any, own: Any, position: Position) -> Work[Path] | None:
         """Save meanwhile; what goes wrong is said, and training goes on."""
         assert self.folder is not None
-        try:
-            if self._checkpointer is None:
-                place, count = self._sharers
-                self._checkpointer = Checkpointer(
-                    self.folder, rank=place, world_size=count, keep=self.keep
-                )
-            lineage, epoch, step = position
-            return self._checkpointer.save(tree, step, lineage=lineage, epoch=epoch, own=own)
-        except (OSError, DistributedError) as error:
-            logger.warning("The last checkpoint here failed: %s", error)
-            return None
+        if self._checkpointer is None:
+            place, count = self._sharers
+            self._checkpointer = Checkpointer(
+                self.folder, rank=place, world_size=count, keep=self.keep
+            )
+            # A program may end without closing; what it saved last is to be there.
+            self._farewell = functools.partial(_finish, self._checkpointer)
+            atexit.register(self._farewell)
+        saver = self._checkpointer
+        lineage, epoch, step = position
+        for _ in range(2):
+            try:
+                return saver.save(tree, step, lineage=lineage, epoch=epoch, own=own)
+            except (OSError, DistributedError) as error:  # of the one before
+                logger.warning("The last checkpoint here failed: %s", error)
+                if isinstance(error, Timeout):
+                    break  # it is still being written
+        return None
 
     @property
     def last_nbytes(self) -> int:
@@ -129,11 +147,23 @@ class Saving:
 
     def _end(self) -> None:
         checkpointer, self._checkpointer = self._checkpointer, None
-        if checkpointer is not None:
-            try:
-                checkpointer.close()
-            except (OSError, DistributedError) as error:
-                logger.warning("The last checkpoint here failed: %s", error)
+        if checkpointer is not None and self._farewell is not None:
+            atexit.unregister(self._farewell)
+            _finish(checkpointer)
+
+
+def _finish(checkpointer: Checkpointer) -> None:
+    try:
+        checkpointer.close()
+    except (OSError, DistributedError) as error:
+        logger.warning("The last checkpoint here failed: %s", error)
+
+
+def _is_marked(folder: Path, token: str) -> bool:
+    try:
+        return (folder / f"{_MARK}{token}").exists()
+    except OSError:  # no folder for this user
+        return False
 
 
 def own_part(compressor: GradientCompressor | None, rank: int) -> Any:

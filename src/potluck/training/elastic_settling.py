@@ -89,18 +89,21 @@ class Settlement:
     """In rank order: the marks they have left in their folders."""
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
-        """In rank order, what members still have in hand; None for what was for another state.
+        """In rank order, what members still have in hand; None for what does not count.
 
         ``alike`` are the ranks that had the state before anything was sent.
         """
-        kept: list[Intervals | None] = [
-            taken if action is Action.KEEP else () if action is Action.APPLY else None
-            for taken, action in zip(self.taken, self.decision.actions, strict=True)
-        ]
-        for rank in self.decision.receivers:
+        kept: list[Intervals | None] = [None] * len(self.taken)
+        for rank in (*self.decision.sources, *self.decision.receivers):
+            action = self.decision.actions[rank]
             others = pieces([share for share in kept if share])
-            # Two who began apart may have taken the same: what the first one has counts.
-            if rank in alike and not overlap(self.taken[rank], others):
+            if action is Action.APPLY:
+                kept[rank] = ()
+            elif action is Action.RECEIVE and rank not in alike:
+                continue
+            # Two who began apart, or of whom one was away while its samples were handed out anew,
+            # may have taken the same: what the first one has counts.
+            elif not overlap(self.taken[rank], others):
                 kept[rank] = self.taken[rank]
         return kept
 

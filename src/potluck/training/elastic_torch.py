@@ -72,6 +72,9 @@ class ElasticOptimizer(torch.optim.Optimizer):
         self._backward.begin(self.trainer.counts(weight))
         try:
             yield
+        except BaseException as error:
+            self._backward.failure = repr(error)
+            raise
         finally:
             self._backward.end()
 

@@ -9,6 +9,7 @@ import torch
 
 from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
+from potluck.errors import BackendUnavailable
 from potluck.training.elastic import ElasticTrainer
 from potluck.training.elastic_averaging import Buckets, Leaf
 
@@ -31,8 +32,11 @@ class Backward:
             each: place for place, each in enumerate(self._parameters)
         }
         self._ready: dict[int, tuple[torch.Tensor, int]] = {}  # each gradient, and its version
+        self._sent: set[int] = set()  # gradients whose averaging has begun
         self.weight = 0.0
         """Of the pass that was watched last."""
+        self.failure = ""
+        """What ended a watched pass in the middle, if something did."""
         self._is_watching = False
         self.buckets: Buckets | None = None
         """Of the pass that was watched since the last step, if one was."""
@@ -40,6 +44,7 @@ class Backward:
 
     def begin(self, weight: float) -> None:
         """Watch the pass that follows."""
+        self._check_failure()
         if self.buckets is not None:
             msg = "One backward pass is watched for each step(): the last one before it"
             raise ValueError(msg)
@@ -59,16 +64,27 @@ class Backward:
 
     def take(self) -> Buckets | None:
         """The buckets of the watched pass, for the step; raises if gradients have changed since."""
+        self._check_failure()
         for number, (gradient, version) in self._ready.items():
             if self._parameters[number].grad is not gradient or gradient._version != version:  # noqa: SLF001
                 msg = (
                     f"The gradient of {self._names[number]} was changed after its averaging began. "
-                    "Leave out overlap() where they are changed before the step, as by clipping."
+                    "Leave out overlap() where they are changed before the step, as by clipping, "
+                    "or added up by several passes."
                 )
                 raise ValueError(msg)
         buckets, self.buckets = self.buckets, None
         self._ready.clear()
+        self._sent.clear()
         return buckets
+
+    def _check_failure(self) -> None:
+        if self.failure:
+            raise BackendUnavailable(
+                "The others have a part of this member's gradients, and will not get the rest",
+                cause=f"the backward pass in overlap() failed: {self.failure}",
+                hint="Start it again, or leave out overlap() where a pass may fail.",
+            )
 
     def _planned(self) -> Buckets:
         leaves = []
@@ -80,7 +96,10 @@ class Backward:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self._is_watching or self.buckets is None or parameter.grad is None:
             return
-        self._ready[self._number[parameter]] = parameter.grad, parameter.grad._version  # noqa: SLF001
+        number = self._number[parameter]
+        if number in self._sent:
+            return  # its bucket is on the way: take() sees that another pass has changed it
+        self._ready[number] = parameter.grad, parameter.grad._version  # noqa: SLF001
         while self._next < len(self.buckets.all):
             leaves = self.buckets.all[self._next].leaves
             if not all(leaf in self._ready for leaf in leaves):
@@ -88,4 +107,5 @@ class Backward:
             flats = [lend(self._ready[leaf][0], Access.READ).flat for leaf in leaves]
             self.buckets.pack(self._next, flats, self.weight)
             self._trainer.go_on_early(self.buckets, self._next)
+            self._sent.update(leaves)
             self._next += 1

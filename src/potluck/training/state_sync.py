@@ -68,6 +68,8 @@ class StateSync:
         chosen = _reference([(rank, everyone[rank]) for rank in sources])
         servers = [rank for rank, (digest, _) in enumerate(everyone) if digest == chosen]
         receivers = [rank for rank in range(len(everyone)) if rank not in servers]
+        if group.rank in servers:
+            self._arrived.clear()  # what came before the others agreed is of no use now
         if not receivers:
             return SyncReport((), tuple(servers), 0, mine.nbytes)
         _name_the_diverged(sources, everyone, servers)
@@ -84,6 +86,8 @@ class StateSync:
         return SyncReport(tuple(receivers), tuple(servers), received, layout.nbytes)
 
     def _needed(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> list[int]:
+        # What came of an older state is of no use, and as large as that.
+        self._arrived = {each: self._arrived[each] for each in digests if each in self._arrived}
         have = set(self._arrived)
         if mine.layout.arrays == layout.arrays:
             have.update(
