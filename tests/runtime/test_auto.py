@@ -54,7 +54,6 @@ def test_a_node_that_leaves_is_named_and_the_others_go_on() -> None:
         assert caught.value.rank == 2
         assert caught.value.node == nodes[2].process.node
         assert caught.value.recoverable
-        assert "goodbye" in str(caught.value)
         with pytest.raises(potluck.PeerLost, match="Rank 2"):
             nodes[1].all_reduce(1.0)
         for node in nodes[:2]:

@@ -152,7 +152,7 @@ class Wire:
 def main() -> None:
     """Run one program after the other."""
     logging.basicConfig(format="%(message)s")  # a rank's warnings are in its log
-    wire = Wire()
+    wire, environment = Wire(), dict(os.environ)
     modules: dict[str, Any] = {}
     while True:
         command, words = wire.commands.get()
@@ -164,6 +164,8 @@ def main() -> None:
             wire.write({"failure": as_failure(error)})
         else:
             wire.write({"value": value})
+        os.environ.clear()  # the next program may be of another test
+        os.environ.update(environment)
 
 
 def _load(file: str, modules: dict[str, Any]) -> Any:
