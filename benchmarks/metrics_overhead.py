@@ -11,68 +11,29 @@ says how far to trust it.  FILE may be ``-`` for the terminal.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import logging
-import os
-import platform
-import socket
-import statistics
-import subprocess
-import sys
 import time
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from potluck import (
-    DistributedContext,
-    DistributedMetrics,
-    NetworkNamespace,
-    SecurityWarning,
-    TcpBackend,
-)
+from _overhead import Rounds, compare, join, run, take_turns
+from potluck import DistributedContext, DistributedMetrics
 from potluck.collective.task import Collective, Task
 from potluck.metrics.operations import LONG
 from potluck.runtime.call import Call
 from potluck.runtime.counting import count
 
-PATIENCE = 60.0
-"""Seconds after which a measurement is given up."""
-
 BAR = 0.02
 """What the overhead may be at most."""
 
-ROUNDS, QUICK_ROUNDS = 300, 40
 SLICES = 300
 """Slices of as many operations as a journal has room for, to learn what one costs by itself."""
 
 
-def join(rank: int, master: str) -> TcpBackend:
-    """A group of two without encryption."""
-    logging.disable(logging.WARNING)  # it says so twice, and it is meant
-    warnings.simplefilter("ignore", SecurityWarning)
-    return TcpBackend(rank, 2, master, timeout=PATIENCE, namespace=NetworkNamespace.insecure())
-
-
-def slice_of(context: DistributedContext, array: np.ndarray[Any, Any], count: int) -> float:
-    """Seconds of a typical operation."""
-    taken = []
-    context.barrier()
-    for _ in range(count):
-        began = time.perf_counter()
-        context.all_reduce(array)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-def measure(rank: int, masters: list[str], rounds: int, count: int) -> list[list[float]]:
+def measure(rank: int, masters: list[str], rounds: int, count: int) -> Rounds:
     """For each round the seconds without, with, and again without metrics."""
-    array = np.zeros(1024, np.float32)
     with contextlib.ExitStack() as stack:
         backends = [join(rank, master) for master in masters]
         contexts = [
@@ -83,13 +44,7 @@ def measure(rank: int, masters: list[str], rounds: int, count: int) -> list[list
                 DistributedContext(backends[2]),
             )
         ]
-        for context in contexts:
-            slice_of(context, array, 5 * count)
-        found = []
-        for turn in range(rounds):
-            order = [0, 1, 2] if turn % 2 else [2, 1, 0]
-            seconds = {which: slice_of(contexts[which], array, count) for which in order}
-            found.append([seconds[which] for which in range(3)])
+        found = take_turns(contexts, rounds, count)
         snapshot = contexts[1].metrics_snapshot()
         assert snapshot is not None
         assert snapshot.all_reduce.completed == (rounds + 5) * count
@@ -114,30 +69,17 @@ def cost_of_counting() -> float:
     return quickest / len(turns)
 
 
-def free_address() -> str:
-    """Where nobody listens yet."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def report(found: list[list[float]]) -> dict[str, Any]:
+def report(found: Rounds) -> dict[str, Any]:
     """The figures of all rounds."""
-    without, counted, again = (statistics.median(each) for each in zip(*found, strict=True))
-    overheads = [2 * one / (before + after) - 1 for before, one, after in found]
-    overhead = statistics.median(overheads)
+    facts = compare("metrics overhead", found)
+    alone, seconds = cost_of_counting(), facts["seconds"]
+    share = 2 * alone / (seconds["without"] + seconds["without again"])
     return {
-        "benchmark": "metrics overhead",
-        "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "size_bytes": 4096,
-        "rounds": len(found),
-        "seconds": {"without": without, "with": counted, "without again": again},
-        "overhead": overhead,
-        "noise": abs(statistics.median(b / a for a, _, b in found) - 1),
-        "counting_seconds": (alone := cost_of_counting()),
-        "counting_share": 2 * alone / (without + again),
+        **facts,
+        "counting_seconds": alone,
+        "counting_share": share,
         "bar": BAR,
-        "met": overhead <= BAR,
+        "met": facts["overhead"] <= BAR,
     }
 
 
@@ -157,36 +99,5 @@ def show(facts: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Measure, and say."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--rounds", type=int, default=None, metavar="N")
-    parser.add_argument("--count", type=int, default=100, metavar="N", help="operations in a slice")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the figures there; - for the terminal"
-    )
-    parser.add_argument("--second", nargs=3, metavar="ADDRESS", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    rounds = chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS)
-    if chosen.second:
-        measure(1, chosen.second, rounds, chosen.count)
-        return
-    masters = [free_address() for _ in range(3)]
-    command = [sys.executable, __file__, "--second", *masters]
-    command += ["--rounds", str(rounds), "--count", str(chosen.count)]
-    with subprocess.Popen(command) as second:
-        try:
-            facts = report(measure(0, masters, rounds, chosen.count))
-        finally:
-            second.terminate()
-    if chosen.json == "-":
-        print(json.dumps(facts))
-        return
-    show(facts)
-    if chosen.json:
-        Path(chosen.json).write_text(json.dumps(facts), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run(__file__, __doc__ or "", measure, report, show)
