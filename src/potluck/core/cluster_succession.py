@@ -115,19 +115,27 @@ class Succession:
         s = self._situation
         proposal = self._proposal
         assert proposal is not None
-        words = self._acceptors.values()
-        gone = s.gone.union(*(word.proofs for word in words))
-        if not has_quorum(view.members, {s.id, *self._acceptors}, gone):
-            return False
-        voices = {who: word for who, word in self._acceptors.items() if who not in gone}
-        living = [word for who, word in voices.items() if not self._has_long_ended(who)]
-        silent = self._silent().intersection(*(word.silent for word in living))
-        if not gone | silent | {s.id, *self._acceptors} >= set(view.members):
-            return False
+        if not self._is_agreed(view, dict(self._acceptors)):
+            # An acceptor that has fallen silent cannot say any more who is silent to it.  It need
+            # not, if the others are a quorum without it: then it is one of those left behind.
+            heard = {w: a for w, a in self._acceptors.items() if not s.is_silent(w)}
+            if len(heard) == len(self._acceptors) or not self._is_agreed(view, heard):
+                return False
         commit = Commit(view.lineage, view.epoch + 1, proposal)
         s.tell(dict.fromkeys([*s.others(), *proposal.members]), commit)
         self._tenure.take_commit(s.id, commit)
         return True
+
+    def _is_agreed(self, view: View, acceptors: dict[ProcessId, Accepted]) -> bool:
+        """Whether we and these are a quorum to which everybody else is silent, or gone."""
+        s = self._situation
+        gone = s.gone.union(*(word.proofs for word in acceptors.values()))
+        if not has_quorum(view.members, {s.id, *acceptors}, gone):
+            return False
+        voices = {who: word for who, word in acceptors.items() if who not in gone}
+        living = [word for who, word in voices.items() if not self._has_long_ended(who)]
+        silent = self._silent().intersection(*(word.silent for word in living))
+        return gone | silent | {s.id, *acceptors} >= set(view.members)
 
     def _has_long_ended(self, who: ProcessId) -> bool:
         """Whether an acceptor ended so long ago that nobody holds a lease of it any more."""
