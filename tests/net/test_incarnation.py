@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from potluck.errors import BackendUnavailable
 from potluck.net import incarnation
 from potluck.net.incarnation import (
-    Incarnation,
     boot_tag,
     claim_incarnation,
     claim_process,
@@ -27,6 +25,8 @@ from potluck.net.incarnation import (
 )
 from potluck.net.private_files import maybe_lock
 from potluck.vocabulary import NodeId
+from support.forks import in_child
+from support.threads import PATIENCE
 
 NODE, OTHER = NodeId("a" * 32), NodeId("b" * 32)
 
@@ -40,6 +40,19 @@ sys.stdin.readline()
 mine = claim_incarnation(Path(sys.argv[1]))
 print(mine.number, mine.slot, flush=True)
 sys.stdin.read()
+"""
+
+
+# Claims, and ends; a child that it made lives until its input ends.
+_FORKING_CLAIMANT = """
+import os, sys
+from pathlib import Path
+from potluck.net.incarnation import claim_incarnation
+mine = claim_incarnation(Path(sys.argv[1]))
+if os.fork() == 0:
+    print(mine.slot, flush=True)
+    sys.stdin.read()
+os._exit(0)
 """
 
 
@@ -189,24 +202,12 @@ def test_a_failed_claim_leaves_the_slot_free(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_does_not_keep_its_parents_slot(tmp_path: Path) -> None:
     """Data loaders that outlive a killed trainer must not make it look alive."""
-    context = multiprocessing.get_context("fork")
-    slots, stop = context.SimpleQueue(), context.Event()
-    parent = context.Process(target=_claim_and_fork, args=(tmp_path, slots, stop))
-    parent.start()
-    assert slots.get() == 0
-    parent.join()  # it has ended, its child lives on
-    try:
+    command = [sys.executable, "-c", _FORKING_CLAIMANT, str(tmp_path)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "0\n"
+        parent.wait(PATIENCE)  # it has ended, its child lives on
         assert claim_incarnation(tmp_path).slot == 0
-    finally:
-        stop.set()
-
-
-def _claim_and_fork(home: Path, slots: multiprocessing.SimpleQueue[int], stop: object) -> None:
-    mine: Incarnation = claim_incarnation(home)
-    if os.fork() == 0:
-        slots.put(mine.slot)
-        stop.wait(30)  # type: ignore[attr-defined]
-    os._exit(0)
 
 
 def machine(root: Path, **files: str) -> Path:
@@ -320,15 +321,6 @@ def test_a_process_may_claim_further_starts_and_give_them_back(tmp_path: Path) -
 def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
     """It shares nothing with its parent that would let the two be taken for one."""
     mine = this_process(NODE, tmp_path)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        theirs = this_process(NODE, tmp_path)
-        os.write(writing, f"{theirs.incarnation} {theirs.slot}".encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        number, slot = map(int, stream.read().split())
-    os.waitpid(child, 0)
+    number, slot = in_child(lambda: this_process(NODE, tmp_path)[-1:-3:-1])
     assert number > mine.incarnation
     assert slot != mine.slot

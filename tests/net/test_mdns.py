@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 
 import psutil
 import pytest
 import zeroconf
 
 from potluck.net.mdns import DiscoveryUnavailable, open_zeroconf, scoped, unscoped
+from support.forks import in_child
 from support.threads import eventually
 
 
@@ -70,16 +72,31 @@ def test_a_forked_child_lets_go_of_the_sockets() -> None:
     try:
         eventually(lambda: len(opened.engine.readers) > 1)
         numbers = [each.fileno for each in opened.engine.readers]
-        child = os.fork()
-        if child == 0:
-            closed = 0
-            for number in numbers:
-                try:
-                    os.fstat(number)
-                except OSError:
-                    closed += 1
-            os._exit(closed)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(numbers)
-        assert all(os.fstat(number) for number in numbers)  # ours are as they were
+        assert in_child(lambda: [_is_socket(number) for number in numbers]) == [False, False]
+        assert all(_is_socket(number) for number in numbers)  # ours are as they were
     finally:
         opened.close()
+
+
+def test_a_forked_child_closes_nothing_that_is_not_its_parents_zeroconf() -> None:
+    """One that was closed has numbers that belong to others by now."""
+    opened = open_zeroconf(["127.0.0.1"], hint="")
+    eventually(lambda: len(opened.engine.readers) > 1)
+    numbers = [each.fileno for each in opened.engine.readers]
+    opened.close()
+    eventually(lambda: not any(map(_is_socket, numbers)))
+    taken = [socket.socket() for _ in range(20)]
+    try:
+        again = [each.fileno() for each in taken if each.fileno() in numbers]
+        assert again
+        assert in_child(lambda: [_is_socket(number) for number in again]) == [True] * len(again)
+    finally:
+        for each in taken:
+            each.close()
+
+
+def _is_socket(number: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from support.threads import PATIENCE
 
 
 def open_files() -> set[str]:
@@ -31,7 +35,12 @@ def in_child(action: Callable[[], Any]) -> Any:
         os.write(writer, answer.encode())
         os._exit(0)
     os.close(writer)
+    if not select.select([reader], [], [], PATIENCE)[0]:
+        os.kill(
+            pid, signal.SIGABRT
+        )  # a lock may have been held at the fork: it tells where it waits
     with open(reader, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor has no path
-        result = json.loads(file.read())
+        answer = file.read()
     os.waitpid(pid, 0)
-    return result
+    assert answer, "the child said nothing: pytest shows where it stood, as of a crash"
+    return json.loads(answer)

@@ -214,3 +214,13 @@ def _output_of(*command: str) -> bytes:
         return subprocess.run(command, capture_output=True, timeout=5, check=True).stdout.strip()  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return b""
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _asking  # noqa: PLW0603
+    _asking = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -109,6 +109,11 @@ class _Sockets:
         if opened is None:
             return
         engine = opened.engine
-        for number in {each.fileno for each in (*engine.readers, *engine.senders)}:
-            with contextlib.suppress(OSError):
-                os.close(number)
+        # Of the sockets themselves: a zeroconf that was closed has their old numbers still, and by
+        # now these may be anybody's.  What is open gets its number taken by nothing at all, since
+        # the objects that hold it would otherwise close it again, whoever has it then.
+        numbers = {each.sock.fileno() for each in (*engine.readers, *engine.senders)} - {-1}
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in numbers:
+            os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
