@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.runtime ## several processes on this machine work together, live
+demo: $(VENV)/.runtime ## three nodes find each other, train, lose one and get it back, live
 	@$(BIN)/potluck demo $(ARGS)
 
 test: style types ## style, types and all tests (soaks excepted)

@@ -80,6 +80,22 @@ def test_who_connects_and_asks_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatc
         assert ask(served.port).status == 200
 
 
+def test_many_who_ask_nothing_keep_nobody_out() -> None:
+    """Who has been silent for longest gives way to a newcomer; a page that is being served stays."""
+    with dashboard() as served, Stream(served.port) as stream:
+        stream.next("whole")
+        silent = [connect(served.port) for _ in range(2 * server.MAX_CONNECTIONS)]
+        try:
+            for _ in range(3):
+                assert ask(served.port).status == 200
+            assert is_cut_off(silent[0])
+            served._broadcast.tell(1, b"1")
+            assert stream.next("news")[2] == 1
+        finally:
+            for sock in silent:
+                sock.close()
+
+
 def test_who_asks_only_for_the_head_of_the_stream_gets_just_that() -> None:
     """And takes no seat."""
     with dashboard() as served:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Dashboard"]
 
 MAX_CONNECTIONS = 64
-"""Of browsers, all pages together; more are told to come back."""
+"""Of browsers, all pages together.  Who has asked nothing for longest gives way to one more; where
+all have, that one is told to come back."""
 
 MAX_HEAD = 16 << 10
 """Bytes of a request, which has no body."""
@@ -129,11 +130,35 @@ class PatientProtocol(H11Protocol):
 
     _hurry: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected: it has to ask something."""
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._hurry = self.loop.call_later(ASK_WITHIN, self._give_up_unless_asked)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Have fewer than the most, this one included."""
+        made = [each for each in self.connections if isinstance(each, PatientProtocol)]
+        open_ones = [each for each in made if not each.transport.is_closing()]
+        idle = sorted(
+            (each for each in open_ones if each is not self and each.is_idle),
+            key=lambda each: each._idle_since,  # noqa: SLF001 - another of our kind
+        )
+        for each in idle[: max(0, len(open_ones) + 1 - MAX_CONNECTIONS)]:
+            each.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was asked, or all that was asked has been answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        """All is answered: what follows may be asked on this connection as well."""
+        super().on_response_complete()
+        self._idle_since = self.loop.time()
 
     def _give_up_unless_asked(self) -> None:
         if self.cycle is None:
