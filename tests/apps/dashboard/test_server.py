@@ -81,7 +81,7 @@ def test_who_connects_and_asks_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_who_ask_nothing_keep_nobody_out() -> None:
-    """Who has been silent for longest gives way to a newcomer; a page that is being served stays."""
+    """Who was silent for longest gives way to a newcomer; a page that is being served stays."""
     with dashboard() as served, Stream(served.port) as stream:
         stream.next("whole")
         silent = [connect(served.port) for _ in range(2 * server.MAX_CONNECTIONS)]
