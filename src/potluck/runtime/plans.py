@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiled", "Plans"]
 
-SHRUNK = 2
-"""Bytes of an encoded value, about: a piece may hold more of them before it is long on the wire."""
-
 DIRECT = Strategy("direct")
 """What a codec goes with: every contribution and every result is encoded once."""
 
@@ -48,6 +45,9 @@ _SYNCHRONISING = frozenset(
 
 _VARIED = frozenset(range(18, 23))
 """numpy's numbers for text, structures and times, of which there are many each."""
+
+_MANY = 1 << 16
+"""Values whose size tells what one takes, about."""
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -186,9 +186,10 @@ class Plans:
         plan = self.plan(call)
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
-        layout = plan.layout(wide if call.codec is None else SHRUNK)
-        schedule = registry.schedule(plan.algorithm, call.task, layout)
         codec = None if call.codec is None else self._codec(call.codec)
+        # The fewer bytes a value has, the more a piece may hold before it is long on the wire.
+        layout = plan.layout(wide if codec is None else max(1, codec.size(_MANY) // _MANY))
+        schedule = registry.schedule(plan.algorithm, call.task, layout)
         units = compile_program(
             schedule.program(self._rank), layout.piece, stages_all=codec is not None
         )

@@ -41,14 +41,10 @@ class CompressHook:
     def __call__(self, state: object, bucket: GradBucket) -> Future:
         """Average one bucket."""
         del state
-        group, strategy = self._process_group(), self.compressor.strategy
+        context, strategy = self._context(), self.compressor.strategy
         if strategy.method == "powersgd":
-            return self._average_matrices(group.context, bucket, int(strategy.parameter))
+            return self._average_matrices(context, bucket, int(strategy.parameter))
         buffer = bucket.buffer()
-        # Two buckets at a time: while one is encoded, the wire is there for the other.  Random
-        # places hang on the number of the step, so there one has to follow the other.
-        takes_turns = bucket.index() % 2 == 0 or strategy.method == "random"
-        context = group.context if takes_turns else group.beside
         name = self._name(bucket)
         values = buffer if buffer.dtype is torch.float32 else buffer.float()
         compression = self.compressor.tensor(name)
@@ -96,7 +92,7 @@ class CompressHook:
 
         return future_of(works[-1], finish)
 
-    def _process_group(self) -> ProcessGroup:
+    def _context(self) -> DistributedContext:
         group = dist.group.WORLD if self._group is None else self._group
         if not isinstance(group, ProcessGroup):
             msg = (
@@ -104,7 +100,7 @@ class CompressHook:
                 f"{dist.get_backend(group)!r}: pass it as process_group="
             )
             raise TypeError(msg)
-        return group
+        return group.context
 
     def state_dict(self) -> dict[str, Any]:
         """What was left behind so far, to be saved with a checkpoint."""

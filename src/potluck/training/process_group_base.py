@@ -68,7 +68,6 @@ class GroupBase(dist.ProcessGroup):
         super().__init__(backend.rank, backend.world_size)  # type: ignore[call-arg]
         self._metrics = process_metrics()
         self._context = DistributedContext.with_metrics(backend, self._metrics)
-        self._beside: DistributedContext | None = None
         self._place = Place(backend.rank, backend.world_size)
         self._courier = Courier(backend.progress)
         self._name = group_id
@@ -85,18 +84,6 @@ class GroupBase(dist.ProcessGroup):
     def context(self) -> DistributedContext:
         """The same ranks as Potluck sees them."""
         return self._context
-
-    @property
-    def beside(self) -> DistributedContext:
-        """The same ranks once more, for operations that run at the same time as the others.
-
-        Made when first asked for; the order among operations here and there is nobody's concern.
-        """
-        if self._beside is None:
-            everybody = range(self._place.world_size)
-            self._beside = self._context.subgroup(everybody, name=f"beside {self._name}")
-        self._beside.timeout = self._context.timeout
-        return self._beside
 
     def getBackendName(self) -> str:  # noqa: N802 - C++ asks for it by this name
         """What users call it."""
@@ -149,9 +136,7 @@ class GroupBase(dist.ProcessGroup):
 
     def abort(self) -> None:
         """End every operation under way with an error, here and on the other ranks."""
-        for context in (self._context, self._beside):
-            if context is not None:
-                context.abort("the process group was aborted")
+        self._context.abort("the process group was aborted")
 
     def shutdown(self) -> None:
         """Leave the group; may be called twice."""

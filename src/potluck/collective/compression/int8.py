@@ -26,6 +26,9 @@ BLOCK = 256
 
 STEPS = 127
 
+MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits of a float32 but its sign."""
+
 SMALLEST = 2.0**-118
 """A block whose largest magnitude is below this becomes zero: its scale would be denormal."""
 
@@ -87,8 +90,9 @@ class Int8(Codec):
     ) -> bool:
         """Some blocks; whether they are all usual ones."""
         scratch = self._scratch[: values.size].reshape(values.shape)
-        np.abs(values, out=scratch)
-        tops = scratch.max(axis=1)
+        bits = scratch.view(np.int32)
+        np.bitwise_and(values.view(np.int32), MAGNITUDE, out=bits)
+        tops = bits.max(axis=1).view(np.float32)  # they have the same order, and NaN above all
         factors = np.float32(STEPS) / tops
         np.divide(tops, np.float32(STEPS), out=scales)
         is_odd = None
@@ -98,13 +102,15 @@ class Int8(Codec):
             is_zero = tops < SMALLEST
             scales[is_zero] = factors[is_zero] = 0.0
             scales.view(np.uint32)[is_odd & ~is_zero] = NAN_SCALE
-        np.multiply(values, factors[:, None], out=scratch)
+        _spread(factors, scratch)
+        np.multiply(values, scratch, out=scratch)
         self._round(scratch)
         np.copyto(codes, scratch, casting="unsafe")
         if is_odd is not None:
             codes[is_odd] = 0
         if left is not None:  # what a decoder will make of it, and what is missing then
-            np.multiply(scratch if is_odd is None else codes, scales[:, None], out=left)
+            _spread(scales, left)
+            np.multiply(scratch if is_odd is None else codes, left, out=left)
             np.subtract(values, left, out=left)
         return is_odd is None
 
@@ -122,11 +128,20 @@ class Int8(Codec):
         codes = data[4 * blocks :].view(np.int8)
         if codes.size and codes.min() < -STEPS:
             raise MalformedFrame("A value of int8 is −128, which no encoder writes")
-        whole = out.size // BLOCK * BLOCK
-        np.multiply(
-            codes[:whole].reshape(-1, BLOCK),
-            scales[: whole // BLOCK, None],
-            out=out[:whole].reshape(-1, BLOCK),
-        )
-        if whole < out.size:
-            np.multiply(codes[whole:], scales[-1], out=out[whole:])
+        for start in range(0, out.size, CHUNK):
+            stop = min(start + CHUNK, out.size)
+            part, values = out[start:stop], self._scratch[: stop - start]
+            np.copyto(values, codes[start:stop])
+            whole = part.size // BLOCK * BLOCK
+            first = start // BLOCK
+            _spread(scales[first : first + whole // BLOCK], part[:whole].reshape(-1, BLOCK))
+            part[whole:] = scales[-1]
+            np.multiply(values, part, out=part)
+
+
+def _spread(scales: Floats, rows: Floats) -> None:
+    """Write each scale to every place of its row.
+
+    Multiplying by what lies there is quicker than having numpy repeat a number on the way.
+    """
+    np.copyto(rows, scales[:, None])
