@@ -1,6 +1,21 @@
-"""``python -m potluck``: the command, where its folder is not on the path."""
+"""The command ``potluck``, also as ``python -m potluck`` where its folder is not on the path."""
 
-from potluck.apps.cli.main import app
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Load the command and run it; Ctrl-C during the first moment is no crash either."""
+    try:
+        from potluck.apps.cli.main import app
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)
+    app(prog_name="potluck")
+
 
 if __name__ == "__main__":
-    app(prog_name="potluck")
+    main()

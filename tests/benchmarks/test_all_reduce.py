@@ -36,6 +36,7 @@ def of_kind(figures: dict[str, Any], collective: str) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.soak
 def test_all_take_part_in_all_collectives(tmp_path: Path) -> None:
     """Potluck in both ways and whoever is installed, each with its time and the ratios."""
     plot = tmp_path / "plot.svg"
@@ -63,6 +64,7 @@ def test_the_background_and_the_memory_are_measured(tmp_path: Path) -> None:
     assert all(each["value"] >= 0 for each in single)
 
 
+@pytest.mark.soak
 @pytest.mark.netns
 def test_hosts_are_measured_beside_what_their_cables_allow(tmp_path: Path) -> None:
     """Equal cables and unequal ones; nobody is faster than the limit."""

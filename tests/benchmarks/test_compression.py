@@ -44,6 +44,7 @@ def test_hosts_are_measured_too(tmp_path: Path) -> None:
     assert rows["int8"]["speedup"] > 1.0
 
 
+@pytest.mark.soak
 def test_the_study_of_convergence_draws_its_curves(tmp_path: Path) -> None:
     """With feedback and without."""
     plot = tmp_path / "plot.svg"
@@ -56,6 +57,7 @@ def test_the_study_of_convergence_draws_its_curves(tmp_path: Path) -> None:
     assert ET.parse(plot).getroot().tag.endswith("svg")  # noqa: S314 - we wrote it
 
 
+@pytest.mark.soak
 def test_what_is_left_behind_arrives_with_feedback() -> None:
     """The loss falls; less is missing in the end than without feedback."""
     kept, lost = (convergence.train("int8", 0, 25, has_feedback=has) for has in (True, False))

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ddp.py"
 
 
+@pytest.mark.soak
 def test_a_step_is_measured_beside_gloo(tmp_path: Path) -> None:
     """A quick run gives a ratio, how much was hidden, and weights that do not differ."""
     file = tmp_path / "figures.json"

@@ -20,6 +20,7 @@ def figures() -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.soak
 def test_every_case_has_all_systems_that_are_installed(figures: dict[str, Any]) -> None:
     """And says which are not."""
     rows = figures["results"]
@@ -30,6 +31,7 @@ def test_every_case_has_all_systems_that_are_installed(figures: dict[str, Any]) 
         assert all(row[name] > 0 for name in names)
 
 
+@pytest.mark.soak
 def test_the_bars_are_reported_beside_the_figures(figures: dict[str, Any]) -> None:
     """A bar says what is wanted; whether it is met changes nothing about the exit code."""
     bars = {(bar["case"], bar["beside"]): bar for bar in figures["bars"]}

@@ -21,6 +21,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(file.read_text()), "table": result.stdout}
 
 
+@pytest.mark.soak
 def test_every_case_has_both_sides_and_their_ratio(figures: dict[str, Any]) -> None:
     """One way and both ways, from 1 to 64 MiB."""
     rows = [row for row in figures["results"] if row["place"] == "loopback"]
@@ -34,6 +35,7 @@ def test_every_case_has_both_sides_and_their_ratio(figures: dict[str, Any]) -> N
     assert "64 MiB one way" in figures["table"]
 
 
+@pytest.mark.soak
 @pytest.mark.netns
 def test_two_hosts_on_a_cable_are_measured_too(figures: dict[str, Any]) -> None:
     """The cable is the limit there: neither side is faster than it."""

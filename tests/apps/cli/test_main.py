@@ -1,6 +1,8 @@
 """The command itself: its help, its usage errors, and how soon it answers."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,20 @@ def test_no_color_means_no_colour() -> None:
             assert screen.read_to_end() == 0
         assert "Usage: potluck" in screen.text
         assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]m", screen.raw)) is coloured
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_no_crash() -> None:
+    """The first moment goes into imports: one word and exit code 130 then as well."""
+    source = (
+        "import sys\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "from potluck.__main__ import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", source]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
