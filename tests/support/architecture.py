@@ -17,7 +17,16 @@ PACKAGE = "potluck"
 
 # Layer -> the rooms (module or folder directly under the package) that belong to it.
 ROOMS = {
-    "ground": ("errors", "vocabulary", "config", "messages", "metrics", "logs", "arrays"),
+    "ground": (
+        "errors",
+        "vocabulary",
+        "closing",
+        "config",
+        "messages",
+        "metrics",
+        "logs",
+        "arrays",
+    ),
     "core": ("core",),
     "collective": ("collective",),
     "net": ("net",),

@@ -11,12 +11,11 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
+from potluck.closing import Closing
 from potluck.errors import InvalidRank, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
-    from types import TracebackType
-    from typing import Self
 
     import numpy as np
     import numpy.typing as npt
@@ -47,7 +46,7 @@ DEFAULT_TIMEOUT = 1800.0
 """Seconds a blocking call waits unless told otherwise: half an hour, longer than any step."""
 
 
-class Backend(ABC):
+class Backend(Closing, ABC):
     """Moves bytes between the ranks of one group.
 
     Any number of threads may use a backend at once.  Messages between one pair of ranks with one
@@ -218,19 +217,6 @@ class Backend(ABC):
             msg = f"Tag {tag} is not possible; tags go from 0 to {MAX_TAG}"
             raise ValueError(msg)
         return tag
-
-    def __enter__(self) -> Self:
-        """Leave the group at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def check_whole(number: int, name: str) -> int:

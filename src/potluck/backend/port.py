@@ -16,6 +16,7 @@ from msgspec import structs
 from potluck.backend.introduction import Reception, open_any, say_hello
 from potluck.backend.membership import Membership
 from potluck.backend.port_lobby import Intake, Lobby
+from potluck.closing import Closing
 from potluck.errors import BackendUnavailable, MalformedFrame, from_os_error
 from potluck.messages import Control, ControlOpened, Introduction, Join, Lane, unpack
 from potluck.net import descriptors, tcp
@@ -28,9 +29,6 @@ from potluck.net.security import NOBODY, Security
 from potluck.vocabulary import NodeId, ProcessId
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from potluck.net.namespace import NetworkNamespace
 
 __all__ = ["ControlHandler", "NodePort", "proved_node"]
@@ -45,7 +43,7 @@ ANSWER_WITHIN = 1.0
 """Seconds for an answer to leave: it fits into the buffer of a connection that is new."""
 
 
-class NodePort:
+class NodePort(Closing):
     """Where a process can be reached, for as long as it is part of a cluster.
 
     Each one is a process of its own to others (:attr:`process`), also when a program opens one
@@ -189,19 +187,6 @@ class NodePort:
             f"This port belongs to the parent process (pid {os.getppid()})",
             hint="Join anew in the child process if it has to take part.",
         )
-
-    def __enter__(self) -> Self:
-        """Close at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def proved_node(sock: OpeningSocket) -> NodeId:

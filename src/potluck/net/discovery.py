@@ -15,9 +15,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
 
+from potluck.closing import Closing
 from potluck.errors import DistributedError
 from potluck.logs import get_logger
 from potluck.net import descriptors
@@ -64,7 +63,7 @@ CLOSING = 2.0  # seconds for the thread to end; it never waits longer than for a
 _ENDED = "its process on this machine has ended"
 
 
-class Discovery:
+class Discovery(Closing):
     """Shows one process to the others and sees them, until closed; a context manager.
 
     Returns at once: the sources start on their own threads.  ``wake`` is called from those threads
@@ -156,19 +155,6 @@ class Discovery:
     def become_forked(self) -> None:
         """In a forked child: a thread of the parent may hold a lock for ever."""
         self._is_forked = True
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     # --- multicast DNS, on its threads ---
 

@@ -15,9 +15,9 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from potluck.closing import Closing
 from potluck.net.addresses import Address, usable_hosts
 from potluck.net.mdns import (
     LOOPBACK,
@@ -53,7 +53,7 @@ class Found:
     addresses: tuple[Address, ...]
 
 
-class PairingDiscovery:
+class PairingDiscovery(Closing):
     """This machine's ear and voice in the local network, until closed; a context manager.
 
     Raises :class:`DiscoveryUnavailable` where there is no multicast.
@@ -110,19 +110,6 @@ class PairingDiscovery:
             self._browser.cancel()
             self._browser = None
         self._zeroconf.close()
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _browse(self) -> None:
         if self._browser is None:

@@ -16,9 +16,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
+from potluck.closing import Closing
 from potluck.errors import DistributedError, from_os_error
 from potluck.logs import get_logger
 from potluck.net import descriptors
@@ -76,7 +76,7 @@ class _Call:
     leaving_until: float | None = None
 
 
-class PairingListener:
+class PairingListener(Closing):
     """Listens until closed; used as a context manager, by one thread."""
 
     def __init__(self, *, port: int = PAIRING_PORT, places: int = PLACES) -> None:
@@ -153,19 +153,6 @@ class PairingListener:
         for call in [*self._calls.values(), *self._leaving.values()]:
             self._forget(call)
         self._selector.close()
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     # --- callers ---
 

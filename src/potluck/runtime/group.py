@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from potluck.closing import Closing
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
 from potluck.errors import BackendUnavailable, ChannelClosed, DistributedError
@@ -31,9 +32,6 @@ from potluck.runtime.queueing import ENDING, Queue
 from potluck.runtime.work import Work
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from potluck.backend.base import Backend
     from potluck.collective.config import CollectiveConfig
     from potluck.vocabulary import LinkMatrix
@@ -45,7 +43,7 @@ Result = TypeVar("Result")
 _finding = threading.Lock()
 
 
-class Group(Queue):
+class Group(Queue, Closing):
     """Runs collectives among the ranks of a backend.  Any number of threads may use it."""
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
@@ -236,19 +234,6 @@ class Group(Queue):
         self._jobs = deque()
         for job in jobs:
             job.work.become_forked(self._forked)
-
-    def __enter__(self) -> Self:
-        """Leave at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _work_of(call: Call, help_with: Callable[[Work[Any]], None] | None = None) -> Work[Any]:

@@ -14,8 +14,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from potluck.closing import Closing
 from potluck.errors import BackendUnavailable
 from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
@@ -23,10 +23,6 @@ from potluck.net import descriptors
 from potluck.net.addresses import Address, is_loopback
 from potluck.runtime.metrics_exposition import exposition
 from potluck.runtime.metrics_http import MAX_REQUEST, answer
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 __all__ = ["LOOPBACK", "MetricsEndpoint"]
 
@@ -73,7 +69,7 @@ class _Visitor:
         """The rest of the answer; None while the question is not complete."""
 
 
-class MetricsEndpoint:
+class MetricsEndpoint(Closing):
     """Serves metrics over HTTP until it is closed; a context manager.
 
     ``join(metrics_port=9464)`` has one.  Port 0 takes any that is free; :attr:`url` tells.
@@ -129,19 +125,6 @@ class MetricsEndpoint:
     def become_forked(self) -> None:
         """In a forked child: the descriptors are closed, and the thread is the parent's."""
         self._is_closed = True
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     # -- the thread ------------------------------------------------------------------------------
 

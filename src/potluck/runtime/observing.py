@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potluck.backend.port import NodePort
+from potluck.closing import Closing
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.errors import DistributedError, Timeout
 from potluck.net.discovery import Advert, Discovery, job_tag
@@ -35,8 +36,6 @@ from potluck.runtime.control_reports import (
 from potluck.runtime.observing_chronicle import Chronicle
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.io_lane import Lane
     from potluck.vocabulary import ProcessId
@@ -50,7 +49,7 @@ ASK_EVERY = 0.25
 """Seconds between two questions."""
 
 
-class Observer:
+class Observer(Closing):
     """Looks on; a context manager.
 
     With a ``job`` it looks at that job, otherwise at all of the namespace.  With ``facts`` it is a
@@ -209,12 +208,6 @@ class Observer:
 
     def _stop(self) -> None:
         self._ended = self._links.is_over = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- the thread ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from potluck.backend.base import DEFAULT_TIMEOUT, Backend, read_view
+from potluck.closing import Closing
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE, RpcRequest
 from potluck.core.calls_errors import RpcNoConnection, RpcTimeout
 from potluck.errors import DistributedError, Timeout
@@ -29,8 +30,6 @@ from potluck.runtime.rpc_values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
-    from types import TracebackType
-    from typing import Self
 
     from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_stage import Stage
@@ -47,7 +46,7 @@ LINGER = 1.0
 _claiming = threading.Lock()
 
 
-class RpcAgent(Caller):
+class RpcAgent(Caller, Closing):
     """Calls functions on other ranks, and lets them call ours.
 
     Every rank that calls or is called makes one, on the same backend or context; it serves from
@@ -243,16 +242,3 @@ class RpcAgent(Caller):
         self._moving = threading.Lock()  # it may be held by a thread that is not here
         self._office.become_forked()
         self._local.become_forked()
-
-    def __enter__(self) -> Self:
-        """Close at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()

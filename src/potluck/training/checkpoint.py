@@ -13,14 +13,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from potluck.arrays.base import Array
 from potluck.backend.base import read_view
+from potluck.closing import Closing
 from potluck.logs import get_logger
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.work import Work
@@ -62,7 +62,7 @@ class _Job:
     arrays: list[Array]
 
 
-class Checkpointer:
+class Checkpointer(Closing):
     """Saves into one folder, on a thread of its own.
 
     ``keep`` complete checkpoints stay, older ones are removed.  Several ranks that share a folder
@@ -147,19 +147,6 @@ class Checkpointer:
             self.wait()
         finally:
             self._errands.close(1.0)
-
-    def __enter__(self) -> Self:
-        """Finish saving at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     # -- writing -------------------------------------------------------------------------------
 

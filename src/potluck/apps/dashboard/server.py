@@ -19,12 +19,11 @@ from potluck.apps.dashboard.config import DEFAULT_PORT, USUAL_PORTS, DashboardCo
 from potluck.apps.dashboard.guard import Policy, names_of_machine
 from potluck.apps.dashboard.site import build_site
 from potluck.apps.dashboard.watching import Watcher
+from potluck.closing import Closing
 from potluck.errors import BackendUnavailable, IoError
 from potluck.net.addresses import usable_hosts
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from potluck.runtime.auto_config import AutoDiscoveryConfig
 
 __all__ = ["Dashboard"]
@@ -48,7 +47,7 @@ START_WITHIN = 10.0
 END_WITHIN = 2.0
 
 
-class Dashboard:
+class Dashboard(Closing):
     """Serves the dashboard of a namespace until it is closed; a context manager."""
 
     def __init__(
@@ -117,12 +116,6 @@ class Dashboard:
         for sock in self._sockets:
             sock.close()
         self._watcher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class PatientProtocol(H11Protocol):

@@ -11,12 +11,11 @@ import msgspec
 
 from potluck.apps.dashboard.gauges import Gauges
 from potluck.apps.dashboard.picture import Scene, draw, draw_news, lately_gone, lighten
+from potluck.closing import Closing
 from potluck.logs import get_logger
 from potluck.runtime.observing import Observer
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from potluck.apps.dashboard.broadcast import Broadcast
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.control_reports import Report
@@ -35,7 +34,7 @@ TELL_EVERY = 1.0
 """Seconds after which the page is told that nothing has changed: its clocks go on."""
 
 
-class Watcher:
+class Watcher(Closing):
     """Observes until it is closed; a context manager.  Has a thread of its own."""
 
     def __init__(
@@ -103,9 +102,3 @@ class Watcher:
         self._over.set()
         self._thread.join(5.0)
         self.observer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
