@@ -170,7 +170,7 @@ class Chaos:
 
     def _kill(self) -> None:
         (node,) = self._some(1)
-        node.kill()
+        self._crowd.kill(node)
         self._killed.append(time.monotonic())
         self.alive.remove(node)
         if node in self._places:

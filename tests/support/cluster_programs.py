@@ -105,6 +105,11 @@ class Crowd:
             started.append(process)
         return started
 
+    def kill(self, node: Rank) -> None:
+        """End one without warning, and forget it."""
+        node.kill()
+        self._ranks.bury(node)
+
     @staticmethod
     def views(nodes: list[Rank], size: int) -> dict[int, Rank]:
         """Wait until all are in a view of this size; who has which rank."""

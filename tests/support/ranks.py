@@ -114,8 +114,7 @@ class Rank:
 
     def has_news(self) -> bool:
         """Whether the program has said or returned something not yet looked at."""
-        assert self._process.stdout is not None
-        return bool(self._unread or select.select([self._process.stdout], [], [], 0)[0])
+        return bool(self._unread) or self._can_read(0)
 
     def value(self, timeout: float = PATIENCE) -> Any:
         """What the program returned."""
@@ -175,7 +174,7 @@ class Rank:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._unread:
             ended = self._has_ended()  # looked at before the pipe, so that nothing is missed
-            if select.select([self._process.stdout], [], [], 0 if ended else LOOK_EVERY)[0]:
+            if self._can_read(0 if ended else LOOK_EVERY):
                 data = os.read(self._process.stdout.fileno(), 1 << 16)
                 self._unread += data
                 ended = ended and not data
@@ -185,6 +184,12 @@ class Rank:
                 raise self._disappointment(f"said nothing for {timeout:g} s")
         line, self._unread = self._unread.split(b"\n", 1)
         return cast("dict[str, Any]", msgspec.json.decode(line))
+
+    def _can_read(self, timeout: float) -> bool:
+        assert self._process.stdout is not None
+        poller = select.poll()  # not select(), which knows no descriptor beyond 1023
+        poller.register(self._process.stdout, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
 
     def _has_ended(self) -> bool:
         # The zombie is kept until clean_up: as long as it is there, its number means nobody else.
@@ -265,6 +270,11 @@ class Ranks:
         ready = [process for process in self._mine if process.is_idle and process.is_plain]
         self._mine = [process for process in self._mine if process not in ready]
         self._idle += ready
+
+    def bury(self, process: Rank) -> None:
+        """End one of them for good: a long test makes hundreds."""
+        self._mine.remove(process)
+        process.clean_up()
 
     def clean_up(self) -> None:
         """Keep what is ready for the next test, and end everything else."""
