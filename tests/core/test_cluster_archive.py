@@ -34,6 +34,14 @@ def test_views_up_to_the_last_word_are_closed() -> None:
     assert not archive.is_closed("y", 1)
 
 
+def test_views_before_one_that_is_known_are_closed() -> None:
+    """Whoever tells of them is behind, and may be alone with them."""
+    archive = Archive()
+    archive.record(commit("x", 3))
+    assert archive.is_closed("x", 2)
+    assert not archive.is_closed("x", 3)
+
+
 def test_only_so_many_are_kept() -> None:
     """The oldest are forgotten."""
     archive = Archive()

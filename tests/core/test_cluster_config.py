@@ -14,13 +14,15 @@ from potluck.core.election_events import ElectionConfig, ElectionRole, ElectionS
     ("wrong", "words"),
     [
         ({"min_nodes": 0}, "at least one node"),
+        ({"min_nodes": 257}, "at most 256"),
+        ({"min_nodes": 1.5}, "whole number of nodes, not 1.5"),
         ({"quorum": "most"}, '"majority" or "any"'),
         ({"solo_delay": -1.0}, "number of seconds"),
     ],
 )
 def test_a_cluster_that_could_not_work_is_refused(wrong: dict[str, Any], words: str) -> None:
     """The message says what is wanted and what was given."""
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         ClusterConfig(**wrong)
 
 

@@ -115,6 +115,7 @@ def test_all_members_learn_of_the_same_loss() -> None:
         told = net.cores[b].receive(a, beats[0], net.now + 0.3)
         (abort,) = [effect for effect in told if isinstance(effect, Abort)]
         assert (abort.lost, abort.orderly) == (c, orderly)
+        assert str(net.cores[c].me) in abort.reason  # and not only who says so
 
 
 def test_a_loss_of_somebody_unknown_is_no_loss_of_a_member() -> None:
@@ -161,6 +162,21 @@ def test_departures_from_other_epochs_are_no_departures_from_ours() -> None:
     assert core.view.members == (b,)
 
 
+def test_a_last_word_about_an_earlier_view_binds_nobody_in_ours() -> None:
+    """What was promised and accepted there is ours: it says nothing about the next one."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.do(a, net.cores[a].step_down(net.now))
+    net.run(0.5)
+    core, view = net.cores[b], net.view_of(b)
+    assert core.leader == b
+    word = Departed(view.lineage, view.epoch - 1, 7, 7, Proposal(view.members), "bye", True)
+    core.receive(c, word, net.now)
+    assert core.election.is_leading  # nobody has voted in a later term of this epoch
+    assert c in core.election.gone
+    assert core.election.departed[c].accepted is None
+
+
 def test_a_relayed_message_is_taken_as_its_origin_s() -> None:
     """Among members only, one hop, and only what members may relay."""
     net = ClusterNet()
@@ -191,6 +207,31 @@ def test_a_relay_passes_on_for_the_sender_only() -> None:
     assert sent(core.receive(a, for_c, net.now), Relayed) == [for_c]
     assert sent(core.receive(c, Relayed(a, Z, b"x"), net.now), Relayed) == []
     assert sent(core.receive(a, Relayed(a, Z, b"x"), net.now), Relayed) == []
+
+
+def test_nothing_is_sent_by_way_of_somebody_who_has_departed() -> None:
+    """It passes nothing on any more, though it is connected: another one does."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    core, view = net.cores[d], net.view_of(d)
+    net.cut_off([a], [d])
+    net.sever(a, d)
+    core.receive(b, core_departure(view, epoch=view.epoch), net.now)
+    request = Relayed(a, d, encode(VoteRequest(view.lineage, view.epoch, 1)))
+    answers = [e for e in core.receive(c, request, net.now) if isinstance(e, Send)]
+    assert [answer.to for answer in answers if isinstance(answer.message, Relayed)] == [c]
+
+
+def test_who_accepts_names_those_who_departed_among_the_silent() -> None:
+    """The leader may not have heard of it, and would wait for them."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[b], net.view_of(b)
+    core.receive(c, core_departure(view, epoch=view.epoch), net.now)
+    propose = Propose(view.lineage, view.epoch, 0, Proposal((a, b)))
+    (word,) = sent(core.receive(a, propose, net.now), Accepted)
+    assert isinstance(word, Accepted)
+    assert word.silent == (c,)
 
 
 def test_two_views_of_one_number_are_reported_and_the_lesser_gives_way() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from potluck.core.cluster import ClusterState
-from potluck.core.cluster_messages import Proposal, Propose
+from potluck.core.cluster_effects import Send
+from potluck.core.cluster_messages import Commit, Departed, Proposal, Propose
 from potluck.vocabulary import ProcessId
 from support.cluster_net import ClusterNet, card
 
@@ -82,3 +83,36 @@ def test_whoever_is_left_out_gives_no_lease_and_an_end_of_all_has_no_mark() -> N
         situation.contacts.of(a).beat = said
         assert situation._withholds(a)
         assert bool(situation.accepted_mark) is not bool(proposal.into)
+
+
+def test_a_newcomer_does_not_enter_a_view_of_which_it_knows_a_later_one() -> None:
+    """It was let in, never heard of it, and was given up; somebody who is behind tells it now."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    view = net.view_of(a)
+    newcomer = net.add("c")
+    net.mesh()
+    core = net.cores[newcomer]
+    core.receive(a, Commit(view.lineage, view.epoch + 2, Proposal((a,))), net.now)
+    late = Commit(view.lineage, view.epoch + 1, Proposal((a, b, newcomer)))
+    effects = core.receive(b, late, net.now)
+    assert core.view is None
+    answers = [e.message for e in effects if isinstance(e, Send) and e.to == b]
+    assert any(isinstance(each, Departed) and each.epoch == late.epoch for each in answers)
+
+
+def test_whoever_is_behind_gets_no_lease_from_those_who_know_it() -> None:
+    """Also when they are in no view, and when it has not said yet where it is."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[b], net.view_of(b)
+    situation = core._situation
+    core.receive(a, Commit(view.lineage, view.epoch + 1, Proposal((a, c))), net.now)
+    assert core.view is None
+    assert situation._withholds(c)  # it is in the view before
+    contact = situation.contacts.of(c)
+    assert contact.beat is not None
+    contact.beat = msgspec.structs.replace(contact.beat, epoch=view.epoch + 1)
+    assert not situation._withholds(c)
+    contact.beat = None
+    assert situation._withholds(c)

@@ -278,3 +278,17 @@ def test_who_waits_without_end_is_told_for_what(
     eventually(lambda: "Still waiting. Waited 0.3 s for 2 nodes" in caplog.text)
     with join(2, job), waiting.result() as first:
         assert first.world_size == 2
+
+
+def test_steps_are_noted_as_plain_numbers() -> None:
+    """They travel in every heartbeat: what cannot travel is refused where it is said."""
+    with clusters(2) as nodes:
+        backend = nodes[0].innermost
+        assert isinstance(backend, AutoDiscoveryBackend)
+        backend.note_steps(np.int64(3))  # type: ignore[arg-type] # it is as good as an int
+        with pytest.raises(ValueError, match="-1 steps"):
+            backend.note_steps(-1)
+        with pytest.raises(TypeError):
+            backend.note_steps(2.5)  # type: ignore[arg-type]
+        assert everywhere(nodes, lambda node: node.all_reduce(1.0)) == [2.0] * 2
+        assert backend.health is not None  # its control thread answers

@@ -1,6 +1,7 @@
 """What a node is told, by arguments or by the environment."""
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,25 @@ def test_a_name_fits_into_a_line(name: str) -> None:
     """It is shown to people and told to others: no control characters, and not too long."""
     with pytest.raises(ValueError, match="at most 64 printable characters"):
         _ = AutoDiscoveryConfig(name=name).node_name
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"job": 5}, "job is a text, not 5"),
+        ({"peers": "desk:4711"}, r"peers is a list; for one write peers=\['desk:4711'\]"),
+        ({"peers": None}, "peers is a list of texts, not None"),
+        ({"peers": [5]}, "peers is a list of texts"),
+        ({"interfaces": "eth0"}, r"interfaces is a list; for one write interfaces=\['eth0'\]"),
+        ({"port": 99999}, "port is a whole number from 0 to 65535"),
+        ({"port": "80"}, "port is a whole number from 0 to 65535"),
+        ({"metrics_port": -1}, "metrics_port is a whole number from 0 to 65535"),
+        ({"facts": 5}, "facts is a mapping"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_opened(
+    options: dict[str, Any], complaint: str
+) -> None:
+    """With the name of the option: it would fail deep inside, or be read letter by letter."""
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        AutoDiscoveryConfig(**options)

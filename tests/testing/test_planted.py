@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 import pytest
 
 from potluck.core import cluster_succession, cluster_tenure, election, quorum
 from potluck.core.cluster_situation import Situation
+from potluck.core.cluster_succession import Succession
 from potluck.core.cluster_tenure import Tenure
 from potluck.core.election import ElectionManager
 from potluck.core.election_ballot import Ballot
@@ -22,6 +24,7 @@ from potluck.testing.violation import Violation
 from potluck.vocabulary import ProcessId
 
 _has_quorum = quorum.has_quorum
+_SCENARIOS = Path(__file__).parent.parent / "scenarios"
 
 
 def _the_dead_vote(
@@ -70,6 +73,13 @@ def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "has_quorum", lambda *_: True)
 
 
+def count_the_silent_without_their_word(patch: pytest.MonkeyPatch) -> None:
+    """Do not ask an acceptor whom we do not hear who is silent to it."""
+    patch.setattr(
+        Succession, "_has_long_ended", lambda change, who: change._situation.is_silent(who)
+    )
+
+
 PLANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     let_the_dead_vote: 0,
     forget_what_was_accepted: 0,
@@ -114,6 +124,20 @@ def test_the_dead_must_not_vote_for_those_who_are_cut_apart(
     play(story)
     let_the_dead_vote(monkeypatch)
     with pytest.raises(Violation):
+        play(story)
+
+
+def test_an_acceptor_whom_its_leader_does_not_hear_must_say_who_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be at work with those who are left out, until it has accepted and for a moment after.
+
+    Stories drawn by lot have not shown it: it takes a message that goes by way of a third.
+    """
+    story = Scenario.load(_SCENARIOS / "an_acceptor_that_is_not_heard_hears_others.txt")
+    play(story)
+    count_the_silent_without_their_word(monkeypatch)
+    with pytest.raises(Violation, match=r"at work in view .* excluded"):
         play(story)
 
 

@@ -43,9 +43,10 @@ class Archive:
         return self._commits.get(lineage)
 
     def is_closed(self, lineage: str, epoch: int) -> bool:
-        """Whether we may not enter this view: we have left it, or it is older than that."""
-        word = self._words.get(lineage)
-        return word is not None and epoch <= word.epoch
+        """Whether we may not enter this view: we have left it or a later one, or know of one."""
+        word, newest = self._words.get(lineage), self._commits.get(lineage)
+        is_left = word is not None and epoch <= word.epoch
+        return is_left or (newest is not None and epoch < newest.epoch)
 
 
 def _put(table: dict[str, T], key: str, value: T) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from potluck.core.cluster_bounds import MAX_MEMBERS
 from potluck.core.election_events import ElectionConfig
 from potluck.core.health_config import HealthConfig
 
@@ -26,8 +27,14 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
-        if self.min_nodes < 1:
-            msg = f"A cluster has at least one node; got min_nodes={self.min_nodes}"
+        if type(self.min_nodes) is not int:
+            msg = f"min_nodes is a whole number of nodes, not {self.min_nodes!r}"
+            raise TypeError(msg)
+        if not 1 <= self.min_nodes <= MAX_MEMBERS:
+            msg = (
+                f"A cluster has at least one node and at most {MAX_MEMBERS}; "
+                f"got min_nodes={self.min_nodes}"
+            )
             raise ValueError(msg)
         if self.quorum not in {"majority", "any"}:
             msg = f'quorum is "majority" or "any"; got {self.quorum!r}'

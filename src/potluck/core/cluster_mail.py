@@ -38,7 +38,7 @@ from potluck.core.cluster_messages import (
 )
 from potluck.core.cluster_situation import Situation, view_mark
 from potluck.core.cluster_succession import Succession
-from potluck.core.cluster_tenure import Tenure
+from potluck.core.cluster_tenure import Tenure, never_in
 from potluck.errors import MalformedFrame
 from potluck.vocabulary import ProcessId, View
 
@@ -173,9 +173,18 @@ class Mail:
         elif beat.view != view_mark(view):
             self._tenure.split(contact.process, f"{contact.card} has another view {view.epoch}")
         elif beat.aborted and contact.process in view.members:
-            sentence = f"{contact.card} says that operations were aborted"
-            lost = beat.lost if beat.lost in view.members else None
-            s.abort(lost, sentence, orderly=beat.orderly)
+            self._take_abort(contact, beat, view)
+
+    def _take_abort(self, contact: Contact, beat: Heartbeat, view: View) -> None:
+        """A member has ended what it did in our view, before whoever it lost, or left, told us."""
+        s = self._situation
+        if beat.lost is None or beat.lost not in view.members:
+            s.abort(None, f"{contact.card} says that operations were aborted", orderly=beat.orderly)
+        elif beat.orderly:
+            sentence = f"{s.name(beat.lost)} left, as {contact.card} says"
+            s.abort(beat.lost, sentence, orderly=True)
+        else:
+            s.abort(beat.lost, f"{contact.card} has lost {s.name(beat.lost)}")
 
     def _counts(self, beat: Heartbeat) -> bool:
         """Whether the sender has neither gone on without us nor agreed to."""
@@ -226,8 +235,11 @@ class Mail:
         view = s.view
         if view is None or message.lineage != view.lineage or sender not in view.members:
             return
-        if message.epoch == view.epoch or (message.is_leaving and message.epoch < view.epoch):
+        if message.epoch == view.epoch:
             self._succession.take_departed(sender, message)
+        elif message.is_leaving and message.epoch < view.epoch:
+            # What it had promised and accepted was about our view, not about the next one.
+            self._succession.take_departed(sender, never_in(view, message.reason, is_leaving=True))
         elif message.epoch < view.epoch:
             self._help_along(sender, message.lineage, message.epoch)
         else:

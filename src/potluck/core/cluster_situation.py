@@ -11,6 +11,7 @@ from functools import lru_cache
 from potluck.core.cluster_archive import Archive
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_config import ClusterConfig
+from potluck.core.cluster_contacts import Contact
 from potluck.core.cluster_effects import Abort, Effect, Note, Send
 from potluck.core.cluster_events import ClusterState, MembershipChange, MembershipEvent
 from potluck.core.cluster_messages import (
@@ -114,6 +115,8 @@ class Situation(Surroundings):
 
     def _relay(self, to: ProcessId, message: ClusterMessage) -> None:
         for member in self.others():
+            if member in self.election.departed:
+                continue  # it passes nothing on in a view that it has left
             if self.contacts.is_mutual(member) and self.contacts.hears(member, to):
                 self.out.append(Send(member, Relayed(self.id, to, encode(message))))
                 return
@@ -215,7 +218,7 @@ class Situation(Surroundings):
         """
         contact = self.contacts.of(process)
         # To the letter, without patience for ourselves: what is_silent() claims hangs on it.
-        if self.time - contact.echoed_at >= self.pause_after:
+        if self.time - contact.echoed_at >= self.pause_after or self._is_behind(contact):
             return True
         accepted = self.election.ballot.accepted
         if accepted is None or not self.is_member(process):
@@ -223,6 +226,17 @@ class Situation(Surroundings):
         beat = contact.beat
         is_shared = beat is not None and beat.accepted == self.accepted_mark != 0
         return not (is_shared and {self.id, process}.issubset(accepted.members))
+
+    def _is_behind(self, contact: Contact) -> bool:
+        """Whether it may be at work in a view of which we know a later one, in no view ourselves.
+
+        What it says on a new connection shows where it stands.
+        """
+        beat = contact.beat
+        if beat is None:
+            return True
+        newest = self.archive.newest(beat.lineage)
+        return newest is not None and newest.epoch > beat.epoch
 
     @property
     def accepted_mark(self) -> int:

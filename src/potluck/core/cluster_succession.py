@@ -169,7 +169,8 @@ class Succession:
             is_accepted=True,
             promised=s.election.ballot.promised,
             proofs=tuple(sorted(s.proofs)),
-            silent=tuple(sorted(self._silent())),
+            # Whoever departed is at work no more, whether or not the leader has heard of it.
+            silent=tuple(sorted(self._silent().union(s.election.departed))),
         )
 
     # --- messages; the sender is a member, lineage and epoch are ours ---

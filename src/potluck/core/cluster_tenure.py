@@ -14,7 +14,7 @@ from potluck.core.cluster_situation import Situation, view_mark
 from potluck.core.quorum import has_quorum
 from potluck.vocabulary import ProcessId, View
 
-__all__ = ["Tenure"]
+__all__ = ["Tenure", "never_in"]
 
 _FIRST_BACKOFF = 0.25  # seconds until a removed process may enter again; doubles each time
 _LAST_BACKOFF = 8.0
@@ -74,6 +74,8 @@ class Tenure:
                 self.install(commit)
             else:
                 self._decline(sender, commit)
+        elif view is None:
+            s.archive.record(commit)  # whoever tells us of an earlier one is behind
 
     def _succeed(self, commit: Commit) -> None:
         """The next view of our lineage, or a later one, was agreed."""
@@ -86,7 +88,7 @@ class Tenure:
             s.archive.record(commit)
             self._removals = 1 if s.time - self.since > _SETTLED else self._removals + 1
             backoff = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2 ** (self._removals - 1))
-            s.archive.depart(_never_in(commit, "we were excluded"))
+            s.archive.depart(never_in(commit, "we were excluded"))
             self._step_out(f"we were excluded: {commit.proposal.reason}", backoff)
 
     def dissolve(self, commit: Commit) -> None:
@@ -94,7 +96,7 @@ class Tenure:
         s = self._situation
         s.archive.record(commit)
         s.tell_observers(commit)
-        s.archive.depart(_never_in(commit, "the lineage dissolved into another"))
+        s.archive.depart(never_in(commit, "the lineage dissolved into another"))
         self._step_out(commit.proposal.reason, 0.0)
 
     def abandon(self, reason: str) -> None:
@@ -123,7 +125,7 @@ class Tenure:
         s = self._situation
         word = s.archive.last_word(commit.lineage)
         if word is None or word.epoch < commit.epoch:
-            word = _never_in(commit, "it has gone another way meanwhile")
+            word = never_in(commit, "it has gone another way meanwhile")
             s.archive.depart(word)
         s.send(sender, word)
 
@@ -247,6 +249,6 @@ def _is_ahead(beat: Heartbeat, view: View) -> bool:
     return beat.lineage == view.lineage and beat.epoch > view.epoch
 
 
-def _never_in(commit: Commit, reason: str) -> Departed:
-    """Our last word in a view in which we never were."""
-    return Departed(commit.lineage, commit.epoch, -1, -1, None, reason)
+def never_in(view: View | Commit, reason: str, *, is_leaving: bool = False) -> Departed:
+    """The last word of somebody in a view in which it never was: nothing promised or accepted."""
+    return Departed(view.lineage, view.epoch, -1, -1, None, reason, is_leaving)

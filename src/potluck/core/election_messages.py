@@ -90,7 +90,8 @@ class Accepted(Message, frozen=True, tag="accepted"):
     promised: Count
     proofs: Members
     silent: Members
-    """Members that the sender has not heard for so long that they have paused themselves."""
+    """Members that the sender has not heard for so long that they have paused themselves, or that
+    have departed."""
 
 
 class Commit(Message, frozen=True, tag="commit"):

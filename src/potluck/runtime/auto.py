@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
+import operator
 import time
 import weakref
 from typing import TYPE_CHECKING, TypeAlias
@@ -181,10 +182,13 @@ class AutoDiscoveryBackend(InOneView):
 
     def note_steps(self, steps: int) -> None:
         """Say how many steps of training are behind this node: clusters that meet go by that."""
-        control = self._node.control
+        control, count = self._node.control, operator.index(steps)  # a plain int: it travels
+        if count < 0:
+            msg = f"Nobody has made {count} steps"
+            raise ValueError(msg)
 
         def note() -> None:
-            control.core.steps = steps
+            control.core.steps = count
 
         control.post(note)
 

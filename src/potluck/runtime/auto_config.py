@@ -17,6 +17,7 @@ from potluck.core.election_events import ElectionConfig
 from potluck.core.health_config import HealthConfig
 from potluck.errors import BackendUnavailable
 from potluck.metrics import DistributedMetrics
+from potluck.net.addresses import MAX_PORT
 
 if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
@@ -84,6 +85,18 @@ class AutoDiscoveryConfig:
     """The address for that; this machine's own unless given; ``POTLUCK_METRICS_HOST``."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What ``potluck status`` shows beside the rest: the script, versions."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could only fail later, or wait for ever."""
+        for field_name in ("job", "name", "host", "schema"):
+            _check_text(field_name, getattr(self, field_name))
+        for field_name in ("peers", "interfaces"):
+            _check_list(field_name, getattr(self, field_name))
+        _check_port("port", self.port)
+        _check_port("metrics_port", self.metrics_port)
+        if not isinstance(self.facts, Mapping):
+            msg = f"facts is a mapping of names to texts, not {self.facts!r}"
+            raise TypeError(msg)
 
     @property
     def job_name(self) -> str:
@@ -163,9 +176,6 @@ class AutoDiscoveryConfig:
 
         from potluck.net.discovery_config import DiscoveryConfig
 
-        if isinstance(self.peers, str):
-            msg = f"peers is a list of addresses, not the one address {self.peers!r}"
-            raise TypeError(msg)
         found = DiscoveryConfig.from_environment(self.peers)
         return replace(
             found,
@@ -187,6 +197,28 @@ def default_job(argv: Sequence[str] | None = None) -> str:
     script = (sys.argv if argv is None else argv)[:1]
     name = Path(script[0]).name if script and script[0] not in {"", "-c", "-m", "-"} else ""
     return name[:MAX_JOB] or "interactive"
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        msg = f"{name} is a text, not {value!r}"
+        raise TypeError(msg)
+
+
+def _check_list(name: str, value: object) -> None:
+    if isinstance(value, str):
+        msg = f"{name} is a list; for one write {name}=[{value!r}]"
+        raise TypeError(msg)
+    if not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+        msg = f"{name} is a list of texts, not {value!r}"
+        raise TypeError(msg)
+
+
+def _check_port(name: str, value: object) -> None:
+    if value is None or (type(value) is int and 0 <= value <= MAX_PORT):
+        return
+    msg = f"{name} is a whole number from 0 to {MAX_PORT}, 0 for any that is free, not {value!r}"
+    raise ValueError(msg)
 
 
 def _number(name: str, default: int) -> int:

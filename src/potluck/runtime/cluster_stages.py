@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import DistributedError, Timeout, ViewChanged
 from potluck.runtime.cluster_footing import Footing
+from potluck.runtime.limits import read_timeout
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -194,6 +195,7 @@ class Stages:
         timeout: float | None,
         goal: str = "",
     ) -> Stage:
+        timeout = read_timeout(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if self._failed is not None:  # before the lock: it may be nobody's in a forked child
             raise copy.copy(self._failed)

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from potluck.backend.port import NodePort
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.errors import IoError
+from potluck.logs import get_logger
 from potluck.net import tcp
-from potluck.net.addresses import usable_hosts
+from potluck.net.addresses import interfaces, usable_hosts
 from potluck.net.discovery_config import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from potluck.runtime.auto_config import AutoDiscoveryConfig
 
 __all__ = ["make_card", "open_port"]
+
+logger = get_logger("potluck.cluster")
 
 USUAL_PORTS = 16
 """Ports that are tried before any free one will do."""
@@ -46,8 +49,7 @@ def _is_free(host: str, port: int) -> bool:
 def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> ProcessCard:
     """What this process says of itself."""
     introduction = port.introduction()
-    interfaces = config.discovery().interfaces
-    hosts = [config.host] if config.host else usable_hosts(virtual=config.virtual, only=interfaces)
+    hosts = [config.host] if config.host else _hosts(config)
     return ProcessCard(
         node=port.process.node,
         incarnation=port.process.incarnation,
@@ -61,3 +63,18 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> Proces
         schema=config.schema,
         pause_after=config.health.pause_after,
     )
+
+
+def _hosts(config: AutoDiscoveryConfig) -> list[str]:
+    """Where others can reach this machine."""
+    wanted = config.discovery().interfaces
+    hosts = usable_hosts(virtual=config.virtual, only=wanted)
+    if wanted and not hosts:
+        names = ", ".join(sorted({each.name for each in interfaces()}))
+        logger.warning(
+            "Nobody on other machines can reach this node: the interface %s is not there, or "
+            "has no address for them. This machine has: %s.",
+            " or ".join(wanted),
+            names or "none",
+        )
+    return hosts

@@ -9,6 +9,7 @@ from potluck.errors import Timeout
 from potluck.logs import get_logger, speak_up
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
+from potluck.runtime.limits import read_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +49,7 @@ def join(
     from potluck.runtime.auto import AutoDiscoveryBackend
 
     speak_up()
+    timeout = read_timeout(timeout)
     config = AutoDiscoveryConfig(
         min_nodes=min_nodes, job=job, namespace=namespace, peers=peers, **options
     )
