@@ -35,6 +35,9 @@ def test_a_name_fits_into_a_line(name: str) -> None:
         ({"port": "80"}, "port is a whole number from 0 to 65535"),
         ({"metrics_port": -1}, "metrics_port is a whole number from 0 to 65535"),
         ({"facts": 5}, "facts is a mapping"),
+        ({"health": "wifi"}, "health is made by HealthConfig, not 'wifi'"),
+        ({"election": 3}, "election is made by ElectionConfig, not 3"),
+        ({"namespace": 7}, "namespace is a text, not 7"),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_opened(

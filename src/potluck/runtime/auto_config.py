@@ -94,6 +94,12 @@ class AutoDiscoveryConfig:
             _check_list(field_name, getattr(self, field_name))
         _check_port("port", self.port)
         _check_port("metrics_port", self.metrics_port)
+        for field_name, kind in (("health", HealthConfig), ("election", ElectionConfig)):
+            if not isinstance(getattr(self, field_name), kind):
+                msg = f"{field_name} is made by {kind.__name__}, not {getattr(self, field_name)!r}"
+                raise TypeError(msg)
+        if not hasattr(self.namespace, "secret"):  # a NetworkNamespace, which is dear to import
+            _check_text("namespace", self.namespace)
         if not isinstance(self.facts, Mapping):
             msg = f"facts is a mapping of names to texts, not {self.facts!r}"
             raise TypeError(msg)
