@@ -83,6 +83,10 @@ def test_it_is_called_as_pytorch_calls_it(groups: list[ProcessGroup]) -> None:
         (lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [1, 1], [2, 2]), "4 rows"),
         (lambda g: g.allreduce([torch.ones(1), torch.ones(1).int()]), "one type"),
         (lambda g: g.allreduce_coalesced([torch.ones(1).to_sparse()]), "one by one"),
+        (lambda g: g.allreduce_coalesced([]), "at least one"),
+        (lambda g: g.allgather([], torch.ones(1)), "one tensor for each"),
+        (lambda g: g.reduce_scatter_single_coalesced([], []), "at least one"),
+        (lambda g: g.all_gather_single_coalesced([], [torch.ones(1)]), "Each input needs"),
         (lambda g: g.allreduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), "can be summed"),
         (lambda g: g.allreduce(torch.ones(1).int(), dist.ReduceOp.AVG), "mean"),
         (lambda g: g.allreduce(torch.ones(1), "sum"), "no reduction"),
@@ -96,6 +100,28 @@ def test_mistakes_are_refused_before_anything_moves(
     kinds = (ValueError, TypeError, RuntimeError, InvalidRank, UnsupportedOperation)
     with pytest.raises(kinds, match=reason):
         call(groups[0])
+
+
+def test_coalesced_tensors_may_differ_in_type_and_layout(groups: list[ProcessGroup]) -> None:
+    """As with Gloo: each of them gets what belongs to it."""
+
+    def everything(group: ProcessGroup) -> list[Any]:
+        rank = group.rank()
+        whole, numbers = torch.empty(4), torch.empty(2, dtype=torch.int64)
+        turned = torch.empty(2, 4).t()
+        shares = [torch.full((2,), float(rank)), torch.tensor([rank])]
+        group.allgather_into_tensor_coalesced([whole, numbers], shares).wait()
+        block = torch.arange(4.0).reshape(2, 2) + 10 * rank
+        group.allgather_into_tensor_coalesced([turned], [block]).wait()
+        part, number = torch.empty(1), torch.empty(1, dtype=torch.int64)
+        sources = [torch.arange(2.0), torch.arange(2)]
+        group.reduce_scatter_tensor_coalesced([part, number], sources).wait()
+        return [each.tolist() for each in (whole, numbers, turned, part, number)]
+
+    first, second = on_all(groups, everything)
+    assert first[:2] == second[:2] == [[0.0, 0.0, 1.0, 1.0], [0, 1]]
+    assert first[2] == second[2] == [[0.0, 1.0], [2.0, 3.0], [10.0, 11.0], [12.0, 13.0]]
+    assert (first[3:], second[3:]) == ([[0.0], [0]], [[2.0], [2]])
 
 
 def test_a_group_has_names_and_limits(groups: list[ProcessGroup]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from potluck.errors import PeerLost, Timeout
 from potluck.runtime.work import Work
@@ -86,3 +88,29 @@ def test_several_works_are_waited_for_as_one() -> None:
     assert not failed.is_success()
     with pytest.raises(PeerLost):
         failed.wait()
+
+
+class Slow(dist.Work):
+    """Takes its time, and remembers how much it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit = 0.0
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Be done after a moment."""
+        self.limit = 0.0 if timeout is None else timeout.total_seconds()
+        time.sleep(0.01)
+        return True
+
+
+def test_the_limit_of_several_works_is_for_all_together() -> None:
+    """The later ones have what the earlier ones left; after that a look, but never for ever."""
+    works = [Slow() for _ in range(3)]
+    AllWork(works).wait(timedelta(seconds=20))
+    limits = [work.limit for work in works]
+    assert 20.0 >= limits[0] > limits[1] > limits[2] > 0
+    AllWork(works).wait(timedelta(seconds=0.005))
+    assert 0 < works[2].limit < 0.005
+    AllWork(works).wait()
+    assert works[2].limit == 0.0

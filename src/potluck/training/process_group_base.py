@@ -205,6 +205,17 @@ class GroupBase(dist.ProcessGroup):
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
 
+    def _one_by_one(
+        self,
+        operation: Callable[[torch.Tensor, torch.Tensor, Any], dist.Work],
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> dist.Work:
+        """The same operation on each, where they cannot travel as one vector."""
+        pairs = zip(outputs, inputs, strict=True)
+        return AllWork([operation(output, source, opts) for output, source in pairs])
+
     def _lend(self, tensors: Sequence[torch.Tensor], access: Access) -> Lease:
         """Some tensors as one vector of numpy."""
         bundle = Bundle(tensors, access)

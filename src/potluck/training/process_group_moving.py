@@ -13,7 +13,7 @@ from potluck.arrays.base import Access
 from potluck.collective.task import Collective
 from potluck.runtime import requests
 from potluck.training.process_group_base import GroupBase, Terms, as_list, read_terms
-from potluck.training.tensors import counts_of, even_counts
+from potluck.training.tensors import check_pairs, counts_of, even_counts, is_uniform
 
 __all__ = ["MovingGroup"]
 
@@ -50,7 +50,7 @@ class MovingGroup(GroupBase):
     ) -> dist.Work:
         """Give every rank all ranks' tensors, which may be of different sizes."""
         (source,) = as_list(inputs)
-        into = list(outputs) if isinstance(outputs[0], torch.Tensor) else list(outputs[0])
+        into = _flattened(outputs)
         self._check_lengths("all_gather", into)
         return self._gather_all(into, [source], counts_of(into), read_terms(opts, timeout=timeout))
 
@@ -74,6 +74,9 @@ class MovingGroup(GroupBase):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """The same for several tensors at once."""
+        check_pairs(outputs, inputs)
+        if not (is_uniform(inputs) and all(map(torch.Tensor.is_contiguous, outputs))):
+            return self._one_by_one(self.all_gather_single, outputs, inputs, opts)
         size = self._place.world_size
         counts = [sum(each) for each in zip(*map(self._shares, outputs, inputs), strict=True)]
         # In the order of ranks first: what one rank brings lies side by side.

@@ -17,7 +17,13 @@ from potluck.runtime.work import Work
 from potluck.training.process_group_base import GroupBase, Terms, as_list, read_terms
 from potluck.training.reductions import read_reduction
 from potluck.training.sparse import sum_sparse
-from potluck.training.tensors import counts_of, even_counts
+from potluck.training.tensors import (
+    check_pairs,
+    check_some,
+    counts_of,
+    even_counts,
+    is_uniform,
+)
 from potluck.training.work import PotluckWork
 
 __all__ = ["ReducingGroup"]
@@ -36,6 +42,7 @@ class ReducingGroup(GroupBase):
     ) -> dist.Work:
         """Give every rank the reduction of all ranks' tensors, in place."""
         listed = as_list(tensors)
+        check_some(listed)
         if opts is not None and not hasattr(opts, "reduceOp"):
             opts, op = None, opts
         terms = read_terms(opts, op, timeout=timeout)
@@ -122,6 +129,9 @@ class ReducingGroup(GroupBase):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         """The same for several tensors at once."""
+        check_pairs(outputs, inputs)
+        if not is_uniform(inputs):
+            return self._one_by_one(self.reduce_scatter_single, outputs, inputs, opts)
         counts = [
             sum(each)
             for each in zip(*map(self._even, outputs, inputs), strict=True)  # one row per rank

@@ -9,7 +9,16 @@ import torch
 
 from potluck.arrays.base import Access
 
-__all__ = ["Bundle", "Named", "counts_of", "even_counts", "is_dense"]
+__all__ = [
+    "Bundle",
+    "Named",
+    "check_pairs",
+    "check_some",
+    "counts_of",
+    "even_counts",
+    "is_dense",
+    "is_uniform",
+]
 
 Named: TypeAlias = tuple[str, torch.Tensor]
 """A tensor, and what its caller calls it."""
@@ -41,6 +50,26 @@ def even_counts(whole: Named, part: Named, size: int) -> list[int]:
         )
         raise ValueError(msg)
     return [one.numel()] * size
+
+
+def check_some(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse an operation on nothing."""
+    if not tensors:
+        msg = "An operation on tensors needs at least one"
+        raise ValueError(msg)
+
+
+def check_pairs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse lists of which one has more than the other, or nothing."""
+    check_some(inputs)
+    if len(outputs) != len(inputs):
+        msg = f"Each input needs an output: there are {len(inputs)} and {len(outputs)}"
+        raise ValueError(msg)
+
+
+def is_uniform(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all are of one type."""
+    return all(tensor.dtype is tensors[0].dtype for tensor in tensors)
 
 
 class Bundle:
@@ -89,9 +118,7 @@ class Bundle:
 
 
 def _check(tensors: Sequence[torch.Tensor]) -> None:
-    if not tensors:
-        msg = "An operation on tensors needs at least one"
-        raise ValueError(msg)
+    check_some(tensors)
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) > 1:
         names = ", ".join(sorted(map(str, kinds)))

@@ -7,6 +7,7 @@ an error set on a future directly would end the process when DistributedDataPara
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,10 @@ from potluck.errors import Timeout
 from potluck.runtime.work import Work
 
 __all__ = ["AllWork", "PotluckWork", "future_of", "in_their_words", "seconds"]
+
+
+LEAST = 1e-3
+"""Seconds for a look at what may be done already."""
 
 
 def seconds(limit: timedelta | float | None) -> float | None:
@@ -135,6 +140,13 @@ class PotluckWork(dist.Work):
         return self.get_future()
 
 
+def _until(deadline: float | None) -> timedelta:
+    """What is left, as a limit of PyTorch: none at all would be no limit."""
+    if deadline is None:
+        return timedelta(0)
+    return timedelta(seconds=max(LEAST, deadline - time.monotonic()))
+
+
 class AllWork(dist.Work):
     """Several operations that were started together."""
 
@@ -143,10 +155,11 @@ class AllWork(dist.Work):
         self._works = list(works)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait for all of them."""
-        limit = timedelta(seconds=seconds(timeout) or 0.0)
+        """Wait for all of them; the limit is for all together."""
+        limit = seconds(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
         for work in self._works:
-            work.wait(limit)
+            work.wait(_until(deadline))
         return True
 
     def synchronize(self) -> None:

@@ -64,6 +64,8 @@ def test_a_traceback_comes_with_all_that_led_to_it() -> None:
     [
         ("potluck.errors.PeerLost: Rank 2 (desk at 10.0.0.5) is gone: it was killed.", True),
         ("potluck.errors.Aborted: Rank 1 ended the operation: it left the group", True),
+        ("RuntimeError: Got the following error when running the callback: Aborted: Rank 1", True),
+        ("RuntimeError: Aborted by the user", False),
         ("RuntimeError: PeerLost: Rank 2 (desk at 10.0.0.5:4711) is gone: killed", True),
         ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer", True),
         ("ValueError: the file is gone", False),

@@ -125,6 +125,57 @@ def test_who_only_heard_of_a_failure_points_to_the_other_machine(
     assert end == "potluck: a rank on another machine failed first: look at its output."
 
 
+def test_who_failed_but_does_not_end_is_blamed_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traceback is the real one, though those who only heard of it ended earlier."""
+    monkeypatch.setattr(run_workers, "HEARSAY", 0.5)
+    note = tmp_path / "note"
+    text = (
+        "import os, pathlib, sys, threading, time\n"
+        f"note = pathlib.Path({str(note)!r})\n"
+        "if os.environ['RANK'] == '5':\n"
+        "    late = lambda: (time.sleep(0.2), note.touch(), time.sleep(60))\n"
+        "    threading.Thread(target=late).start()\n"
+        "    raise ValueError('the real reason')\n"
+        "while not note.exists():\n"
+        "    time.sleep(0.01)\n"
+        "raise RuntimeError('Rank 5 (desk) is gone')"
+    )
+    assert run_workers.run_workers([script(tmp_path, text)], workers(2)) == 1
+    *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
+    assert story.splitlines()[-1] == "ValueError: the real reason"
+    assert end == "potluck: rank 5 failed first, and had to be ended."
+
+
+@pytest.mark.parametrize(
+    ("machines", "leaves", "reason"),
+    [
+        ("1", "5", "rank 5 ended without an error while others still needed it."),
+        ("2", "5", "rank 5 ended without an error while others still needed it, or a rank on"),
+        ("1", "", "each that failed tells of another: look at what came before."),
+    ],
+)
+def test_who_left_without_an_error_is_named_to_those_who_miss_it(
+    machines: str,
+    leaves: str,
+    reason: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a single machine there is no other one to look at."""
+    monkeypatch.setattr(run_workers, "HEARSAY", 0.2)
+    text = (
+        f"import os\nif os.environ['RANK'] == {leaves!r}: raise SystemExit\n"
+        "raise RuntimeError('Rank 5 (desk) is gone')"
+    )
+    places = [{**each, "GROUP_WORLD_SIZE": machines} for each in workers(2)]
+    assert run_workers.run_workers([script(tmp_path, text)], places) == 1
+    end = capfd.readouterr().err.rstrip().split("\n\n")[-1]
+    assert end.startswith(f"potluck: {reason}")
+
+
 @pytest.mark.parametrize("manners", ["", IGNORE], ids=["ends when asked", "ignores everything"])
 def test_when_one_fails_the_others_are_ended(
     tmp_path: Path,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +22,7 @@ from potluck import (
     Timeout,
     TorchBackend,
 )
+from potluck.training.process_group import ProcessGroup
 from support.engine_suite import exercise
 from support.gloo import gloo_groups
 from support.threads import together
@@ -111,6 +114,34 @@ def test_leaving_is_noticed(tmp_path: Path) -> None:
         right.close()
         with pytest.raises(ConnectionError, match="rank 1"):
             left.recv(bytearray(1), 1, timeout=20)
+
+
+def own_groups(limit: float) -> list[ProcessGroup]:
+    """Two ranks of a process group that is itself one of ours."""
+    made = SimulatedBackend.create_group(2)
+    return [ProcessGroup(backend, dt.timedelta(seconds=limit)) for backend in made]
+
+
+def test_a_peer_that_the_engine_has_lost_is_lost() -> None:
+    """Also where the engine is one of ours, whose errors are no errors of PyTorch."""
+    groups = own_groups(20)
+    left, right = (TorchBackend(group) for group in groups)
+    with left, right:
+        groups[1].shutdown()
+        with pytest.raises(ConnectionError, match="rank 1"):
+            left.recv(bytearray(1), 1, timeout=20)
+    groups[0].shutdown()
+
+
+def test_a_link_may_be_silent_for_longer_than_the_limit_of_the_group() -> None:
+    """That limit is for operations; nobody is lost because nobody had anything to say."""
+    groups = own_groups(0.2)
+    left, right = (TorchBackend(group) for group in groups)
+    with left, right:
+        time.sleep(0.5)
+        together(lambda: left.barrier(20), lambda: right.barrier(20))
+    for group in groups:
+        group.shutdown()
 
 
 def test_time_runs_out_in_the_engine_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import BinaryIO, TextIO
 
-__all__ = ["Output", "Recorder"]
+__all__ = ["BEGINNING", "Output", "Recorder", "is_second_hand"]
 
 LONGEST = 1 << 16
 """Bytes of a line that are waited for; what is longer is cut into several."""
@@ -38,10 +38,10 @@ _CONTINUES = re.compile(r"^(?:\s|$|During handling|The above exception|Traceback
 """Lines inside a traceback; the first other one says what was wrong."""
 
 _SECOND_HAND = re.compile(
-    r"^(?:potluck\.[\w.]+\.)?(?:PeerLost|ViewChanged|Aborted)\b"
+    r"(?:^|running the callback: )(?:potluck\.[\w.]+\.)?(?:PeerLost|ViewChanged|Aborted)\b"
     r"|\bRank \d+ .*\bis gone\b|\bConnection closed by peer\b|\bConnection reset by peer\b"
 )
-"""Ends of tracebacks that tell of somebody else's failure."""
+"""Ends of tracebacks that tell of somebody else's failure, also by way of a future of PyTorch."""
 
 
 class Output:

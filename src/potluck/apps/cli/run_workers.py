@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from potluck.apps.cli.run_output import Output, Recorder, is_second_hand
+from potluck.apps.cli.run_output import BEGINNING, Output, Recorder, is_second_hand
 
 __all__ = ["FORWARDED", "run_workers"]
 
@@ -42,6 +42,8 @@ class Worker:
         self, command: Sequence[str], place: int, environment: Mapping[str, str], outputs: Outputs
     ) -> None:
         self.label = environment.get("RANK", str(place))
+        self.is_alone = environment.get("GROUP_WORLD_SIZE") == "1"
+        """Whether all workers are on this machine."""
         # A group of its own: it can be ended with all that it has started, and Ctrl-C reaches it
         # through us alone.
         own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
@@ -217,6 +219,14 @@ class _Crew:
                 return worker
         return None
 
+    def _too_late(self) -> Worker | None:
+        """Who was failing, but had not ended when all who waited for it had."""
+        for worker in self.workers:
+            words = worker.last_words if worker.was_ended else ""
+            if BEGINNING in words and not is_second_hand(words):
+                return worker
+        return None
+
     def clean_up(self) -> None:
         """Leave nothing behind."""
         for worker in self.workers:
@@ -235,15 +245,31 @@ class _Crew:
         if not self._failed:
             return 0
         culprit = self._culprit()
+        if culprit is None and (late := self._too_late()) is not None:
+            output.say(f"\n{late.last_words}\n")
+            output.say(f"potluck: rank {late.label} failed first, and had to be ended.")
+            return 1
         first = culprit or self._failed[0]
         code = first.code or 1
         if first.last_words:
             output.say(f"\n{first.last_words}\n")
         if culprit is None:
-            output.say("potluck: a rank on another machine failed first: look at its output.")
+            output.say(f"potluck: {self._hearsay()}.")
         else:
             output.say(f"potluck: rank {first.label} {_how(code)} first; {self._others(first)}.")
         return code
+
+    def _hearsay(self) -> str:
+        """What may be behind it where those who failed only tell of somebody else."""
+        is_alone = all(worker.is_alone for worker in self.workers)
+        reasons = [] if is_alone else ["a rank on another machine failed first: look at its output"]
+        left = [each.label for each in self.workers if each.code == 0 and not each.was_ended]
+        if left:
+            who = f"rank {left[0]}" if len(left) == 1 else f"ranks {', '.join(left)}"
+            reasons.insert(0, f"{who} ended without an error while others still needed it")
+        return (
+            ", or ".join(reasons) or "each that failed tells of another: look at what came before"
+        )
 
     def _others(self, culprit: Worker) -> str:
         rest = [worker for worker in self.workers if worker is not culprit]

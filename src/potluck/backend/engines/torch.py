@@ -39,6 +39,12 @@ _TYPES = frozenset(("float16", "bfloat16", "float32", "float64", "int8", "uint8"
 
 _OPERATIONS = {"sum": "SUM", "mean": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX"}
 
+_LOST = (RuntimeError, DistributedError)
+"""What a process group raises when a peer is gone: engines of PyTorch's own, and ours."""
+
+_PATIENCE = dt.timedelta(days=365)
+"""A link may have nothing to say for long; the group's own limit would take that for a loss."""
+
 _counts: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
 _counting = threading.Lock()
 
@@ -97,16 +103,16 @@ class TorchBackend(EngineBackend):
             while chunk := terminal.take():
                 self._send(terminal.peer, len(chunk))
                 payload = torch.frombuffer(chunk, dtype=torch.uint8).to(self._device)
-                self._group.send([payload], terminal.peer, self._tag).wait()
+                self._group.send([payload], terminal.peer, self._tag).wait(_PATIENCE)
             self._send(terminal.peer, END)
-        except RuntimeError:
+        except _LOST:
             terminal.close()  # the engine has lost it
 
     def _send(self, peer: int, size: int) -> None:
         import torch
 
         head = torch.tensor([size], dtype=torch.int64, device=self._device)
-        self._group.send([head], peer, self._tag).wait()
+        self._group.send([head], peer, self._tag).wait(_PATIENCE)
 
     def _receive_all(self, terminal: Terminal) -> None:
         """Give the mesh what comes in, until the peer or the mesh ends."""
@@ -116,13 +122,13 @@ class TorchBackend(EngineBackend):
         room = torch.empty(CHUNK, dtype=torch.uint8, device=self._device)
         try:
             while True:
-                self._group.recv([head], terminal.peer, self._tag).wait()
+                self._group.recv([head], terminal.peer, self._tag).wait(_PATIENCE)
                 size = int(head[0])
                 if not 0 < size <= CHUNK:
                     break
-                self._group.recv([room[:size]], terminal.peer, self._tag).wait()
+                self._group.recv([room[:size]], terminal.peer, self._tag).wait(_PATIENCE)
                 terminal.put(memoryview(room[:size].cpu().numpy()))  # type: ignore[arg-type]
-        except RuntimeError:
+        except _LOST:
             terminal.close()
         else:
             (terminal.finish if size == END else terminal.close)()
