@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from potluck.decoding import decode_msgpack
 from potluck.errors import MalformedFrame
 
 __all__ = [
@@ -207,6 +208,6 @@ def unpack(data: bytes | memoryview, kind: type[Message]) -> Message:
     3
     """
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return decode_msgpack(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame("A message cannot be understood", cause=str(error)) from None

@@ -21,6 +21,7 @@ ROOMS = {
         "errors",
         "vocabulary",
         "closing",
+        "decoding",
         "config",
         "messages",
         "metrics",

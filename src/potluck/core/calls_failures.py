@@ -18,6 +18,7 @@ from potluck.core.calls_errors import (
     RpcTimeout,
     RpcTooLarge,
 )
+from potluck.decoding import decode_msgpack
 
 __all__ = ["Failure", "Reason", "error_of", "reply_with"]
 
@@ -84,7 +85,7 @@ def error_of(response: RpcResponse, rank: int) -> RpcError:
     """The error that a reply of ``rank`` stands for; also of one that has words only."""
     words = response.error or ""
     try:
-        failure = msgspec.msgpack.decode(response.facts, type=Failure)
+        failure = decode_msgpack(response.facts, Failure)
     except (msgspec.DecodeError, ValueError):
         return RpcRemoteError("error", words, "", rank=rank)
     match failure.reason:

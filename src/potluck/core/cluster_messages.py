@@ -51,6 +51,7 @@ from potluck.core.election_messages import (
     Vote,
     VoteRequest,
 )
+from potluck.decoding import msgpack_decoder
 from potluck.errors import MalformedFrame
 from potluck.vocabulary import ProcessId
 
@@ -229,7 +230,7 @@ RELAYABLE = Canvass, Leaning, VoteRequest, Vote, Propose, Accepted, Commit, Depa
 """What members that do not hear each other may say by way of a third."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[ClusterMessage] = msgspec.msgpack.Decoder(ClusterMessage)
+_decoder: msgspec.msgpack.Decoder[ClusterMessage] = msgpack_decoder(ClusterMessage)
 
 
 def encode(message: ClusterMessage) -> bytes:

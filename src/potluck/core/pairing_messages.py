@@ -24,6 +24,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from potluck.core.cards import Digest, PublicKey, Signature, WireId, WireName, clean_name
+from potluck.decoding import msgpack_decoder
 from potluck.errors import MalformedFrame
 
 __all__ = [
@@ -150,8 +151,8 @@ Secret: TypeAlias = Offer | Accept | Decline | Admitted
 _NOT_OURS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
-_decode_secret: Callable[[bytes], Secret] = msgspec.msgpack.Decoder(Secret).decode
+_decode_message: Callable[[bytes], Message] = msgpack_decoder(Message).decode
+_decode_secret: Callable[[bytes], Secret] = msgpack_decoder(Secret).decode
 
 
 def encode(message: Message | Secret) -> bytes:

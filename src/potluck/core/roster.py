@@ -41,6 +41,7 @@ from potluck.core.roster_votes import (
     tally,
 )
 from potluck.core.roster_words import explain, progress
+from potluck.decoding import decode_msgpack
 from potluck.errors import MalformedFrame
 from potluck.vocabulary import NodeId
 
@@ -106,7 +107,7 @@ class Roster:
         if len(data) > limit:
             raise MalformedFrame(f"A roster has at most {limit} bytes, not {len(data)}")
         try:
-            file = msgspec.msgpack.decode(data, type=_File)
+            file = decode_msgpack(data, _File)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MalformedFrame("This is not a roster of a version we know") from error
         history = History(Records.from_file(file.records, verifier))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.decoding import decode_msgpack
 from potluck.errors import MalformedFrame
 
 __all__ = ["PROFILE_LIMIT", "Accelerator", "Battery", "NodeProfile"]
@@ -89,7 +90,7 @@ class NodeProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
                 got=len(data),
             )
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            return decode_msgpack(data, cls)
         except msgspec.MsgspecError as error:
             raise MalformedFrame(f"A node profile that makes no sense: {error}") from None
 

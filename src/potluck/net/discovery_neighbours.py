@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.decoding import decode_json
 from potluck.errors import DistributedError
 from potluck.net.addresses import Address
 from potluck.net.discovery_records import Advert, Sighting
@@ -165,7 +166,7 @@ def _parse(text: bytes, name: str) -> _Note | None:
     if len(text) > MAX_SIZE:
         return None
     try:
-        note = msgspec.json.decode(text, type=_Note)
+        note = decode_json(text, _Note)
     except (msgspec.DecodeError, UnicodeDecodeError):  # the latter from bytes that are no text
         return None
     return note if name == f"{note.incarnation}.json" else None

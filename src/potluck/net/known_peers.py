@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.decoding import decode_json
 from potluck.errors import DistributedError
 from potluck.net.addresses import Address, is_loopback
 from potluck.net.discovery_records import Advert, Sighting
@@ -108,7 +109,7 @@ class KnownPeers:
         """What is kept under a tag; damaged, foreign and outdated entries are as good as none."""
         try:
             text = read_private(self._directory / tag, limit=MAX_SIZE + 1) or b"[]"
-            kept = msgspec.json.decode(text, type=_Kept) if len(text) <= MAX_SIZE else []
+            kept = decode_json(text, _Kept) if len(text) <= MAX_SIZE else []
         except (DistributedError, msgspec.DecodeError, UnicodeDecodeError):
             return []
         oldest = self._clock() - KEPT

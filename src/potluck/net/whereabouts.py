@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.decoding import decode_json
 from potluck.errors import MalformedFrame
 from potluck.net import tcp
 from potluck.net.addresses import Address, usable_hosts
@@ -46,7 +47,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
         """As another process wrote it; raises ``MalformedFrame`` if it is anything else."""
         try:
             if len(data) <= LONGEST:
-                return msgspec.json.decode(data, type=cls)
+                return decode_json(data, cls)
             reason = f"{len(data)} bytes are too many"
         except (msgspec.DecodeError, ValueError) as error:  # the latter where it is no text
             reason = str(error)

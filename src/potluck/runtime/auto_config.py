@@ -15,6 +15,7 @@ import msgspec
 from potluck.core.cluster_config import ClusterConfig
 from potluck.core.election_events import ElectionConfig
 from potluck.core.health_config import HealthConfig
+from potluck.decoding import decode_json
 from potluck.errors import BackendUnavailable
 from potluck.metrics import DistributedMetrics
 from potluck.net.addresses import MAX_PORT
@@ -162,7 +163,7 @@ class AutoDiscoveryConfig:
         if self.facts or not text:
             return self.facts
         try:
-            return msgspec.json.decode(text, type=dict[str, str])
+            return decode_json(text, dict[str, str])
         except msgspec.DecodeError:
             return {}
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
+from potluck.decoding import decode_json
 from potluck.errors import BackendUnavailable
 from potluck.logs import get_logger
 from potluck.net import descriptors
@@ -154,7 +155,7 @@ class Window:
     def wait(self, within: float = OPEN_WITHIN) -> str:
         """The address of the dashboard once it is there."""
         try:
-            outlook = msgspec.json.decode(self._answers.get(timeout=within), type=Outlook)
+            outlook = decode_json(self._answers.get(timeout=within), Outlook)
         except (queue.Empty, msgspec.DecodeError):
             outlook = Outlook(trouble="its process did not start")
         if outlook.trouble:

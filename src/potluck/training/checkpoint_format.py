@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from potluck.arrays.base import Dtype
+from potluck.decoding import decode_json
 from potluck.errors import IoError
 
 __all__ = ["MAX_HEADER", "Entry", "decode_header", "dtype_of", "encode_header", "name_of"]
@@ -104,9 +105,9 @@ def decode_header(data: bytes) -> tuple[dict[str, Entry], dict[str, str], int]:
     if len(data) < _LENGTH or not 0 < length <= min(MAX_HEADER, len(data) - _LENGTH):
         raise IoError("This is no safetensors file", cause="its header has no possible length")
     try:
-        raw = msgspec.json.decode(data[_LENGTH : _LENGTH + length], type=dict[str, msgspec.Raw])
-        facts = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
-        rows = {name: msgspec.json.decode(row, type=_Row) for name, row in raw.items()}
+        raw = decode_json(data[_LENGTH : _LENGTH + length], dict[str, msgspec.Raw])
+        facts = decode_json(raw.pop("__metadata__", b"{}"), dict[str, str])
+        rows = {name: decode_json(row, _Row) for name, row in raw.items()}
     except msgspec.DecodeError as error:
         raise IoError("This is no safetensors file", cause=str(error)) from None
     entries = {name: _checked(name, row) for name, row in rows.items()}

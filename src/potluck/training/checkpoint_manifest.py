@@ -11,6 +11,7 @@ import math
 
 import msgspec
 
+from potluck.decoding import decode_json
 from potluck.errors import IoError
 from potluck.training.checkpoint_format import dtype_of
 
@@ -74,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True):
         if head[len(_MAGIC) :] != digest(text).encode():
             raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
         try:
-            manifest = msgspec.json.decode(text, type=cls)
+            manifest = decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise IoError("The manifest of a checkpoint is damaged", cause=str(error)) from None
         manifest.check()

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from potluck.decoding import json_decoder
+
 __all__ = [
     "Begun",
     "Committed",
@@ -179,8 +181,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 Order: TypeAlias = Setup | Meet | Finish | Leave
 News: TypeAlias = Listening | Unfound | Begun | Progress | Happened | Committed | Finished | Failed
 
-_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
-_news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
+_orders: msgspec.json.Decoder[Order] = json_decoder(Order)
+_news: msgspec.json.Decoder[News] = json_decoder(News)
 
 
 def encode_line(message: Order | News) -> bytes:

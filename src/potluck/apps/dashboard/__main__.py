@@ -10,6 +10,7 @@ import msgspec
 
 from potluck.apps.dashboard.config import DashboardConfig
 from potluck.apps.dashboard.opening import open_dashboard
+from potluck.decoding import decode_json
 from potluck.errors import DistributedError
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.observing_window import Errand, Outlook
@@ -24,7 +25,7 @@ def main() -> None:
     """Show what is asked for until nobody wants it any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it is over
     try:
-        errand = msgspec.json.decode(sys.stdin.buffer.readline(LONGEST), type=Errand)
+        errand = decode_json(sys.stdin.buffer.readline(LONGEST), Errand)
         observing = AutoDiscoveryConfig(
             job=errand.job,
             namespace=errand.resolve(),
