@@ -38,7 +38,6 @@ def go_through(ranks: Ranks, size: int, seconds: float, hosts: Sequence[Host]) -
     alive = chaos.run(seconds)
     assert chaos.actions.total() > seconds / (4 * PAUSES[1]), chaos.actions
     assert chaos.sums.compared > seconds
-    crowd.views(alive, len(alive))
     assert [result["size"] for result in crowd.stop(alive)] == [len(alive)] * len(alive)
     logger.warning(
         "%g s (%.1f s lost to other work): %s; longest without a sum %.1f s; %d reports compared",

@@ -84,8 +84,8 @@ _NETWORKED = ("net", "backend", "runtime", "apps", "testing")
 BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
-        "threads live in net, backend and runtime; metrics and logs only have locks",
-        only=(*_NETWORKED, "metrics", "logs"),
+        "threads live in net, backend and runtime; metrics, logs and decoding only have locks",
+        only=(*_NETWORKED, "metrics", "logs", "decoding"),
     ),
     Ban(
         frozenset({"socket", "select", "selectors", "ssl"}),

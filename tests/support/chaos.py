@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from support.cables import Cables
 from support.cluster_programs import Crowd
@@ -93,7 +94,22 @@ class Chaos:
                 next_at = time.monotonic() + self._random.uniform(*PAUSES)
         for fault in list(self._faults):
             self._mend(fault)
+        self._settle()
         return self.alive
+
+    def _settle(self) -> None:
+        """Wait until all say of one view, a while after the last fault, that all are in it."""
+        since, views = time.monotonic() + SETTLED, dict[Rank, str]()
+        while len(views) < len(self.alive) or len(set(views.values())) > 1:
+            assert time.monotonic() < since + PATIENCE, f"not all in one view; {self._told()}"
+            for node in self.alive:
+                while node.has_news():
+                    said = self._hear(node)
+                    is_whole = said.get("size") == len(self.alive) and said["at"] > since
+                    views.pop(node, None)
+                    if is_whole:
+                        views[node] = said["view"]
+            self._sleep()
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -125,12 +141,13 @@ class Chaos:
     def _told(self) -> str:
         return f"{self.starved:.1f} s were lost to other work; " + ", ".join(self._history)
 
-    def _hear(self, node: Rank) -> None:
+    def _hear(self, node: Rank) -> dict[str, Any]:
         said = node.hear_any()
         if said["word"] in {"beat", "view"}:
             self._present.add(node)
             self._seen[node] = time.monotonic()
             self.sums.compare(node, said["view"], said["count"], said["sums"])
+        return said
 
     # -- acting --------------------------------------------------------------------------------
 
