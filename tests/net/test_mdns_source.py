@@ -148,8 +148,11 @@ def test_forged_records_are_not_heard(service: str) -> None:
     with Ear(service) as ear, Stranger(service) as stranger:
         label = label_of(honest)
         stranger.say("Living Room TV", {"v": "1"})
-        stranger.say(f"{label[:-1]}0", {**properties_of(honest), "z": "x" * 200, "y": "x" * 200})
-        stranger.say(f"{label[:-2]}01", b"\xff" * 20)
+        last, last_but_one = ("1" if digit == "0" else "0" for digit in label[:-3:-1])
+        stranger.say(
+            f"{label[:-1]}{last}", {**properties_of(honest), "z": "x" * 200, "y": "x" * 200}
+        )
+        stranger.say(f"{label[:-2]}{last_but_one}{label[-1]}", b"\xff" * 20)
         stranger.forge(advert("c", port=0))
         stranger.forge(advert("d"), n="nobody")
         stranger.forge(advert("d"), p="65536")

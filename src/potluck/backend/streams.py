@@ -75,11 +75,22 @@ class Switchboard:
             return [self._waiting.pop(key) for key in over]
 
     def take_all(
-        self, ranks: Sequence[int], purpose: str, look: Callable[[], None]
+        self,
+        ranks: Sequence[int],
+        purpose: str,
+        look: Callable[[], None],
+        is_fit: Callable[[object], bool] = lambda _: True,
     ) -> dict[int, object]:
-        """Wait until a connection of each rank is here, and take them all, the latest of each."""
+        """Wait until a connection of each rank is here, and take them all, the latest of each.
+
+        Those that are not fit any more by then are dropped: their ranks may come again.
+        """
         while True:
             with self._changed:
+                if not self._absent(ranks, purpose):
+                    for rank in ranks:
+                        if not is_fit(self._waiting[rank, purpose]):
+                            del self._waiting[rank, purpose]
                 if not self._absent(ranks, purpose):
                     return {rank: self._waiting.pop((rank, purpose)) for rank in ranks}
                 self._changed.wait(LOOK_EVERY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, cast
@@ -71,7 +72,8 @@ class Gathering:
         others = [rank for rank in range(len(self._peers)) if rank != self._rank]
         threads = self._start_dialling()
         try:
-            lanes = self._switchboard.take_all(others, MESSAGES, self._looking(deadline, look))
+            looking = self._looking(deadline, look)
+            lanes = self._switchboard.take_all(others, MESSAGES, looking, _is_open)
         except BaseException as error:
             self._is_over = True
             missing = self._switchboard.absent(others, MESSAGES)
@@ -155,6 +157,24 @@ class Gathering:
             cause="; ".join(reasons),
             hint="Check that these machines reach each other and that no firewall is between.",
         )
+
+
+def _is_open(lane: object) -> bool:
+    """Whether the other end has not closed a lane meanwhile; one that it has is closed here too."""
+    sock = cast("OpenLane", lane).sock
+    try:
+        limit = sock.gettimeout()
+        sock.setblocking(False)
+        try:
+            is_over = sock.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            is_over = False
+        sock.settimeout(limit)
+    except OSError:  # it was reset
+        is_over = True
+    if is_over:
+        sock.close()
+    return not is_over
 
 
 def _reason(error: DistributedError | None) -> str:
