@@ -11,7 +11,7 @@ from support.hosts import Host, Hosts
 
 pytestmark = pytest.mark.netns
 
-TRIES = 3
+TRIES = 5
 
 PROBE = """
 import socket, sys, time
@@ -50,6 +50,12 @@ def iperf(host: Host, server: Host, *extra: str) -> float:
     return rate
 
 
+def agree(host: Host, server: Host) -> bool:
+    """Whether both measure the same, one right after the other."""
+    expected = [iperf(host, server), iperf(host, server, "-R")]
+    return probed(host, server) == pytest.approx(expected, rel=0.15)
+
+
 @pytest.mark.timeout(120)
 def test_a_probe_agrees_with_iperf3() -> None:
     """Within 15 %, in both directions, at 50, 200 and 1000 Mbit/s."""
@@ -66,10 +72,8 @@ def test_a_probe_agrees_with_iperf3() -> None:
             assert server.stdout.readline() == "listening\n"
             for rate in ("50mbit", "200mbit", "1gbit"):
                 hosts.limit("laptop", rate)
-                expected = [iperf(laptop, desk), iperf(laptop, desk, "-R")]
-                # A machine that is busy with something else can slow down any one probe.
-                tries = (probed(laptop, desk) for _ in range(TRIES))
-                assert any(found == pytest.approx(expected, rel=0.15) for found in tries), rate
+                # A machine that is busy with something else can slow down any one of either.
+                assert any(agree(laptop, desk) for _ in range(TRIES)), rate
         finally:
             for process in (server, other):
                 process.kill()

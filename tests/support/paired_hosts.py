@@ -96,7 +96,9 @@ def captured(host: Host, file: Path) -> Iterator[None]:
     """Every packet that passes a host's cable goes into a file."""
     if shutil.which("tcpdump") is None:
         pytest.skip("a capture needs the program tcpdump")
-    options = ["-i", "any", "-U", "--immediate-mode", "-s", "0", "-Z", "root", "-w", str(file)]
+    # Room for 16 MiB: by default it is so little that a busy machine loses packets.
+    options = ["-i", "any", "-U", "--immediate-mode", "-s", "0", "-B", "16384", "-Z", "root"]
+    options += ["-w", str(file)]
     with subprocess.Popen(
         host.command(["tcpdump", *options]), stderr=subprocess.PIPE, text=True
     ) as capture:
