@@ -37,6 +37,9 @@ LONGEST_NAP = 0.001
 END_WITHIN = 1.0
 """Seconds for what was sent to be taken, when the group ends."""
 
+SENT_WITHIN = 10.0
+"""Seconds more for our last words to be taken, without which others would think that we crashed."""
+
 _NUMBERS = frozenset("bBhHiIlLqQfd")
 """Types of numpy, by their letters, that MPI adds up as C does."""
 
@@ -99,8 +102,11 @@ class MpiBackend(EngineBackend):
     def _is_over(self, give_up: float | None) -> bool:
         if not self._stop.is_set():
             return False
-        is_done = not any(self._leaving.values()) and not self._open and not self._listening
-        return is_done or (give_up is not None and time.monotonic() > give_up)
+        has_sent = not any(self._leaving.values()) and not self._open
+        if has_sent and not self._listening:
+            return True
+        patience = 0.0 if has_sent else SENT_WITHIN
+        return give_up is not None and time.monotonic() > give_up + patience
 
     def _move(self) -> bool:
         moved = False
