@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
+from potluck.closing import Closing
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.steps import Position
 from potluck.logs import get_logger
@@ -35,7 +35,7 @@ __all__ = ["ElasticTrainer", "StepOutcome"]
 logger = get_logger(__name__)
 
 
-class ElasticTrainer(HeadStart):
+class ElasticTrainer(HeadStart, Closing):
     """Runs steps on a cluster, or on any group.
 
     ``apply`` gets the tree of averaged gradients and changes the model; it is called for committed
@@ -197,12 +197,3 @@ class ElasticTrainer(HeadStart):
         """Meet the others."""
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Wait for what is being saved; the cluster is the caller's to close."""
-        self.close()

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from potluck.apps.cli.demo_messages import Failed, News, Order, Setup
 from potluck.apps.cli.demo_process import Event, NodeProcess, signals_held
 from potluck.apps.cli.demo_scene import Actor, Scene, words
+from potluck.closing import Closing
 from potluck.errors import Timeout
 
 __all__ = ["Audience", "Crew", "Settings"]
@@ -57,7 +57,7 @@ class Audience(Protocol):
         """This is how things stand; called often."""
 
 
-class Crew:
+class Crew(Closing):
     """The processes of one demo; a context manager that leaves none of them and no file behind."""
 
     def __init__(self, settings: Settings, audience: Audience) -> None:
@@ -85,15 +85,6 @@ class Crew:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End them, whatever happened."""
-        self.close()
 
     def close(self) -> None:
         """End every process."""

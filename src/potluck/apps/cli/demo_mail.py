@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from types import TracebackType
 from typing import Self
 
 from potluck.apps.cli.demo_messages import Finish, News, Order, decode_order, encode_line
+from potluck.closing import Closing
 
 __all__ = ["Mail"]
 
@@ -20,7 +20,7 @@ CLOSING = 5.0
 """Seconds for the last news to be read."""
 
 
-class Mail:
+class Mail(Closing):
     """Orders and news of one node; a context manager."""
 
     def __init__(self, orders: int, news: int) -> None:
@@ -36,12 +36,7 @@ class Mail:
         self._writer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Have all news written."""
         self._news.put(None)
         self._writer.join(CLOSING)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from potluck import Cluster, ClusterEvent, ViewChange
 from potluck.apps.cli.demo_mail import Mail
 from potluck.apps.cli.demo_messages import Happened
+from potluck.closing import Closing
 from potluck.core.cluster_events import MembershipChange, MembershipEvent
 
 __all__ = ["Watcher"]
@@ -17,7 +17,7 @@ __all__ = ["Watcher"]
 INSTALLED = MembershipChange.INSTALLED.value
 
 
-class Watcher:
+class Watcher(Closing):
     """Passes on events of membership, each once; a context manager."""
 
     def __init__(self, cluster: Cluster, mail: Mail) -> None:
@@ -32,12 +32,7 @@ class Watcher:
         self.look()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """End."""
         self._stop()
 

@@ -37,7 +37,7 @@ LONGEST_NAP = 0.001
 END_WITHIN = 1.0
 """Seconds for what was sent to be taken, when the group ends."""
 
-SENT_WITHIN = 10.0
+SENT_WITHIN = 4.0
 """Seconds more for our last words to be taken, without which others would think that we crashed."""
 
 _NUMBERS = frozenset("bBhHiIlLqQfd")
@@ -223,6 +223,8 @@ class MpiBackend(EngineBackend):
         if self._closed is None:
             self._stop.set()
         super().close()
+        for thread in self._threads:  # while it lives nobody else may call MPI, nor end it
+            thread.join(END_WITHIN + SENT_WITHIN)
 
 
 _OPERATIONS = {
