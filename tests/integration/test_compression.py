@@ -163,7 +163,7 @@ def setting(place: int, number: int, dtype: Any = np.uint8) -> Callable[[Any], N
 
 INFINITY = 0x7F800000
 LIES: dict[str, tuple[str, type, str, Callable[[Any], None]]] = {
-    "a scale that is infinite": ("int8", Int8, "encode", setting(0, INFINITY, np.uint32)),
+    "a scale that is infinite": ("int8", Int8, "_encode_all", setting(0, INFINITY, np.uint32)),
     "a scale below zero": ("onebit", OneBit, "encode", setting(0, 0xBF800000, np.uint32)),
     "more values than there are": ("topk:0.01", Sparse, "pack", setting(0, 1 << 50, np.uint64)),
     "another coding": ("topk:0.01", Sparse, "pack", setting(16, 9)),
