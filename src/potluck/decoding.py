@@ -6,11 +6,11 @@ type meanwhile crashes the process.  So all readers are made here, one at a time
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+
+from potluck.forking import ForkSafeLock
 
 __all__ = ["decode_json", "decode_msgpack", "json_decoder", "msgpack_decoder"]
 
@@ -19,7 +19,7 @@ Octets: TypeAlias = bytes | bytearray | memoryview
 
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-_making = threading.Lock()
+_making = ForkSafeLock()
 
 
 def decode_json(data: Octets | str, kind: type[T]) -> T:
@@ -54,13 +54,3 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
         with _making:
             known = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
     return known
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _making  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _making = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_lock)

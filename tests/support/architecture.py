@@ -21,6 +21,7 @@ ROOMS = {
         "errors",
         "vocabulary",
         "closing",
+        "forking",
         "decoding",
         "config",
         "messages",
@@ -84,8 +85,8 @@ _NETWORKED = ("net", "backend", "runtime", "apps", "testing")
 BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
-        "threads live in net, backend and runtime; metrics, logs and decoding only have locks",
-        only=(*_NETWORKED, "metrics", "logs", "decoding"),
+        "threads live in net, backend and runtime; metrics, logs and forking only have locks",
+        only=(*_NETWORKED, "metrics", "logs", "forking"),
     ),
     Ban(
         frozenset({"socket", "select", "selectors", "ssl"}),

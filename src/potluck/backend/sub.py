@@ -7,12 +7,12 @@ so overlapping subgroups and the parent can be used at the same time.
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from potluck.backend.base import NOTICES, RPC, WORLD, Backend, check_whole
 from potluck.errors import InvalidRank, InvalidWorldSize
+from potluck.forking import ForkSafeLock
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Iterable, Sequence  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SubBackend"]
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _created: weakref.WeakKeyDictionary[Backend, dict[tuple[int, ...], int]] = (
     weakref.WeakKeyDictionary()
 )

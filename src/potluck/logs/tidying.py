@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 
+from potluck.forking import call_in_children
 from potluck.logs.lines import escaped
 
 __all__ = ["BURST", "PERIOD", "Tidy", "tidy"]
@@ -82,5 +82,4 @@ class Tidy(logging.Filter):
 
 
 tidy = Tidy()
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=tidy.forget)
+call_in_children(tidy.forget)

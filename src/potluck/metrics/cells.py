@@ -6,13 +6,14 @@ now and then; :mod:`potluck.metrics.operations` has a journal for what happens a
 
 from __future__ import annotations
 
-import os
 import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from potluck.forking import call_in_children
 
 __all__ = ["BOUNDS", "OTHER", "WINDOW", "Counter", "Gauge", "Histogram", "Tally", "hold"]
 
@@ -32,7 +33,7 @@ FEW = 64
 OTHER = "other"
 """Where everything is counted for which there is no place of its own."""
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # a plain one: it is taken for every number
 
 
 def hold() -> threading.Lock:
@@ -167,5 +168,4 @@ def _renew_lock() -> None:
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_lock)
+call_in_children(_renew_lock)

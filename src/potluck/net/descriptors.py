@@ -9,9 +9,10 @@ takes no lock (another thread of the parent may have held it at the fork) and sh
 from __future__ import annotations
 
 import contextlib
-import os
 import weakref
 from typing import Protocol
+
+from potluck.forking import call_in_children
 
 __all__ = ["on_fork", "track"]
 
@@ -54,5 +55,4 @@ def _let_go() -> None:
     _heirs.clear()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_let_go)
+call_in_children(_let_go)

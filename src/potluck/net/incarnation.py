@@ -17,13 +17,13 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from potluck.errors import BackendUnavailable
+from potluck.forking import ForkSafeLock
 from potluck.net.private_files import (
     KEY_SIZE,
     HeldLock,
@@ -53,7 +53,7 @@ _DIGITS = 20  # a 64-bit number
 _TAG_SIZE = 32  # hexadecimal digits: 128 bits
 
 _known: dict[tuple[int, Path, NodeId], ThisProcess] = {}
-_asking = threading.Lock()
+_asking = ForkSafeLock()
 _claims: list[Incarnation] = []  # a claim lasts as long as the process, even if nobody keeps it
 
 
@@ -214,13 +214,3 @@ def _output_of(*command: str) -> bytes:
         return subprocess.run(command, capture_output=True, timeout=5, check=True).stdout.strip()  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return b""
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _asking  # noqa: PLW0603
-    _asking = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_lock)

@@ -26,8 +26,11 @@ logger = get_logger(__name__)
 BUILD_WITHIN = 10.0
 """Seconds for one attempt to connect all members of a view."""
 
-GRACE = 1.0
-"""Seconds for what is under way when a view ends in good order."""
+GRACE = 3.0
+"""Seconds for what is under way when a view ends in good order.
+
+Only a member that is slow needs them: who cannot finish is told so by those that have left.
+"""
 
 PAUSE = 0.2
 """Seconds between two attempts."""

@@ -22,6 +22,7 @@ from potluck.closing import Closing
 from potluck.collective.reduce import ReduceOp, Reducer
 from potluck.collective.task import Collective, Task
 from potluck.errors import BackendUnavailable, ChannelClosed, DistributedError
+from potluck.forking import ForkSafeLock
 from potluck.net import descriptors
 from potluck.runtime.call import Call
 from potluck.runtime.executor import Executor, left
@@ -40,7 +41,7 @@ __all__ = ["Group"]
 
 Result = TypeVar("Result")
 
-_finding = threading.Lock()
+_finding = ForkSafeLock()
 
 
 class Group(Queue, Closing):
@@ -239,16 +240,6 @@ class Group(Queue, Closing):
 def _work_of(call: Call, help_with: Callable[[Work[Any]], None] | None = None) -> Work[Any]:
     name = call.task.collective.value  # not the call: works may be kept, their arrays need not
     return Work(lambda: name, help_with)
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _finding  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _finding = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _forked(rank: int) -> BackendUnavailable:

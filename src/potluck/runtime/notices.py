@@ -7,15 +7,14 @@ after one, so operations that go well one after the other never see one.
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
-import threading
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from potluck.backend.base import NOTICES
 from potluck.backend.sub import SubBackend
 from potluck.errors import DistributedError
+from potluck.forking import ForkSafeLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -160,17 +159,7 @@ class Notices:
 
 # -- groups that are closed here and not everywhere ------------------------------------------------
 
-_sweeping = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _sweeping  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _sweeping = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_lock)
+_sweeping = ForkSafeLock()
 
 
 def _ground(backend: Backend) -> Backend:

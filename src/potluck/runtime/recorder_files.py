@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from potluck.errors import (
     Timeout,
     from_os_error,
 )
+from potluck.forking import ForkSafeLock, call_in_children
 from potluck.logs import get_logger
 from potluck.net.private_files import potluck_home
 from potluck.runtime.control_reports import software_version
@@ -51,7 +51,7 @@ PAUSE = 1.0
 _WORTH_IT = (PeerLost, CollectiveMismatch, Timeout, MalformedFrame)
 """What a dump helps to explain; that a view changes in good order needs no explanation."""
 
-_writing = threading.Lock()
+_writing = ForkSafeLock()
 
 
 def trace_folder() -> Path | None:
@@ -128,6 +128,7 @@ def mention(recorder: Recorder, error: BaseException) -> None:
 
 
 _last: dict[int, tuple[float, Path]] = {}
+call_in_children(_last.clear)
 """When each recorder was written last, and where."""
 
 
@@ -148,17 +149,6 @@ def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:
             _last.clear()
         _last[id(recorder)] = time.monotonic(), path
         return path
-
-
-def _become_forked() -> None:
-    """In a forked child: another thread of the parent may have held the lock."""
-    global _writing  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _writing = threading.Lock()
-    _last.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_become_forked)
 
 
 def _new_path(recorder: Recorder) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from potluck.backend.sub import SubBackend
 from potluck.errors import BackendUnavailable
+from potluck.forking import ForkSafeLock, call_in_children
 from potluck.runtime.recorder import CAPACITY, Label, Lane, Log, Recorder
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ REMEMBERED = 4
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _latest: deque[Recorder] = deque(maxlen=REMEMBERED)
-_finding = threading.RLock()  # a signal's handler may look while we do
+_finding = ForkSafeLock()  # a signal's handler may look while we do
 
 
 def make_recorder() -> Recorder:
@@ -99,11 +99,8 @@ def recorder_of(backend: Backend) -> Recorder:
 
 def become_forked() -> None:
     """In a forked child: another thread of the parent may have held the lock."""
-    global _finding  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _finding = threading.RLock()
     _live.clear()
     _latest.clear()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=become_forked)
+call_in_children(become_forked)

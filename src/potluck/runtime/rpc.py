@@ -17,6 +17,7 @@ from potluck.closing import Closing
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE, RpcRequest
 from potluck.core.calls_errors import RpcNoConnection, RpcTimeout
 from potluck.errors import DistributedError, Timeout
+from potluck.forking import ForkSafeLock
 from potluck.net import descriptors
 from potluck.runtime.rpc_calling import Caller
 from potluck.runtime.rpc_calls import Incoming, current_call
@@ -43,7 +44,7 @@ Kind = TypeVar("Kind", bound=type)
 LINGER = 1.0
 """Seconds that closing waits for functions that run."""
 
-_claiming = threading.Lock()
+_claiming = ForkSafeLock()
 
 
 class RpcAgent(Caller, Closing):

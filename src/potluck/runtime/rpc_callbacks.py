@@ -6,18 +6,18 @@ makes a call there, or closes the agent, would wait for itself.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from potluck.forking import ForkSafeLock, call_in_children
 from potluck.logs import get_logger
 
 __all__ = ["run_soon"]
 
 logger = get_logger(__name__)
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _due: deque[tuple[Callable[[], object], str]] = deque()
 _is_running = False
 
@@ -49,10 +49,9 @@ def _run() -> None:
 
 def _begin_anew() -> None:
     """In a forked child, where nobody runs what was due."""
-    global _lock, _is_running
-    _lock, _is_running = threading.Lock(), False
+    global _is_running  # noqa: PLW0603
+    _is_running = False
     _due.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+call_in_children(_begin_anew)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from potluck.core.calls import reply_by
 from potluck.core.calls_errors import RpcCancelled, RpcTimeout
 from potluck.errors import DistributedError, Timeout
+from potluck.forking import ForkSafeLock
 from potluck.runtime.rpc_callbacks import run_soon
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ INSTANT = 1.0
 FEW = 64
 """Calls from within a call before those that are done are forgotten."""
 
-_callbacks = threading.Lock()
+_callbacks = ForkSafeLock()
 """Guards the callbacks of all futures; nothing is called under it."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from types import TracebackType
+
+from potluck.forking import call_in_children
 
 __all__ = ["BRISK", "Brisk"]
 
@@ -55,5 +56,4 @@ class Brisk:
 BRISK = Brisk()
 """The one of this process: the interval is the same for all threads."""
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=BRISK.become_forked)
+call_in_children(BRISK.become_forked)

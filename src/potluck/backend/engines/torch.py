@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.backend.engines.base import CHUNK, EngineBackend, Terminal, is_special
 from potluck.errors import BackendUnavailable, DistributedError, PeerLost, Timeout
+from potluck.forking import ForkSafeLock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ _PATIENCE = dt.timedelta(days=365)
 """A link may have nothing to say for long; the group's own limit would take that for a loss."""
 
 _counts: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
-_counting = threading.Lock()
+_counting = ForkSafeLock()
 
 
 class TorchBackend(EngineBackend):
