@@ -72,7 +72,7 @@ def test_abort_ends_an_all_reduce_in_the_middle(here: Neighbourhood) -> None:
     for waiting in (reducing, opening, messaging, gathering):
         with pytest.raises(Aborted, match="view 1 is over"):
             waiting.result()
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 5
     with pytest.raises(Aborted, match="view 1 is over"):
         context.all_reduce(values)
     with pytest.raises(Aborted, match="view 1 is over"):
