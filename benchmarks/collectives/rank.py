@@ -25,7 +25,11 @@ Result = dict[str, Any]
 
 
 def measure(case: Case, contenders: dict[str, Contender], memory: Memory) -> Result:
-    """All rounds of a case: seconds for one operation, by contender."""
+    """All rounds of a case: seconds for one operation, by contender.
+
+    Each turn ends with a barrier: what a rank still owes to another, MPI sends only while somebody
+    is in one of its calls, and the next turn is another library's.
+    """
     steps = {name: contender.prepare(memory) for name, contender in contenders.items()}
     for name, step in steps.items():
         memory.fill()
@@ -34,6 +38,7 @@ def measure(case: Case, contenders: dict[str, Contender], memory: Memory) -> Res
         memory.check()
         for _ in range(case.warm_up):
             step()
+        contenders[name].barrier()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(case.rounds):
         turn = number % len(steps)  # nobody always follows the same one
@@ -41,6 +46,7 @@ def measure(case: Case, contenders: dict[str, Contender], memory: Memory) -> Res
             memory.fill()
             contenders[name].barrier()
             seconds[name].append(clock(steps[name], case.inner))
+            contenders[name].barrier()
     plans = {name: each.describe(memory) for name, each in contenders.items()}
     return {**asdict(case), "seconds": seconds, "plans": plans}
 

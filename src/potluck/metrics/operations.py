@@ -1,6 +1,6 @@
 """What is counted about operations that happen all the time: collectives and remote calls.
 
-An operation that ends well appends two numbers to a journal, which is atomic and takes no lock.
+An operation that ends well is appended to a journal, which is atomic and takes no lock.
 Whoever reads a number works off the journal first; if nobody reads, so does the one who finds it
 long.  What fails is rare, and is counted at once.
 """
@@ -8,6 +8,7 @@ long.  What fails is rare, and is counted at once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from potluck.metrics.cells import Counter, Histogram, Tally, hold
 from potluck.metrics.snapshot import OperationSnapshot
@@ -29,10 +30,12 @@ class OperationMetrics:
 
     __slots__ = (
         *("_bytes", "_completed", "_duration", "_errors", "_failed", "_rate", "_retried"),
+        *("_work_off_before",),
         *("is_interrupted", "seconds", "sizes"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, work_off_before: Callable[[], None] | None = None) -> None:
+        self._work_off_before = work_off_before
         self.seconds: list[float] = []
         """The journal: how long those took that have ended well and are not counted yet."""
         self.sizes: list[int] = []
@@ -74,7 +77,9 @@ class OperationMetrics:
             self._bytes.value += nbytes
 
     def work_off(self) -> None:
-        """Count what is in the journal."""
+        """Count what is in the journal, and in the one before it, if there is one."""
+        if self._work_off_before is not None:
+            self._work_off_before()
         if not self.seconds and not self.sizes:
             return
         with hold():  # only who holds it takes something out; others may append meanwhile
@@ -84,10 +89,20 @@ class OperationMetrics:
             count = len(self.sizes)
             sizes = self.sizes[:count]
             del self.sizes[:count]
-            self._completed.value += len(seconds)
-            self._duration.take([each * 1e3 for each in seconds])
-            self._bytes.value += sum(sizes)
-            self._rate.extend(sizes[-WINDOWED:])
+            self._count(seconds, sizes)
+
+    def take(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
+        """Several operations have ended well, one at least."""
+        with hold():
+            self._retried.value += self.is_interrupted
+            self.is_interrupted = False
+            self._count(seconds, sizes)
+
+    def _count(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
+        self._completed.value += len(seconds)
+        self._duration.take([each * 1e3 for each in seconds])
+        self._bytes.value += sum(sizes)
+        self._rate.extend(sizes[-WINDOWED:])
 
     # -- numbers, with everything that has happened ------------------------------------------------
 
@@ -111,7 +126,7 @@ class OperationMetrics:
 
     @property
     def bytes_processed(self) -> Counter:
-        """Of the arrays given, whatever went over the wire for them."""
+        """Of the vector, all ranks' blocks, or what was to be sent, whatever went over the wire."""
         self.work_off()
         return self._bytes
 

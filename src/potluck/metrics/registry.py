@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from potluck.metrics.cells import hold
 from potluck.metrics.operations import OperationMetrics
 from potluck.metrics.peers import PeerBook
 from potluck.metrics.sections import (
@@ -34,19 +35,24 @@ class DistributedMetrics:
     __slots__ = (
         *OPERATIONS,
         *("peers", "compression", "health", "elections", "views", "discovery", "rpc"),
-        *("training", "state", "_began"),
+        *("training", "state", "journal", "_began"),
     )
 
     def __init__(self) -> None:
-        self.all_reduce = OperationMetrics()
-        self.reduce = OperationMetrics()
-        self.broadcast = OperationMetrics()
-        self.all_gather = OperationMetrics()
-        self.reduce_scatter = OperationMetrics()
-        self.gather = OperationMetrics()
-        self.scatter = OperationMetrics()
-        self.all_to_all = OperationMetrics()
-        self.barrier = OperationMetrics()
+        self.journal: list[tuple[Any, ...]] = []
+        """Collectives that ended well and are not counted yet, as the flight recorder keeps them.
+
+        What (with its kind and how many elements), begin, end, number, bytes of an element.
+        """
+        self.all_reduce = OperationMetrics(self.work_off)
+        self.reduce = OperationMetrics(self.work_off)
+        self.broadcast = OperationMetrics(self.work_off)
+        self.all_gather = OperationMetrics(self.work_off)
+        self.reduce_scatter = OperationMetrics(self.work_off)
+        self.gather = OperationMetrics(self.work_off)
+        self.scatter = OperationMetrics(self.work_off)
+        self.all_to_all = OperationMetrics(self.work_off)
+        self.barrier = OperationMetrics(self.work_off)
         self.peers = PeerBook()
         self.compression = CompressionMetrics()
         self.health = HealthMetrics()
@@ -57,6 +63,29 @@ class DistributedMetrics:
         self.training = TrainingMetrics()
         self.state = StateMetrics()
         self._began = time.monotonic()
+
+    def work_off(self) -> None:
+        """Count what is in the journal."""
+        if not self.journal:
+            return
+        with hold():  # only who holds it takes something out; others may append meanwhile
+            count = len(self.journal)
+            taken = self.journal[:count]
+            del self.journal[:count]
+        kinds: dict[str, tuple[list[float], list[int]]] = {}
+        last, elements = None, 0
+        seconds: list[float] = []
+        sizes: list[int] = []
+        for fact in taken:
+            task = fact[0]
+            if task is not last:  # most programs repeat themselves
+                last, elements = task, task.extent
+                seconds, sizes = kinds.setdefault(task.collective._value_, ([], []))
+            seconds.append(fact[2] - fact[1])
+            sizes.append(elements * fact[4])
+        for kind, (seconds, sizes) in kinds.items():
+            operation: OperationMetrics = getattr(self, kind)
+            operation.take(seconds, sizes)
 
     def snapshot(self) -> MetricsSnapshot:
         """All numbers as they are now."""

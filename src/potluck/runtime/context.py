@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
-from potluck.runtime.counting import count, count_failure, count_work
 from potluck.runtime.lifted import Lifted
 from potluck.runtime.recorder_logs import recorder_of
-from potluck.runtime.requests import Request
 from potluck.runtime.waiting import watch_waiting
-from potluck.runtime.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +19,6 @@ if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
 
 __all__ = ["DistributedContext"]
-
-Result = TypeVar("Result")
 
 
 class DistributedContext(Lifted):
@@ -47,7 +41,6 @@ class DistributedContext(Lifted):
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         super().__init__(backend, config)
-        self._metrics: DistributedMetrics | None = None
         self._slept: dict[int, float] | None = None
         self._subgroups: dict[DistributedContext, None] = {}
         self._whole: DistributedContext | None = None
@@ -121,22 +114,3 @@ class DistributedContext(Lifted):
         super().close()
         if self._whole is not None:
             self._whole._subgroups.pop(self, None)  # noqa: SLF001 - another of our kind
-
-    def _launch(
-        self, request: Request[Result], timeout: float | None, *, async_op: bool
-    ) -> Result | Work[Result]:
-        metrics = self._metrics
-        if metrics is None:
-            return super()._launch(request, timeout, async_op=async_op)
-        began = perf_counter()
-        try:
-            outcome = super()._launch(request, timeout, async_op=async_op)
-        except BaseException as error:
-            count_failure(metrics, request.call, began, error)
-            raise
-        if async_op and isinstance(outcome, Work):
-            call, work = request.call, outcome
-            work.add_done_callback(lambda: count_work(metrics, call, began, work))
-        else:
-            count(metrics, request.call, began)
-        return outcome

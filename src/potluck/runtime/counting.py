@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
 
 from potluck.metrics.operations import LONG
 
@@ -12,33 +12,40 @@ if TYPE_CHECKING:
     from potluck.runtime.call import Call
     from potluck.runtime.work import Work
 
-__all__ = ["count", "count_failure", "count_work"]
+__all__ = ["count", "count_failure", "counted"]
+
+Result = TypeVar("Result")
 
 
 def count(metrics: DistributedMetrics, call: Call, began: float) -> None:
-    """A call ended well.  This is on the way of every one of them: it takes no lock."""
-    seconds, source, target = perf_counter() - began, call.source, call.target
-    entry: OperationMetrics = getattr(metrics, call.task.collective._value_)
-    entry.seconds.append(seconds)
-    sizes = entry.sizes
-    sizes.append(source.nbytes if source is target else max(source.nbytes, target.nbytes))
-    if entry.is_interrupted or len(sizes) > LONG:
-        entry.tidy()
+    """A call ended well.  This is on the way of many: it takes no lock."""
+    metrics.journal.append((call.task, began, monotonic(), 0, call.target.itemsize))
+    if len(metrics.journal) > LONG:
+        metrics.work_off()
 
 
 def count_failure(
     metrics: DistributedMetrics, call: Call, began: float, error: BaseException
 ) -> None:
     """A call failed."""
+    metrics.work_off()  # what went well before was no second try
     entry: OperationMetrics = getattr(metrics, call.task.collective.value)
-    nbytes = max(call.source.nbytes, call.target.nbytes)
-    entry.note(perf_counter() - began, nbytes, type(error).__name__)
+    nbytes = call.task.extent * call.target.itemsize
+    entry.note(monotonic() - began, nbytes, type(error).__name__)
 
 
-def count_work(metrics: DistributedMetrics, call: Call, began: float, work: Work[Any]) -> None:
-    """Something that was started has ended, well or not."""
-    error = work.exception()
-    if error is None:
-        count(metrics, call, began)
-    else:
-        count_failure(metrics, call, began, error)
+def counted(
+    metrics: DistributedMetrics, call: Call, work: Work[Result], began: float | None = None
+) -> Work[Result]:
+    """Count something that was started when it has ended, well or not."""
+    start = monotonic() if began is None else began
+
+    def end() -> None:
+        error = work.exception()
+        if error is None:
+            count(metrics, call, start)
+        else:
+            count_failure(metrics, call, start, error)
+
+    work.add_done_callback(end)
+    return work

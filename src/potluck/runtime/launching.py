@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -10,11 +11,16 @@ from potluck.arrays.base import Array
 from potluck.backend.base import Backend, check_whole
 from potluck.collective.task import Collective
 from potluck.errors import InvalidRank
+from potluck.metrics.operations import LONG
 from potluck.runtime import requests
 from potluck.runtime.call import Purpose
+from potluck.runtime.counting import count_failure, counted
 from potluck.runtime.group import Group
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
+
+if TYPE_CHECKING:
+    from potluck.metrics import DistributedMetrics
 
 __all__ = ["Launching"]
 
@@ -23,6 +29,9 @@ Result = TypeVar("Result")
 
 class Launching(Backend):
     """A backend with a group that runs its collectives."""
+
+    _metrics: DistributedMetrics | None = None
+    """Where they are counted, if they are."""
 
     @property
     def group(self) -> Group:
@@ -42,17 +51,31 @@ class Launching(Backend):
     def _launch(
         self, request: Request[Result], timeout: float | None, *, async_op: bool
     ) -> Result | Work[Result]:
-        """Run a request, or start it."""
-        group = self.group
+        """Run a request, or start it; and count it, where that is wanted."""
+        group, metrics = self.group, self._metrics
         if async_op and timeout is not None:
             msg = "With async_op the time-out belongs to wait(timeout)"
             raise ValueError(msg)
         if timeout is None and group.config is not None:
             timeout = group.config.timeout
-        if async_op:
-            return group.start(request.call, request.finish, timeout)
-        group.run(request.call, timeout)
-        return request.finish()
+        if metrics is None:
+            if async_op:
+                return group.start(request.call, request.finish, timeout)
+            group.run(request.call, timeout)
+            return request.finish()
+        began = monotonic()
+        try:  # here, not in a subclass: one more frame would cost as much as counting does
+            if async_op:
+                return counted(metrics, request.call, group.start(*request, timeout))
+            entry = group.run(request.call, timeout)
+            outcome = request.finish()
+        except BaseException as error:
+            count_failure(metrics, request.call, began, error)
+            raise
+        metrics.journal.append(entry)
+        if len(metrics.journal) > LONG:
+            metrics.work_off()
+        return outcome
 
     def _tell_all(self, mine: Array, purpose: Purpose, timeout: float | None) -> Array:
         """What every rank has to say, in rank order, before it can do what it was called for."""

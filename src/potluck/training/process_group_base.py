@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from potluck.arrays.base import Access, Lease
 from potluck.arrays.lending import lend
 from potluck.errors import DistributedError, Timeout
 from potluck.runtime.context import DistributedContext
-from potluck.runtime.counting import count, count_failure, count_work
+from potluck.runtime.counting import count, count_failure, counted
 from potluck.runtime.courier import Courier
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
@@ -168,16 +168,15 @@ class GroupBase(dist.ProcessGroup):
         """
         self._sequence += 1
         group, metrics = self._context.group, self._metrics
-        call, began = request.call, perf_counter()
+        call, began = request.call, monotonic()
         entry = record(f"{NAME}:{name}", outputs if shown is None else shown)
         work: Work[Any]
         if entry is not None:
             work = group.start(call, _both(entry.finish, request.finish), terms.limit)
             work.add_done_callback(entry.finish)  # where it has failed
-            work.add_done_callback(lambda: count_work(metrics, call, began, work))
+            counted(metrics, call, work, began)
         elif terms.is_async or self._coalesced is not None:
-            work = group.start(call, request.finish, terms.limit)
-            work.add_done_callback(lambda: count_work(metrics, call, began, work))
+            work = counted(metrics, call, group.start(*request, terms.limit), began)
         else:
             work = Work()
             try:
