@@ -1,10 +1,20 @@
 """The registry: everything in one place, and snapshots that stay as they are."""
 
 import msgspec
+import numpy as np
+import pytest
 
-from potluck.collective.task import Collective
+from potluck.collective.task import Collective, Task
+from potluck.errors import PeerLost
 from potluck.metrics import DistributedMetrics, MetricsSnapshot, SharedMetrics
+from potluck.metrics.operations import LONG
 from potluck.metrics.snapshot import OPERATIONS
+from potluck.runtime.call import Call
+from potluck.runtime.counting import count, count_failure
+
+VALUES = np.zeros(8, np.float32)
+SUM = Call(Task.whole(Collective.ALL_REDUCE, 2, 8), VALUES, VALUES)
+GATHER = Call(Task.blocks(Collective.ALL_GATHER, (3, 5)), VALUES, VALUES)
 
 
 def test_a_snapshot_does_not_change() -> None:
@@ -43,3 +53,40 @@ def test_a_snapshot_can_be_written_and_read() -> None:
 def test_shared_metrics_are_the_metrics() -> None:
     """Python shares objects as they are; the name of the origin is kept."""
     assert SharedMetrics is DistributedMetrics
+
+
+def test_what_is_in_the_journal_is_in_every_number() -> None:
+    """Each kind gets its own, whichever number is read."""
+    metrics = DistributedMetrics()
+    for call in (SUM, GATHER, SUM, SUM):
+        count(metrics, call, began=0.0)
+    assert len(metrics.journal) == 4
+    assert metrics.all_gather.completed.value == 1
+    assert not metrics.journal
+    assert metrics.all_reduce.bytes_processed.value == 3 * 32
+    assert metrics.all_reduce.duration_ms.percentile(50) > 0
+
+
+def test_the_journal_stays_short_though_nobody_reads() -> None:
+    """A program that never looks at its metrics must not pay for them in memory."""
+    metrics = DistributedMetrics()
+    for _ in range(3 * LONG):
+        count(metrics, SUM, began=0.0)
+        assert len(metrics.journal) <= LONG
+    assert metrics.snapshot().all_reduce.completed == 3 * LONG
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["at once", "after some that went well"])
+def test_the_first_success_after_an_interruption_is_another_try(before: int) -> None:
+    """What went well before it was not, though nobody had counted that yet."""
+    metrics = DistributedMetrics()
+    for _ in range(before):
+        count(metrics, SUM, began=0.0)
+    count_failure(metrics, SUM, 0.0, PeerLost("gone", rank=1))
+    count(metrics, GATHER, began=0.0)
+    assert metrics.all_reduce.retried.value == 0
+    count(metrics, SUM, began=0.0)
+    count(metrics, SUM, began=0.0)
+    sums = metrics.snapshot().all_reduce
+    assert (sums.completed, sums.failed, sums.retried) == (before + 2, 1, 1)
+    assert metrics.snapshot().all_gather.retried == 0
