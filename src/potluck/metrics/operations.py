@@ -80,8 +80,6 @@ class OperationMetrics:
         """Count what is in the journal, and in the one before it, if there is one."""
         if self._work_off_before is not None:
             self._work_off_before()
-        if not self.seconds and not self.sizes:
-            return
         with hold():  # only who holds it takes something out; others may append meanwhile
             count = len(self.seconds)
             seconds = self.seconds[:count]
@@ -92,13 +90,14 @@ class OperationMetrics:
             self._count(seconds, sizes)
 
     def take(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
-        """Several operations have ended well, one at least."""
-        with hold():
-            self._retried.value += self.is_interrupted
-            self.is_interrupted = False
-            self._count(seconds, sizes)
+        """Several operations have ended well, one at least; for whoever has the cells' lock."""
+        self._retried.value += self.is_interrupted
+        self.is_interrupted = False
+        self._count(seconds, sizes)
 
     def _count(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
+        if not seconds and not sizes:
+            return
         self._completed.value += len(seconds)
         self._duration.take([each * 1e3 for each in seconds])
         self._bytes.value += sum(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from potluck.metrics.cells import hold
@@ -66,26 +67,13 @@ class DistributedMetrics:
 
     def work_off(self) -> None:
         """Count what is in the journal."""
-        if not self.journal:
-            return
         with hold():  # only who holds it takes something out; others may append meanwhile
             count = len(self.journal)
             taken = self.journal[:count]
             del self.journal[:count]
-        kinds: dict[str, tuple[list[float], list[int]]] = {}
-        last, elements = None, 0
-        seconds: list[float] = []
-        sizes: list[int] = []
-        for fact in taken:
-            task = fact[0]
-            if task is not last:  # most programs repeat themselves
-                last, elements = task, task.extent
-                seconds, sizes = kinds.setdefault(task.collective._value_, ([], []))
-            seconds.append(fact[2] - fact[1])
-            sizes.append(elements * fact[4])
-        for kind, (seconds, sizes) in kinds.items():
-            operation: OperationMetrics = getattr(self, kind)
-            operation.take(seconds, sizes)
+            for kind, (seconds, sizes) in _by_kind(taken).items():
+                operation: OperationMetrics = getattr(self, kind)
+                operation.take(seconds, sizes)
 
     def snapshot(self) -> MetricsSnapshot:
         """All numbers as they are now."""
@@ -103,6 +91,22 @@ class DistributedMetrics:
             state=self.state.snapshot(),
             **{name: getattr(self, name).snapshot() for name in OPERATIONS},
         )
+
+
+def _by_kind(facts: Sequence[tuple[Any, ...]]) -> dict[str, tuple[list[float], list[int]]]:
+    """How long operations of each kind took, and their bytes."""
+    kinds: dict[str, tuple[list[float], list[int]]] = {}
+    last, elements = None, 0
+    seconds: list[float] = []
+    sizes: list[int] = []
+    for fact in facts:
+        task = fact[0]
+        if task is not last:  # most programs repeat themselves
+            last, elements = task, task.extent
+            seconds, sizes = kinds.setdefault(task.collective.value, ([], []))
+        seconds.append(fact[2] - fact[1])
+        sizes.append(elements * fact[4])
+    return kinds
 
 
 SharedMetrics: TypeAlias = DistributedMetrics
