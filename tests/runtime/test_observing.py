@@ -10,11 +10,12 @@ from potluck.errors import Timeout
 from potluck.net.addresses import Address
 from potluck.runtime import io
 from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.runtime.control import Control
 from potluck.runtime.control_contacts import Contact
 from potluck.runtime.io_lane import Lane
 from potluck.runtime.observing import Observer
 from potluck.vocabulary import ProcessId
-from support.clusters import OPTIONS, new_job
+from support.clusters import OPTIONS, clusters, new_job
 from support.threads import PATIENCE, eventually
 
 
@@ -85,3 +86,31 @@ def test_a_report_wakes_whoever_waits_for_news() -> None:
             assert here.wait_for_news(0, PATIENCE) > 0
             assert here.wait_until(bool, PATIENCE)
         here.wait_until(lambda reports: not reports, PATIENCE)  # that it left is news, too
+
+
+def test_a_member_that_does_not_answer_is_not_believed_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cable may be cut, which no connection tells; what it said last is old."""
+    answer, mute = Control.asked, set[int]()
+
+    def asked(control: Control, lane: Lane, payload: bytes) -> None:
+        if control.core.me.process.incarnation not in mute:
+            answer(control, lane, payload)
+
+    monkeypatch.setattr(Control, "asked", asked)
+    job = new_job()
+    config = AutoDiscoveryConfig(job=job, multicast=OPTIONS["multicast"], known=OPTIONS["known"])
+    with clusters(2, job) as nodes, Observer(config, job=job, journals=True) as observer:
+        eventually(lambda: len(observer.reports) == 2)
+        (silent, other) = (each.incarnation for each in observer.reports)
+        mute.add(silent)
+        eventually(lambda: [each.incarnation for each in observer.reports] == [other])
+        eventually(lambda: len(observer.chronicle.gone) == 1)
+        (gone,) = observer.chronicle.gone
+        assert gone.report.incarnation == silent
+        assert "has not answered" in gone.cause
+        mute.clear()
+        eventually(lambda: len(observer.reports) == 2)
+        assert observer.chronicle.gone == []
+        assert len(nodes) == 2

@@ -48,6 +48,12 @@ STARTING, STOPPING = "starting", "stopping"
 ASK_EVERY = 0.25
 """Seconds between two questions."""
 
+SILENT_AFTER = 12
+"""Questions without an answer, about three seconds of them, after which a member counts as gone.
+
+Questions, not seconds: who slept himself has asked nothing meanwhile.
+"""
+
 
 class Observer(Closing):
     """Looks on; a context manager.
@@ -72,6 +78,7 @@ class Observer(Closing):
         self._facts = dict(facts or {})
         self._reports: dict[tuple[str, int], Report] = {}
         self._parted: dict[tuple[str, int], Report] = {}
+        self._unanswered: dict[Lane, int] = {}
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._count = 0
@@ -217,8 +224,7 @@ class Observer(Closing):
             now = clock.now()
             if now >= ask_at:
                 ask_at = now + ASK_EVERY
-                for lane in list(self._links.observers):
-                    self._ask(lane)
+                self._ask_all()
             due = self._links.contacts.next_deadline
             until = ask_at if due is None else min(ask_at, due)
             with contextlib.suppress(queue.Empty):
@@ -229,6 +235,28 @@ class Observer(Closing):
     def _tell_all(self) -> None:
         for lane in list(self._links.observers):
             self._links.io.send(lane, write(self.own_report()), REPORTS)
+
+    def _ask_all(self) -> None:
+        lanes = self._links.observers
+        asked = self._unanswered
+        self._unanswered = {lane: asked.get(lane, 0) + 1 for lane in lanes}
+        for lane, opened in lanes.items():
+            self._ask(lane)
+            if self._unanswered[lane] == SILENT_AFTER:
+                self._fall_silent(opened.card.process)
+
+    def _fall_silent(self, process: ProcessId) -> None:
+        """Believe what a member said last no longer: its cable may be cut, others know more."""
+        key = process.node, process.incarnation
+        with self._lock:
+            report = self._reports.get(key)
+            if report is None or report.role != "member":  # launchers agree among themselves
+                return
+            del self._reports[key]
+            self._count += 1
+            self._arrival.notify_all()
+        seconds = SILENT_AFTER * ASK_EVERY
+        self.chronicle.parted(report, f"it has not answered for {seconds:g} s")
 
     def _ask(self, lane: Lane) -> None:
         card = self._links.observer_behind(lane) if self._wants_journals else None
@@ -264,6 +292,7 @@ class Observer(Closing):
     def asked(self, lane: Lane, payload: bytes) -> None:
         """Somebody asks, or has answered."""
         said = read_said(payload)
+        self._unanswered.pop(lane, None)
         if isinstance(said, Ask):
             self._links.io.send(lane, write(self.own_report()), REPORTS)
             return

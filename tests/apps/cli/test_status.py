@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
@@ -54,6 +55,14 @@ def test_a_member_that_does_not_answer_is_shown_as_silent() -> None:
     (job,) = jobs_of(reports)
     assert job.nodes[1].as_dict()["state"] == "silent"
     assert job.nodes[1].health == "dead"
+
+
+def test_who_has_not_heard_of_the_next_view_does_not_speak_for_the_job() -> None:
+    """A cut cable leaves it with the larger view, which is over."""
+    behind, ahead = report("a", 0), replace(report("b", 0, size=1), epoch=4)
+    (job,) = jobs_of([behind, ahead])
+    assert job.authority is ahead
+    assert "view 4 of 1 node" in job.sentence
 
 
 def test_jobs_are_told_apart_and_launchers_left_out() -> None:

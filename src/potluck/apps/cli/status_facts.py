@@ -55,7 +55,7 @@ class JobStatus:
 
     job: str
     authority: Report
-    """Whose view counts: of those who are active, the one of the largest view."""
+    """Whose view counts: of those who are active and up to date, the one of the largest view."""
     nodes: tuple[NodeStatus, ...]
     reports: tuple[Report, ...]
 
@@ -187,9 +187,7 @@ def is_whole(reports: Sequence[Report]) -> bool:
 
 
 def _job(job: str, reports: list[Report]) -> JobStatus:
-    authority = max(
-        reports, key=lambda each: (each.state == "active", len(each.members), each.epoch)
-    )
+    authority = _authority(reports)
     by_key = {report.key: report for report in reports}
     health: dict[tuple[str, int], HealthLine] = {}
     for report in reports:
@@ -207,6 +205,17 @@ def _job(job: str, reports: list[Report]) -> JobStatus:
         status, reason = (seen.status, seen.reason) if seen else ("healthy" if told else "", "")
         nodes.append(NodeStatus(rank, name, *key, told, status, reason))
     return JobStatus(job, authority, tuple(nodes), tuple(reports))
+
+
+def _authority(reports: Sequence[Report]) -> Report:
+    """Whose view counts; one who has not heard of the next view of its lineage knows less."""
+    latest: dict[str, int] = {}
+    for report in reports:
+        latest[report.lineage] = max(report.epoch, latest.get(report.lineage, 0))
+    return max(
+        (report for report in reports if report.epoch == latest[report.lineage]),
+        key=lambda each: (each.state == "active", len(each.members), each.epoch),
+    )
 
 
 def _severity(line: HealthLine) -> int:
