@@ -140,11 +140,3 @@ def test_an_order_can_begin_at_a_root() -> None:
     layout = Layout((2, 0, 3, 1), (1,) * 4)
     assert layout.headed_by(3) == (3, 2, 0, 1)
     assert layout.turned_to(3) == (3, 1, 2, 0)
-
-
-def test_the_extent_of_a_task_is_what_its_user_sees() -> None:
-    """The vector, all blocks, or what a rank sends; nothing of a barrier, whose byte is ours."""
-    assert Task.whole(Collective.ALL_REDUCE, 3, 7).extent == 7
-    assert Task.blocks(Collective.ALL_GATHER, (1, 2, 4)).extent == 7
-    assert Task(Collective.ALL_TO_ALL, 2, (1, 2, 3, 4)).extent == 5
-    assert Task.whole(Collective.BARRIER, 3, 1).extent == 0

@@ -1,5 +1,7 @@
 """The registry: everything in one place, and snapshots that stay as they are."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,10 +9,12 @@ import pytest
 from potluck.collective.task import Collective, Task
 from potluck.errors import PeerLost
 from potluck.metrics import DistributedMetrics, MetricsSnapshot, SharedMetrics
+from potluck.metrics.cells import hold
 from potluck.metrics.operations import LONG
 from potluck.metrics.snapshot import OPERATIONS
 from potluck.runtime.call import Call
 from potluck.runtime.counting import count, count_failure
+from potluck.runtime.recorder import Label, Lane
 
 VALUES = np.zeros(8, np.float32)
 SUM = Call(Task.whole(Collective.ALL_REDUCE, 2, 8), VALUES, VALUES)
@@ -65,6 +69,36 @@ def test_what_is_in_the_journal_is_in_every_number() -> None:
     assert not metrics.journal
     assert metrics.all_reduce.bytes_processed.value == 3 * 32
     assert metrics.all_reduce.duration_ms.percentile(50) > 0
+
+
+def record(task: Task, rank: int = 0, members: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """A call that took two seconds, as the flight recorder has it; elements have eight bytes."""
+    label = Label(Lane.COLLECTIVES, rank=rank, members=members)
+    return (task, 1.0, 3.0, 1, 8, 0, label, None, None)
+
+
+def test_what_the_flight_recorder_has_is_counted_as_well() -> None:
+    """In the bytes of what this rank gave or got, whichever is more."""
+    metrics = DistributedMetrics()
+    scatter = Task.blocks(Collective.SCATTER, (10, 20, 30), root=1)
+    exchange = Task.exchange([[0, 5, 0], [1, 0, 0], [0, 2, 0]])
+    for task, rank in ((scatter, 0), (scatter, 1), (exchange, 1), (SUM.task, 0)):
+        metrics.records.append((record(task, rank), 3.0))
+    metrics.records.append((record(scatter, rank=7, members=(4, 5, 7)), 3.5))
+    metrics.records.append(((*record(scatter, rank=0)[:4], 2, *record(scatter, rank=0)[5:]), 3.0))
+    assert metrics.scatter.bytes_processed.value == 8 * (10 + 60 + 30) + 2 * 10
+    assert metrics.all_to_all.bytes_processed.value == 8 * 7
+    assert metrics.all_reduce.bytes_processed.value == 8 * 8
+    assert metrics.scatter.duration_ms.percentile(100) == 2500
+    assert not metrics.records
+
+
+def test_a_signal_may_end_works_while_its_thread_counts() -> None:
+    """Those are counted too, by the handler: it takes the lock that the thread has."""
+    metrics = DistributedMetrics()
+    with hold():
+        count_failure(metrics, SUM, 0.0, PeerLost("gone", rank=1))
+    assert metrics.snapshot().all_reduce.failed == 1
 
 
 def test_the_journal_stays_short_though_nobody_reads() -> None:

@@ -161,13 +161,6 @@ class Task:
         """Elements of all blocks together."""
         return sum(self.counts)
 
-    @property
-    def extent(self) -> int:
-        """Elements as a user sees them: of the vector, of all blocks, of what a rank sends."""
-        if self.collective is Collective.ALL_TO_ALL:
-            return self.total // self.world_size  # on average
-        return 0 if self.collective is Collective.BARRIER else self.total
-
     def block(self, rank: int) -> Span:
         """Where a rank's block lies among all blocks."""
         start = sum(self.counts[:rank])

@@ -33,10 +33,12 @@ FEW = 64
 OTHER = "other"
 """Where everything is counted for which there is no place of its own."""
 
-_lock = threading.Lock()  # a plain one: it is taken for every number
+# Not a ForkSafeLock, which is slower: it is taken for every number.  Re-entrant, since a signal's
+# handler may end works, which are counted, while the thread that it interrupts counts.
+_lock = threading.RLock()
 
 
-def hold() -> threading.Lock:
+def hold() -> threading.RLock:
     """The lock of all cells, to write or read several at once."""
     return _lock
 
@@ -165,7 +167,7 @@ class Histogram:
 def _renew_lock() -> None:
     """In a forked child: another thread of the parent may have held it."""
     global _lock  # noqa: PLW0603 - a lock cannot be freed by another than its owner
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 call_in_children(_renew_lock)

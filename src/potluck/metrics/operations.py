@@ -125,7 +125,7 @@ class OperationMetrics:
 
     @property
     def bytes_processed(self) -> Counter:
-        """Of the vector, all ranks' blocks, or what was to be sent, whatever went over the wire."""
+        """Of the arrays given, whatever went over the wire for them."""
         self.work_off()
         return self._bytes
 

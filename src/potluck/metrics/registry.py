@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any, TypeAlias
 
 from potluck.metrics.cells import hold
@@ -36,14 +37,17 @@ class DistributedMetrics:
     __slots__ = (
         *OPERATIONS,
         *("peers", "compression", "health", "elections", "views", "discovery", "rpc"),
-        *("training", "state", "journal", "_began"),
+        *("training", "state", "journal", "records", "_began"),
     )
 
     def __init__(self) -> None:
-        self.journal: list[tuple[Any, ...]] = []
-        """Collectives that ended well and are not counted yet, as the flight recorder keeps them.
+        self.journal: list[tuple[Enum, float, int]] = []
+        """Collectives that ended well and are not counted yet: which, its seconds, its bytes."""
+        self.records: list[tuple[tuple[Any, ...], float]] = []
+        """The same, as the flight recorder has them, and when they ended.
 
-        What (with its kind and how many elements), begin, end, number, bytes of an element.
+        Nothing is worked out on the way of an operation: what, begin, end, number, bytes of an
+        element, epoch, and the label of a group, which knows its ranks.
         """
         self.all_reduce = OperationMetrics(self.work_off)
         self.reduce = OperationMetrics(self.work_off)
@@ -68,9 +72,13 @@ class DistributedMetrics:
     def work_off(self) -> None:
         """Count what is in the journal."""
         with hold():  # only who holds it takes something out; others may append meanwhile
+            count = len(self.records)
+            records = self.records[:count]
+            del self.records[:count]
             count = len(self.journal)
             taken = self.journal[:count]
             del self.journal[:count]
+            taken += _read(records)
             for kind, (seconds, sizes) in _by_kind(taken).items():
                 operation: OperationMetrics = getattr(self, kind)
                 operation.take(seconds, sizes)
@@ -93,19 +101,38 @@ class DistributedMetrics:
         )
 
 
-def _by_kind(facts: Sequence[tuple[Any, ...]]) -> dict[str, tuple[list[float], list[int]]]:
+def _read(records: Iterable[tuple[tuple[Any, ...], float]]) -> Iterator[tuple[Enum, float, int]]:
+    """What the flight recorder knows of calls, as the journal has it."""
+    task, size, label, nbytes = None, 0, None, 0
+    for record, end in records:
+        if record[0] is not task or record[4] != size or record[6] is not label:
+            task, size, label = record[0], record[4], record[6]
+            nbytes = _size_of(record)  # which takes long, but most programs repeat themselves
+        yield record[0].collective, end - record[1], nbytes
+
+
+def _size_of(record: tuple[Any, ...]) -> int:
+    """Bytes of what this rank gave or got, whichever is more."""
+    task, label = record[0], record[6]
+    rank = label.members.index(label.rank) if label.members else label.rank
+    elements: int = max(task.input(rank).length, task.output(rank).length)
+    return elements * int(record[4])
+
+
+def _by_kind(
+    journal: Iterable[tuple[Enum, float, int]],
+) -> dict[str, tuple[list[float], list[int]]]:
     """How long operations of each kind took, and their bytes."""
     kinds: dict[str, tuple[list[float], list[int]]] = {}
-    last, elements = None, 0
-    seconds: list[float] = []
+    last: Enum | None = None
+    times: list[float] = []
     sizes: list[int] = []
-    for fact in facts:
-        task = fact[0]
-        if task is not last:  # most programs repeat themselves
-            last, elements = task, task.extent
-            seconds, sizes = kinds.setdefault(task.collective.value, ([], []))
-        seconds.append(fact[2] - fact[1])
-        sizes.append(elements * fact[4])
+    for kind, seconds, nbytes in journal:
+        if kind is not last:
+            last = kind
+            times, sizes = kinds.setdefault(kind.value, ([], []))
+        times.append(seconds)
+        sizes.append(nbytes)
     return kinds
 
 

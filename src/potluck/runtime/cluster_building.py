@@ -29,7 +29,8 @@ BUILD_WITHIN = 10.0
 GRACE = 3.0
 """Seconds for what is under way when a view ends in good order.
 
-Only a member that is slow needs them: who cannot finish is told so by those that have left.
+A member that is slow needs them.  Who waits for one that has left is told at once; members that
+wait for each other in vain are told after this time.
 """
 
 PAUSE = 0.2

@@ -19,8 +19,10 @@ Result = TypeVar("Result")
 
 def count(metrics: DistributedMetrics, call: Call, began: float) -> None:
     """A call ended well.  This is on the way of many: it takes no lock."""
-    metrics.journal.append((call.task, began, monotonic(), 0, call.target.itemsize))
-    if len(metrics.journal) > LONG:
+    seconds, journal, source = monotonic() - began, metrics.journal, call.source
+    nbytes = source.nbytes if source is call.target else _size(call)
+    journal.append((call.task.collective, seconds, nbytes))
+    if len(journal) > LONG:
         metrics.work_off()
 
 
@@ -30,22 +32,24 @@ def count_failure(
     """A call failed."""
     metrics.work_off()  # what went well before was no second try
     entry: OperationMetrics = getattr(metrics, call.task.collective.value)
-    nbytes = call.task.extent * call.target.itemsize
-    entry.note(monotonic() - began, nbytes, type(error).__name__)
+    entry.note(monotonic() - began, _size(call), type(error).__name__)
 
 
 def counted(
-    metrics: DistributedMetrics, call: Call, work: Work[Result], began: float | None = None
+    metrics: DistributedMetrics, call: Call, work: Work[Result], began: float
 ) -> Work[Result]:
     """Count something that was started when it has ended, well or not."""
-    start = monotonic() if began is None else began
 
     def end() -> None:
         error = work.exception()
         if error is None:
-            count(metrics, call, start)
+            count(metrics, call, began)
         else:
-            count_failure(metrics, call, start, error)
+            count_failure(metrics, call, began, error)
 
     work.add_done_callback(end)
     return work
+
+
+def _size(call: Call) -> int:
+    return max(call.source.nbytes, call.target.nbytes)

@@ -105,10 +105,10 @@ class Group(Queue, Closing):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def run(self, call: Call, timeout: float | None = None) -> Entry:
+    def run(self, call: Call, timeout: float | None = None) -> Entry | None:
         """Do a call and return when it is done here; after those that were started before.
 
-        Returns what is remembered of it.
+        Returns what is remembered of it, unless another thread has done it.
         """
         limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         me, asked = threading.get_ident(), time.monotonic()
@@ -135,8 +135,7 @@ class Group(Queue, Closing):
             if is_mine and self._runner == me:
                 self._yield_turn()
         self._await(job)
-        now, size, epoch = time.monotonic(), call.target.itemsize, self._vigil.epoch
-        return (call.task, asked, now, number, size, epoch, self._label, None, None)
+        return None
 
     def start(
         self,

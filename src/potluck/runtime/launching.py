@@ -14,7 +14,7 @@ from potluck.errors import InvalidRank
 from potluck.metrics.operations import LONG
 from potluck.runtime import requests
 from potluck.runtime.call import Purpose
-from potluck.runtime.counting import count_failure, counted
+from potluck.runtime.counting import count, count_failure, counted
 from potluck.runtime.group import Group
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
@@ -64,16 +64,19 @@ class Launching(Backend):
             group.run(request.call, timeout)
             return request.finish()
         began = monotonic()
-        try:  # here, not in a subclass: one more frame would cost as much as counting does
+        try:  # all of it here: every frame more costs as much as counting itself
             if async_op:
-                return counted(metrics, request.call, group.start(*request, timeout))
+                return counted(metrics, request.call, group.start(*request, timeout), began)
             entry = group.run(request.call, timeout)
             outcome = request.finish()
         except BaseException as error:
             count_failure(metrics, request.call, began, error)
             raise
-        metrics.journal.append(entry)
-        if len(metrics.journal) > LONG:
+        if entry is None:
+            count(metrics, request.call, began)
+            return outcome
+        metrics.records.append((entry, monotonic()))
+        if len(metrics.records) > LONG:
             metrics.work_off()
         return outcome
 

@@ -34,6 +34,7 @@ from potluck.runtime.control_reports import (
     write,
 )
 from potluck.runtime.observing_chronicle import Chronicle
+from potluck.runtime.observing_silence import SILENT_AFTER, Silence
 
 if TYPE_CHECKING:
     from potluck.runtime.auto_config import AutoDiscoveryConfig
@@ -47,12 +48,6 @@ STARTING, STOPPING = "starting", "stopping"
 
 ASK_EVERY = 0.25
 """Seconds between two questions."""
-
-SILENT_AFTER = 12
-"""Questions without an answer, about three seconds of them, after which a member counts as gone.
-
-Questions, not seconds: who slept himself has asked nothing meanwhile.
-"""
 
 
 class Observer(Closing):
@@ -78,7 +73,7 @@ class Observer(Closing):
         self._facts = dict(facts or {})
         self._reports: dict[tuple[str, int], Report] = {}
         self._parted: dict[tuple[str, int], Report] = {}
-        self._unanswered: dict[Lane, int] = {}
+        self._silence: Silence[Lane] = Silence()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._count = 0
@@ -238,25 +233,16 @@ class Observer(Closing):
 
     def _ask_all(self) -> None:
         lanes = self._links.observers
-        asked = self._unanswered
-        self._unanswered = {lane: asked.get(lane, 0) + 1 for lane in lanes}
-        for lane, opened in lanes.items():
+        for lane in lanes:
             self._ask(lane)
-            if self._unanswered[lane] == SILENT_AFTER:
-                self._fall_silent(opened.card.process)
+        for lane in self._silence.asked(lanes):
+            self._disbelieve(lanes[lane].card.process)
 
-    def _fall_silent(self, process: ProcessId) -> None:
-        """Believe what a member said last no longer: its cable may be cut, others know more."""
+    def _disbelieve(self, process: ProcessId) -> None:
+        """What a silent member said last counts no more; launchers agree among themselves."""
         key = process.node, process.incarnation
-        with self._lock:
-            report = self._reports.get(key)
-            if report is None or report.role != "member":  # launchers agree among themselves
-                return
-            del self._reports[key]
-            self._count += 1
-            self._arrival.notify_all()
-        seconds = SILENT_AFTER * ASK_EVERY
-        self.chronicle.parted(report, f"it has not answered for {seconds:g} s")
+        if getattr(self._reports.get(key), "role", "") == "member":
+            self.lost(process, f"it has not answered for {SILENT_AFTER * ASK_EVERY:g} s")
 
     def _ask(self, lane: Lane) -> None:
         card = self._links.observer_behind(lane) if self._wants_journals else None
@@ -292,7 +278,7 @@ class Observer(Closing):
     def asked(self, lane: Lane, payload: bytes) -> None:
         """Somebody asks, or has answered."""
         said = read_said(payload)
-        self._unanswered.pop(lane, None)
+        self._silence.answered(lane)
         if isinstance(said, Ask):
             self._links.io.send(lane, write(self.own_report()), REPORTS)
             return

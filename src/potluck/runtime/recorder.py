@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from potluck.collective.task import Task
+from potluck.collective.task import Collective, Task
 from potluck.errors import DistributedError
 from potluck.runtime.recorder_format import Outcome, Record
 
@@ -197,7 +197,8 @@ def record_of(entry: Entry, wall: float) -> Record:
     """An entry as others read it."""
     task, began, ended, number, nbytes, epoch, label, failure, more = entry
     if isinstance(task, Task):
-        what, nbytes = task.collective.value, task.extent * nbytes
+        is_empty = task.collective is Collective.BARRIER  # its byte is no user's
+        what, nbytes = task.collective.value, 0 if is_empty else task.total * nbytes
     else:
         what = task
     is_message = label.lane in (Lane.MESSAGES, Lane.CALLS)

@@ -128,8 +128,8 @@ def mention(recorder: Recorder, error: BaseException) -> None:
 
 
 _last: dict[int, tuple[float, Path]] = {}
-call_in_children(_last.clear)
 """When each recorder was written last, and where."""
+call_in_children(_last.clear)
 
 
 def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from potluck.arrays.base import Access, Lease
 from potluck.arrays.lending import lend
-from potluck.errors import DistributedError, Timeout
+from potluck.errors import Timeout
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.counting import count, count_failure, counted
 from potluck.runtime.courier import Courier
@@ -181,12 +181,13 @@ class GroupBase(dist.ProcessGroup):
             work = Work()
             try:
                 group.run(call, terms.limit)
-            except DistributedError as error:
+                outcome = request.finish()
+            except BaseException as error:
                 count_failure(metrics, call, began, error)
                 if isinstance(error, Timeout):
                     raise in_their_words(error) from None
                 raise
-            work.succeed(request.finish())
+            work.succeed(outcome)
             count(metrics, call, began)
         return self._joined(PotluckWork(work, outputs))
 
