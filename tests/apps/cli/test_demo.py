@@ -1,5 +1,6 @@
 """``potluck demo`` as people and programs meet it: whole runs with real processes."""
 
+import contextlib
 import json
 import os
 import re
@@ -42,9 +43,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def nodes_of(demo: int) -> list[int]:
-    """The processes of its nodes, once both are there."""
-    eventually(lambda: len(children_of(demo)) == 2)
+    """The processes of its nodes, once both are there.
+
+    Not sooner: the demo waits for a child that has not begun its own program yet, whatever happens.
+    """
+    eventually(lambda: [*map(is_node, children_of(demo))] == [True, True])
     return children_of(demo)
+
+
+def is_node(pid: int) -> bool:
+    """Whether a child is a node already, and not still a copy of its parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "potluck.apps.cli.demo_node" in psutil.Process(pid).cmdline()
+    return False
 
 
 def say_all_gone(pids: list[int]) -> None:
