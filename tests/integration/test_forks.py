@@ -120,7 +120,7 @@ def fork_in_many_ways(place: Place) -> None:
 
 def test_the_end_of_a_child_disturbs_nobody(ranks: Ranks) -> None:
     """By closing, by exiting with everything that runs at exit, by crashing."""
-    ranks.run(fork_in_many_ways, 3)
+    ranks.run(fork_in_many_ways, 3, fresh=True)
 
 
 def fork_in_the_middle(place: Place) -> list[str]:
@@ -218,7 +218,7 @@ def fork_in_an_operation(place: Place) -> list[Any]:
 
 def test_forking_in_the_middle_of_a_collective_is_safe(ranks: Ranks) -> None:
     """The child is refused at once, whatever it tries, and ends; the parent goes on."""
-    results = ranks.run(fork_in_an_operation, 3)
+    results = ranks.run(fork_in_an_operation, 3, fresh=True)
     assert results[0] == [["BackendUnavailable"] * 16, [3, 3, 3], 3]
     assert results[1] == results[2] == [[], [3, 3, 3], 3]
 

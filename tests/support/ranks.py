@@ -235,29 +235,44 @@ class Ranks:
         ranks: Iterable[int] | None = None,
         master: str = "",
         wrap: Callable[[int], Wrap] | None = None,
+        fresh: bool = False,
     ) -> list[Rank]:
         """Run ``program`` as ``ranks`` (all unless given) of a group, and do not wait.
 
         ``wrap`` gives for each rank how to start its process, such as inside an emulated host.
+        Programs whose forked children exit need ``fresh`` interpreters: where torch has threads,
+        which another test may have left, such a child waits for them for ever.
         """
         master = master or new_master()
         started = []
         for rank in range(world_size) if ranks is None else ranks:
-            process = self.take(wrap(rank) if wrap else None)
+            process = self.take(wrap(rank) if wrap else None, fresh=fresh)
             process.begin(program, rank, world_size, master, *arguments)
             started.append(process)
         return started
 
     def run(
-        self, program: Program, world_size: int, *arguments: Any, timeout: float = PATIENCE
+        self,
+        program: Program,
+        world_size: int,
+        *arguments: Any,
+        timeout: float = PATIENCE,
+        fresh: bool = False,
     ) -> list[Any]:
         """Run ``program`` as all ranks of a group on this machine; what each returned."""
-        return [rank.value(timeout) for rank in self.start(program, world_size, *arguments)]
+        started = self.start(program, world_size, *arguments, fresh=fresh)
+        return [rank.value(timeout) for rank in started]
 
-    def take(self, wrap: Wrap | None = None, environment: dict[str, str] | None = None) -> Rank:
+    def take(
+        self,
+        wrap: Wrap | None = None,
+        environment: dict[str, str] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> Rank:
         """A process that runs nothing yet."""
         self._sort_out()
-        if wrap is None and environment is None and self._idle:
+        if wrap is None and environment is None and self._idle and not fresh:
             process = self._idle.pop()
         else:
             process = Rank(wrap, environment)
