@@ -15,13 +15,15 @@ import contextlib
 import time
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from _overhead import Rounds, compare, join, run, take_turns
 from potluck import DistributedContext, DistributedMetrics
 from potluck.collective.task import Collective, Task
 from potluck.metrics.operations import LONG
-from potluck.runtime.recorder import Label, Lane
+from potluck.runtime.call import Call
+from potluck.runtime.counting import count
 
 BAR = 0.02
 """What the overhead may be at most."""
@@ -55,16 +57,14 @@ def cost_of_counting() -> float:
     The quickest of many slices that are shorter than a turn of the processor: so a busy machine
     does not show.
     """
-    task = Task.whole(Collective.ALL_REDUCE, 1, 1024)
-    record = (task, 0.0, 1.0, 1, 4, 0, Label(Lane.COLLECTIVES, rank=0), None, None)
+    array = np.zeros(1024, np.float32)
+    call = Call(Task.whole(Collective.ALL_REDUCE, 1, array.size), array, array)
     turns, quickest = range(LONG + 1), float("inf")
     metrics = DistributedMetrics()
     for _ in range(SLICES):
         began = time.perf_counter()
         for _ in turns:
-            metrics.records.append((record, time.monotonic()))
-            if len(metrics.records) > LONG:
-                metrics.work_off()
+            count(metrics, call, time.monotonic())
         quickest = min(quickest, time.perf_counter() - began)
     return quickest / len(turns)
 

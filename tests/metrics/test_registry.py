@@ -1,7 +1,5 @@
 """The registry: everything in one place, and snapshots that stay as they are."""
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from potluck.metrics.operations import LONG
 from potluck.metrics.snapshot import OPERATIONS
 from potluck.runtime.call import Call
 from potluck.runtime.counting import count, count_failure
-from potluck.runtime.recorder import Label, Lane
 
 VALUES = np.zeros(8, np.float32)
 SUM = Call(Task.whole(Collective.ALL_REDUCE, 2, 8), VALUES, VALUES)
@@ -71,26 +68,18 @@ def test_what_is_in_the_journal_is_in_every_number() -> None:
     assert metrics.all_reduce.duration_ms.percentile(50) > 0
 
 
-def record(task: Task, rank: int = 0, members: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """A call that took two seconds, as the flight recorder has it; elements have eight bytes."""
-    label = Label(Lane.COLLECTIVES, rank=rank, members=members)
-    return (task, 1.0, 3.0, 1, 8, 0, label, None, None)
-
-
-def test_what_the_flight_recorder_has_is_counted_as_well() -> None:
-    """In the bytes of what this rank gave or got, whichever is more."""
+def test_bytes_are_of_what_this_rank_gives_or_gets() -> None:
+    """Whichever is more, and of another type as many as it has."""
     metrics = DistributedMetrics()
     scatter = Task.blocks(Collective.SCATTER, (10, 20, 30), root=1)
+    for given, got, kind in ((0, 10, "f8"), (60, 20, "f8"), (0, 30, "f8"), (0, 10, "f2")):
+        call = Call(scatter, np.zeros(given, kind), np.zeros(got, kind))
+        count(metrics, call, began=0.0)
     exchange = Task.exchange([[0, 5, 0], [1, 0, 0], [0, 2, 0]])
-    for task, rank in ((scatter, 0), (scatter, 1), (exchange, 1), (SUM.task, 0)):
-        metrics.records.append((record(task, rank), 3.0))
-    metrics.records.append((record(scatter, rank=7, members=(4, 5, 7)), 3.5))
-    metrics.records.append(((*record(scatter, rank=0)[:4], 2, *record(scatter, rank=0)[5:]), 3.0))
+    count(metrics, Call(exchange, np.zeros(1), np.zeros(7)), began=0.0)
     assert metrics.scatter.bytes_processed.value == 8 * (10 + 60 + 30) + 2 * 10
     assert metrics.all_to_all.bytes_processed.value == 8 * 7
-    assert metrics.all_reduce.bytes_processed.value == 8 * 8
-    assert metrics.scatter.duration_ms.percentile(100) == 2500
-    assert not metrics.records
+    assert not metrics.journal
 
 
 def test_a_signal_may_end_works_while_its_thread_counts() -> None:

@@ -10,12 +10,15 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from potluck.forking import call_in_children
 
-__all__ = ["BOUNDS", "OTHER", "WINDOW", "Counter", "Gauge", "Histogram", "Tally", "hold"]
+__all__ = ["BOUNDS", "OTHER", "WINDOW", "Counter", "Gauge", "Histogram", "Tally", "drain", "hold"]
+
+Entry = TypeVar("Entry")
 
 WINDOW = 1000
 """Values of which a histogram knows more than their number."""
@@ -41,6 +44,14 @@ _lock = threading.RLock()
 def hold() -> threading.RLock:
     """The lock of all cells, to write or read several at once."""
     return _lock
+
+
+def drain(journal: list[Entry]) -> list[Entry]:
+    """Take out what is in a journal; for whoever has the lock, while others append."""
+    count = len(journal)
+    taken = journal[:count]
+    del journal[:count]
+    return taken
 
 
 class Counter:

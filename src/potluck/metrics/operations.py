@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from potluck.metrics.cells import Counter, Histogram, Tally, hold
+from potluck.metrics.cells import Counter, Histogram, Tally, drain, hold
 from potluck.metrics.snapshot import OperationSnapshot
 
 __all__ = ["LONG", "OperationMetrics"]
@@ -80,14 +80,8 @@ class OperationMetrics:
         """Count what is in the journal, and in the one before it, if there is one."""
         if self._work_off_before is not None:
             self._work_off_before()
-        with hold():  # only who holds it takes something out; others may append meanwhile
-            count = len(self.seconds)
-            seconds = self.seconds[:count]
-            del self.seconds[:count]
-            count = len(self.sizes)
-            sizes = self.sizes[:count]
-            del self.sizes[:count]
-            self._count(seconds, sizes)
+        with hold():
+            self._count(drain(self.seconds), drain(self.sizes))
 
     def take(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
         """Several operations have ended well, one at least; for whoever has the cells' lock."""

@@ -12,17 +12,15 @@ if TYPE_CHECKING:
     from potluck.runtime.call import Call
     from potluck.runtime.work import Work
 
-__all__ = ["count", "count_failure", "counted"]
+__all__ = ["count", "count_failure", "counted", "size_of"]
 
 Result = TypeVar("Result")
 
 
 def count(metrics: DistributedMetrics, call: Call, began: float) -> None:
     """A call ended well.  This is on the way of many: it takes no lock."""
-    seconds, journal, source = monotonic() - began, metrics.journal, call.source
-    nbytes = source.nbytes if source is call.target else _size(call)
-    journal.append((call.task.collective, seconds, nbytes))
-    if len(journal) > LONG:
+    metrics.journal.append((call.task.collective, monotonic() - began, size_of(call)))
+    if len(metrics.journal) > LONG:
         metrics.work_off()
 
 
@@ -32,7 +30,7 @@ def count_failure(
     """A call failed."""
     metrics.work_off()  # what went well before was no second try
     entry: OperationMetrics = getattr(metrics, call.task.collective.value)
-    entry.note(monotonic() - began, _size(call), type(error).__name__)
+    entry.note(monotonic() - began, size_of(call), type(error).__name__)
 
 
 def counted(
@@ -51,5 +49,6 @@ def counted(
     return work
 
 
-def _size(call: Call) -> int:
+def size_of(call: Call) -> int:
+    """Bytes of what this rank gives or gets, whichever is more."""
     return max(call.source.nbytes, call.target.nbytes)

@@ -35,7 +35,6 @@ from potluck.runtime.work import Work
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
     from potluck.collective.config import CollectiveConfig
-    from potluck.runtime.recorder import Entry
     from potluck.vocabulary import LinkMatrix
 
 __all__ = ["Group"]
@@ -105,11 +104,8 @@ class Group(Queue, Closing):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def run(self, call: Call, timeout: float | None = None) -> Entry | None:
-        """Do a call and return when it is done here; after those that were started before.
-
-        Returns what is remembered of it, unless another thread has done it.
-        """
+    def run(self, call: Call, timeout: float | None = None) -> None:
+        """Do a call and return when it is done here; after those that were started before."""
         limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         me, asked = threading.get_ident(), time.monotonic()
         job, number, is_mine = None, 0, False
@@ -126,7 +122,7 @@ class Group(Queue, Closing):
                     self._runner = me
             if job is None:
                 self._execute(call, (number, asked, None if limit is None else asked + limit))
-                return self._record(call, number, asked)
+                self._record(call, number, asked)
         except BaseException as error:
             if is_mine:
                 self._record_failure(call, number, asked, error)
@@ -134,8 +130,8 @@ class Group(Queue, Closing):
         finally:
             if is_mine and self._runner == me:
                 self._yield_turn()
-        self._await(job)
-        return None
+        if job is not None:
+            self._await(job)
 
     def start(
         self,

@@ -14,7 +14,7 @@ from potluck.errors import InvalidRank
 from potluck.metrics.operations import LONG
 from potluck.runtime import requests
 from potluck.runtime.call import Purpose
-from potluck.runtime.counting import count, count_failure, counted
+from potluck.runtime.counting import count_failure, counted, size_of
 from potluck.runtime.group import Group
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
@@ -63,20 +63,18 @@ class Launching(Backend):
                 return group.start(request.call, request.finish, timeout)
             group.run(request.call, timeout)
             return request.finish()
-        began = monotonic()
+        call, began = request.call, monotonic()
         try:  # all of it here: every frame more costs as much as counting itself
             if async_op:
-                return counted(metrics, request.call, group.start(*request, timeout), began)
-            entry = group.run(request.call, timeout)
+                return counted(metrics, call, group.start(*request, timeout), began)
+            group.run(call, timeout)
             outcome = request.finish()
         except BaseException as error:
-            count_failure(metrics, request.call, began, error)
+            count_failure(metrics, call, began, error)
             raise
-        if entry is None:
-            count(metrics, request.call, began)
-            return outcome
-        metrics.records.append((entry, monotonic()))
-        if len(metrics.records) > LONG:
+        nbytes = call.source.nbytes if call.source is call.target else size_of(call)
+        metrics.journal.append((call.task.collective, monotonic() - began, nbytes))
+        if len(metrics.journal) > LONG:
             metrics.work_off()
         return outcome
 

@@ -85,13 +85,22 @@ class Recording:
         self._log.recorder.watch(self)
         install_hooks()
 
-    def _record(self, call: Call, number: int, began: float) -> Entry:
+    def _record(self, call: Call, number: int, began: float) -> None:
         """A call is done; here every nanosecond counts."""
-        vigil, now, size = self._vigil, time.monotonic(), call.target.itemsize
-        waited = vigil.waited or None
-        entry = (call.task, began, now, number, size, vigil.epoch, self._label, None, waited)
-        self._append(entry)
-        return entry
+        vigil = self._vigil
+        self._append(
+            (
+                call.task,
+                began,
+                time.monotonic(),
+                number,
+                call.target.itemsize,
+                vigil.epoch,
+                self._label,
+                None,
+                vigil.waited or None,
+            )
+        )
 
     def _record_failure(self, call: Call, number: int, began: float, error: BaseException) -> None:
         """A call has failed: keep that, and write down what came before if it helps."""
