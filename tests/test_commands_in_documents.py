@@ -23,6 +23,9 @@ RUN_BY = {
     r"POTLUCK_LOG=[a-z,]+ python train\.py": ("integration/test_logs.py", "POTLUCK_LOG"),
     r"potluck --log json run train\.py": ("integration/test_logs.py", "--log"),
     r"python -m potluck\.testing\.seeds .*": ("testing/test_seeds.py", "--shorten"),
+    r"python -m potluck\.testing\.mutants .*": ("testing/test_mutants.py", "--seeds"),
+    r"PYTHONPATH=tests python -m support\.mutation_run .*": ("test_mutation.py", "mutation_run"),
+    r"python -m potluck\.testing\.explore .*": ("testing/test_explore.py", "main("),
 }
 
 

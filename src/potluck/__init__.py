@@ -40,8 +40,10 @@ from potluck.errors import (
     InvalidRank,
     InvalidWorldSize,
     IoError,
+    LeftOut,
     MalformedFrame,
     NoConnection,
+    NoQuorum,
     PeerLost,
     SelfSend,
     SizeMismatch,
@@ -120,7 +122,7 @@ if _typing.TYPE_CHECKING:
     from potluck.training.checkpoint import Checkpointer
     from potluck.training.checkpoint_reading import Checkpoint
     from potluck.training.elastic import ElasticTrainer
-    from potluck.training.elastic_outcome import StepOutcome
+    from potluck.training.elastic_outcome import DiscardedWork, StepOutcome
     from potluck.training.local_sgd import LocalSgd
     from potluck.training.sampler import ElasticSampler
     from potluck.training.state import TrainingState
@@ -146,6 +148,7 @@ __all__ = [
     "CompressedGradient",
     "CompressionStrategy",
     "ConnectionProfile",
+    "DiscardedWork",
     "Disconnected",
     "DistributedBackend",
     "DistributedConfig",
@@ -169,6 +172,7 @@ __all__ = [
     "InvalidRank",
     "InvalidWorldSize",
     "IoError",
+    "LeftOut",
     "LocalSgd",
     "MalformedFrame",
     "MetricsCollector",
@@ -177,6 +181,7 @@ __all__ = [
     "MpiBackend",
     "NetworkNamespace",
     "NoConnection",
+    "NoQuorum",
     "NodeIdentity",
     "NodeProfile",
     "Operation",
@@ -246,6 +251,7 @@ _HOMES = {
     "CompressedGradient": "potluck.collective.compression.packing",
     "CompressionStrategy": "potluck.collective.compression.strategy",
     "ConnectionProfile": "potluck.core.topology_links",
+    "DiscardedWork": "potluck.training.elastic_outcome",
     "DistributedBackend": "potluck.runtime.distributed",
     "DistributedConfig": "potluck.runtime.config",
     "DistributedContext": "potluck.runtime.context",

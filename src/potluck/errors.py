@@ -17,7 +17,9 @@ process.  Errors of the operating system become ours in one place: :func:`from_o
     ├── BackendUnavailable    (RuntimeError)
     ├── Aborted               (RuntimeError)       recoverable
     │   └── ViewChanged                            recoverable
+    │       └── LeftOut                            recoverable
     ├── Timeout               (TimeoutError)       recoverable
+    │   └── NoQuorum                               recoverable
     ├── IoError               (OSError)
     ├── MalformedFrame        (ValueError)         the fault of the other side
     └── Disconnected          (ConnectionError)
@@ -45,8 +47,10 @@ __all__ = [
     "InvalidRank",
     "InvalidWorldSize",
     "IoError",
+    "LeftOut",
     "MalformedFrame",
     "NoConnection",
+    "NoQuorum",
     "PeerLost",
     "SelfSend",
     "SizeMismatch",
@@ -214,6 +218,8 @@ class Aborted(DistributedError, RuntimeError):
     """
 
     recoverable = True
+    is_final = False
+    """Whether the other rank has left the group for good."""
 
 
 class ViewChanged(Aborted):
@@ -223,6 +229,16 @@ class ViewChanged(Aborted):
 
     >>> ViewChanged("desk has joined").recoverable
     True
+    """
+
+
+class LeftOut(ViewChanged):
+    """The others continue without this process; it waits until they let it in again.
+
+    Nothing is lost here: the next call waits for that, up to its timeout.
+
+    >>> issubclass(LeftOut, ViewChanged), LeftOut("Left out of view 4").recoverable
+    (True, True)
     """
 
 
@@ -241,6 +257,17 @@ class Timeout(DistributedError, TimeoutError):
         super().__init__(message, **fields)
         self.seconds = seconds
         self.missing = tuple(missing)
+
+
+class NoQuorum(Timeout):
+    """A deadline passed while too few members of the cluster were in contact to continue.
+
+    ``missing`` has their ranks; the text names them and says since when.
+
+    >>> error = NoQuorum("Waited 5 s, but rank 1 (attic) is missing", seconds=5, missing=[1])
+    >>> isinstance(error, TimeoutError), error.missing
+    (True, (1,))
+    """
 
 
 class IoError(DistributedError, OSError):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, NewType
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, NewType
+
+import msgspec
 
 from potluck.errors import InvalidWorldSize, MalformedFrame
 
-__all__ = ["LinkMatrix", "NodeId", "ProcessId", "View"]
+__all__ = ["Branch", "LinkMatrix", "NodeId", "ProcessId", "View"]
 
 NodeId = NewType("NodeId", str)
 """Who a machine is: 32 lower-case letters and digits, a hash of its public key.
@@ -38,6 +40,13 @@ class ProcessId(NamedTuple):
         return f"{self.node[:8]}/{self.incarnation % 10_000}"
 
 
+class Branch(NamedTuple):
+    """A point of a lineage: the lineage, and the epoch to which it was followed."""
+
+    lineage: Annotated[str, msgspec.Meta(max_length=32)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Who is in, as agreed: one of the numbered views of a lineage.
@@ -54,6 +63,8 @@ class View:
     """Counts the views of a lineage, from 1."""
     members: tuple[ProcessId, ...]
     """In rank order."""
+    ancestry: tuple[Branch, ...] = field(default=(), compare=False, repr=False)
+    """The points (lineage, epoch) at which this lineage and its ancestors branched off."""
 
     @property
     def leader(self) -> ProcessId:

@@ -49,3 +49,15 @@ def test_only_so_many_are_kept() -> None:
         archive.record(commit(str(number), 1))
     assert archive.newest("0") is None
     assert archive.newest("99") is not None
+
+
+def test_what_followed_a_view_is_known_whatever_came_first() -> None:
+    """Sixteen views of a lineage at most, oldest first."""
+    archive = Archive()
+    for epoch in (6, 2, 4):
+        archive.record(commit("x", epoch))
+    assert [each.epoch for each in archive.following("x", 2)] == [4, 6]
+    assert archive.following("y", 0) == ()
+    for epoch in range(7, 40):
+        archive.record(commit("x", epoch))
+    assert [each.epoch for each in archive.following("x", 0)] == list(range(24, 40))

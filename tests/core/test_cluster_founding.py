@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from potluck.core.ancestry import Branch
 from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
-from potluck.core.cluster_cards import ProcessCard, mark
+from potluck.core.cluster_cards import mark
 from potluck.core.cluster_effects import Effect, Send
-from potluck.core.cluster_messages import Commit, Found, Founded, Heartbeat, Phase, Proposal
+from potluck.core.cluster_messages import (
+    Charter,
+    Commit,
+    Found,
+    Founded,
+    Heartbeat,
+    Phase,
+    Proposal,
+)
 from potluck.core.election_events import ElectionConfig
 from potluck.vocabulary import ProcessId
 from support.cluster_net import ClusterNet, card
@@ -74,8 +83,26 @@ def test_foundings_that_cannot_be_are_refused_in_words() -> None:
     assert refused.reason == "one of us is not in it"
     (refused,) = answers(core.receive(A, found(A, B, C), 0.01))
     assert "does not hear cccccccc" in refused.reason
+    (refused,) = answers(core.receive(A, Found("f" * 32, Proposal((A, B)), Charter("any")), 0.01))
+    assert refused.reason == "it uses quorum='majority'"
+    child = Charter(ancestry=(Branch("e" * 32, 3),))
+    (refused,) = answers(core.receive(A, Found("f" * 32, Proposal((A, B)), child), 0.01))
+    assert refused.reason == "it does not belong to the lineage that is to be continued"
     core.receive(A, Commit("f" * 32, 1, Proposal((A, B))), 0.02)
     (refused,) = answers(core.receive(A, found(A, B), 0.03))
+    assert refused.reason == "it belongs to another lineage"
+    early = ClusterCore(card("b"), ClusterConfig(min_nodes=3), 0.0)
+    early.connected(card("a"), 0.0)
+    early.receive(A, beat(1, B), 0.0)
+    (refused,) = answers(early.receive(A, found(A, B), 0.01))
+    assert refused.reason == "it waits for 3 processes"
+
+
+def test_a_free_process_in_a_cluster_of_observers_founds_nothing() -> None:
+    """A process that just left the joining phase is asked in vain."""
+    core = joiner("b", "a")
+    core._situation.ready_at = 5.0
+    (refused,) = answers(core.receive(A, found(A, B), 0.01))
     assert refused.reason == "it is not looking for a cluster now"
 
 
@@ -89,15 +116,18 @@ def founding(core: ClusterCore) -> Found:
 
 
 def test_of_two_founders_the_one_that_comes_first_wins() -> None:
-    """A founder gives way to one with more steps behind it, and to no other."""
+    """A founder gives way to the one that comes first, and to no other."""
     core = joiner("a", "b")
-    mine = founding(core)
+    founding(core)
     (refused,) = answers(core.receive(B, found(A, B), 0.17))
     assert refused.reason == "it is founding itself"
-    core.receive(B, beat(2, A, steps=5), 0.18)
-    assert answers(core.receive(B, found(A, B), 0.19))[0].is_agreed
-    assert core.receive(B, Founded(mine.lineage, is_agreed=True), 0.2) is not None
-    assert core.view is None  # our own attempt is over
+    late = joiner("b", "c")
+    mine = founding(late)
+    late.connected(card("a"), 0.17)
+    late.receive(A, beat(1, B, C), 0.17)
+    assert answers(late.receive(A, found(A, B, C), 0.18))[0].is_agreed
+    assert late.receive(C, Founded(mine.lineage, is_agreed=True), 0.19) is not None
+    assert late.view is None  # our own attempt is over
 
 
 def test_an_unanswered_founding_is_begun_anew() -> None:
@@ -126,16 +156,18 @@ def test_a_refused_founding_waits_and_says_why() -> None:
     assert core.view is None
 
 
-def test_paused_clusters_are_waited_for_but_not_for_ever() -> None:
-    """They may resolve and take us in; after a while we begin without them."""
-    core = joiner("a", "b", phase=Phase.PAUSED, lineage="f" * 32, epoch=1, size=2)
+def test_a_cluster_that_cannot_continue_is_waited_for_without_end() -> None:
+    """It may still be the one that is at work; only a person can say that it is not."""
+    other = "f" * 32
+    facts: dict[str, Any] = {"phase": Phase.PAUSED, "lineage": other, "epoch": 1, "size": 2}
+    facts["bound"] = other
+    core = joiner("a", "b", **facts)
     core.tick(1.5)
-    core.receive(B, beat(2, A, phase=Phase.PAUSED, lineage="f" * 32, epoch=1, size=2), 1.6)
-    core.tick(1.7)
-    assert "which is paused" in core.reason
-    core.receive(B, beat(3, A, phase=Phase.PAUSED, lineage="f" * 32, epoch=1, size=2), 6.0)
-    core.tick(6.1)
-    assert core.state is ClusterState.ACTIVE
+    for number in range(2, 40):
+        core.receive(B, beat(number, A, **facts), 0.8 * number)
+        core.tick(0.8 * number + 0.1)
+    assert core.reason == "waiting for b (bbbbbbbb/1), which cannot continue yet"
+    assert core.state is ClusterState.JOINING
 
 
 def test_a_stranger_without_links_to_all_is_waited_for_a_little() -> None:
@@ -150,15 +182,3 @@ def test_a_stranger_without_links_to_all_is_waited_for_a_little() -> None:
     assert net.view_of(a).members == (a, b)
     assert net.cores[c].view is None
     assert "waiting for" in net.cores[c].reason
-
-
-def test_orphans_keep_their_order() -> None:
-    """Who has more steps behind it comes first, then who was senior."""
-    cards: dict[str, ProcessCard] = {letter: card(letter) for letter in "abc"}
-    core = ClusterCore(cards["a"], ClusterConfig(), 0.0)
-    for letter, facts in (("b", {"steps": 3, "seniority": 2}), ("c", {"steps": 3})):
-        core.connected(cards[letter], 0.0)
-        hears = [card(x).process for x in "abc" if x != letter]
-        core.receive(cards[letter].process, beat(1, *hears, **facts), 0.0)
-    core.tick(0.05)
-    assert core.reason.startswith("b (bbbbbbbb/1) is to begin a cluster of 3")

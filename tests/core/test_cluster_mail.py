@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from potluck.core.cluster_cards import Role, mark
 from potluck.core.cluster_effects import Abort, Effect, Installed, Note, Paused, Removed, Send
 from potluck.core.cluster_messages import (
     Accepted,
+    Acquaintances,
     Canvass,
     ClusterMessage,
     Commit,
@@ -20,6 +22,7 @@ from potluck.core.cluster_messages import (
     Found,
     Heartbeat,
     Leaning,
+    MergeRequest,
     Phase,
     Proposal,
     Propose,
@@ -198,6 +201,49 @@ def test_a_relayed_message_is_taken_as_its_origin_s() -> None:
         assert sent(core.receive(b, odd, net.now), Relayed) == []
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda _: Acquaintances((card("y"),)),
+        lambda view: Found("0" * 32, Proposal(view.members)),
+        lambda view: MergeRequest("0" * 32, 1, view.lineage),
+        lambda view: beat_in(view, aborted=True),
+        lambda view: Relayed(view.members[0], view.members[2], b"x"),
+    ],
+    ids=["Acquaintances", "Found", "MergeRequest", "Heartbeat", "Relayed"],
+)
+def test_a_relayed_message_of_another_kind_is_ignored(
+    content: Callable[[View], ClusterMessage],
+) -> None:
+    """Only what members say about their view may come by way of a third."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    message = encode(content(view))
+    assert core.receive(b, Relayed(a, c, message), net.now) == []
+
+
+def test_a_late_vote_does_not_win_a_later_term() -> None:
+    """A vote of term 1 that arrives in term 2 leaves the campaign open."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[b], net.view_of(b)
+    net.dropped = lambda *_: True
+    net.kill(a)
+    net.run(0.01)
+    dead = (a,)
+    core.receive(c, Leaning(view.lineage, view.epoch, 1, True, 0, ()), net.now)
+    while core.election.asked == 1:
+        net.run(0.05)
+        core.receive(c, beat_in(view, number=round(1000 * net.now), leader=None), net.now)
+    core.receive(c, Leaning(view.lineage, view.epoch, 2, True, 0, ()), net.now)
+    assert core.election.state.role is ElectionRole.CAMPAIGNING
+    core.receive(c, Vote(view.lineage, view.epoch, 1, True, 1, -1, None, dead), net.now)
+    assert core.election.state.role is ElectionRole.CAMPAIGNING
+    core.receive(c, Vote(view.lineage, view.epoch, 2, True, 2, -1, None, dead), net.now)
+    assert core.election.is_leading
+
+
 def test_a_relay_passes_on_for_the_sender_only() -> None:
     """And only to somebody it hears."""
     net = ClusterNet()
@@ -240,10 +286,10 @@ def test_two_views_of_one_number_are_reported_and_the_lesser_gives_way() -> None
     a, b = net.form("ab")
     core, view = net.cores[a], net.view_of(a)
     other = View(view.lineage, view.epoch, (b, a))
-    effects = core.receive(b, beat_in(other, steps=0, size=1), net.now)
+    effects = core.receive(b, beat_in(other, samples=0, size=1), net.now)
     assert ElectionKind.SPLIT_BRAIN in kinds(effects)
     assert core.view == view
-    effects = core.receive(b, beat_in(other, number=1001, steps=5), net.now)
+    effects = core.receive(b, beat_in(other, number=1001, samples=5), net.now)
     assert any(isinstance(effect, Removed) for effect in effects)
     assert core.view is None
 
@@ -404,11 +450,11 @@ def test_decisions_that_follow_from_each_other_may_take_another_call(
     core.tick(0.5)
     core.tick(0.6)
     assert core.state is ClusterState.ACTIVE
-    assert core.steps == 0
+    assert core.samples == 0
 
 
-def test_who_agreed_to_be_left_out_pauses_and_in_the_end_goes() -> None:
-    """If nobody tells it that the view was agreed, it looks for a cluster by itself."""
+def test_a_member_that_agreed_to_be_left_out_pauses_until_it_is_told() -> None:
+    """Time alone does not free it: the view without it may have been agreed."""
     net = ClusterNet()
     a, b, c = net.form("abc")
     core, view = net.cores[c], net.view_of(c)
@@ -423,8 +469,8 @@ def test_who_agreed_to_be_left_out_pauses_and_in_the_end_goes() -> None:
             beat = msgspec.structs.replace(beat_in(view, number=number), echo=echo)
             core.receive(sender, beat, net.now)
         core.tick(net.now)
-    assert core.view is None
-    assert core.state is ClusterState.JOINING
+    assert core.view == view
+    assert core.state is ClusterState.PAUSED
 
 
 def test_another_member_s_proof_is_good_enough_for_the_leader() -> None:

@@ -28,7 +28,7 @@ def messages(effects: list[Effect]) -> list[object]:
 
 def greater(net: ClusterNet, me: ProcessId, number: int = 1, **facts: Any) -> Heartbeat:
     """A heartbeat of the leader of a greater cluster, which hears us."""
-    facts = {"steps": 9, "size": 5, "phase": Phase.ACTIVE, "lineage": OTHER, **facts}
+    facts = {"samples": 9, "size": 5, "phase": Phase.ACTIVE, "lineage": OTHER, **facts}
     echo = net.cores[me]._situation.contacts.sequence
     return Heartbeat(number, echo, 0.0, hears=(mark(me),), epoch=4, leader=Z, **facts)
 
@@ -47,15 +47,17 @@ def meeting(letters: str = "a") -> tuple[ClusterNet, ClusterCore, View, list[obj
 def reserved(view: View, *, epoch: int | None = None, yes: bool = True) -> MergeAnswer:
     """The other leader's answer."""
     at = view.epoch if epoch is None else epoch
-    return MergeAnswer(view.lineage, at, OTHER, yes, (Z,) if yes else ())
+    return MergeAnswer(view.lineage, at, OTHER, yes, (Z,) if yes else (), into_epoch=4)
 
 
 def test_the_lesser_asks_and_dissolves() -> None:
     """After the reservation it commits a terminal view and looks for the other."""
     net, core, view, said = meeting()
-    assert MergeRequest(view.lineage, view.epoch, OTHER) in said
+    assert MergeRequest(view.lineage, view.epoch, OTHER, members=1) in said
     effects = core.receive(Z, reserved(view), net.now)
     assert core.view is None
+    assert core.bound is not None
+    assert core.bound.view == View(OTHER, 4, (Z,))
     assert any("merges into the one of z" in str(e.event) for e in effects if isinstance(e, Note))
 
 
@@ -79,7 +81,7 @@ def test_it_asks_again_after_a_while() -> None:
         now = net.now + 0.1 * step
         core.receive(Z, greater(net, core.me.process, number=1 + step), now)
         later += messages(core.tick(now))
-    assert MergeRequest(view.lineage, view.epoch, OTHER) in later
+    assert MergeRequest(view.lineage, view.epoch, OTHER, members=1) in later
 
 
 def test_one_that_has_asked_reserves_nothing() -> None:
@@ -125,7 +127,7 @@ def test_the_greatest_of_several_is_asked() -> None:
     y = card("y").process
     for other in ("z", "y"):
         core.connected(card(other), net.now)
-    busy = greater(net, me, steps=0, size=1, lineage="f" * 32)  # not greater than ours
+    busy = greater(net, me, samples=0, size=1, lineage="f" * 32)  # not greater than ours
     core.receive(y, busy, net.now)
     said = messages(core.receive(Z, greater(net, me), net.now))
     assert [m.into for m in said if isinstance(m, MergeRequest)] == [OTHER]

@@ -90,6 +90,22 @@ def test_answers_of_another_attempt_do_not_count() -> None:
     assert election.canvass(11.0, "again").term == 5
 
 
+def test_a_late_vote_of_term_1_does_not_win_term_2() -> None:
+    """Its voter may have given its vote in term 2 to another candidate."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.campaign(10.1)
+    election.give_up(11.0)
+    election.canvass(12.0, "a is still lost")
+    assert election.campaign(12.1).term == 2
+    election.take_vote(C, vote(1, NEXT, at=1))
+    assert not election.has_answered(C)
+    assert not election.has_won(set())
+    assert election.inherited is None
+    election.take_vote(C, vote(2, promised=2))
+    assert election.has_won(set())
+
+
 def test_what_was_accepted_in_the_highest_term_must_be_proposed_again() -> None:
     """Votes, our own ballot and the words of the departed are all asked."""
     other = Proposal((C,), "without a and b")
@@ -220,3 +236,38 @@ def test_events_are_sentences(kind: ElectionKind) -> None:
     tell("something happened")
     assert str(election.events[-1]) == "something happened"
     assert election.events[-1].kind is kind
+
+
+def test_a_campaign_waits_for_those_of_more_senior_members() -> None:
+    """One election timeout for each, and a share of one; the most senior does not wait."""
+    timeout = ElectionConfig().election_timeout
+    election = manager()
+    election.wait_turn(2, 10.0)
+    assert election.not_before is not None
+    assert 10.0 + 2 * timeout <= election.not_before <= 10.0 + 2.5 * timeout
+    election.wait_turn(0, 10.0)
+    assert election.not_before == 10.0
+    election.wait_turn(1, 10.0)
+    assert election.not_before == 10.0  # a turn that has come stays
+
+
+def test_a_vote_of_the_departed_in_our_own_term_reports_what_it_accepted() -> None:
+    """It voted for us, then left: its word takes the place of its vote."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.campaign(10.1)
+    election.depart(C, departed(1, NEXT))
+    election.lead()
+    assert election.inherited == NEXT
+
+
+def test_an_attempt_waits_for_answers_for_one_to_one_and_a_half_timeouts() -> None:
+    """Both the question and the campaign; the rest after a failure is shorter."""
+    timeout = ElectionConfig().election_timeout
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    assert election.until is not None
+    assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
+    election.campaign(20.0)
+    assert election.until is not None
+    assert 20.0 + timeout < election.until <= 20.0 + 1.5 * timeout

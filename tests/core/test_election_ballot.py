@@ -49,3 +49,23 @@ def test_a_proposal_of_the_elected_is_accepted_whomever_one_voted_for() -> None:
     assert ballot.contradicts(A, 2, Proposal((A,)))
     assert not ballot.accept(A, 2, Proposal((A,)))
     assert not ballot.accept(A, 1, Proposal((A,)))
+
+
+def test_term_zero_is_promised_before_anybody_asks() -> None:
+    """To the first member: no other gets a vote in it."""
+    first, other = (ProcessId(NodeId(letter * 32), 1) for letter in "xy")
+    ballot = Ballot(voted_for=first)
+    assert not ballot.vote(other, 0)
+    assert ballot.vote(first, 0)
+    assert ballot.vote(other, 1)
+    assert (ballot.promised, ballot.accepted_term) == (1, -1)
+
+
+def test_to_accept_in_a_term_is_to_promise_it() -> None:
+    """Nothing of an earlier term is accepted afterwards, and no other gets a vote in it."""
+    first, other = (ProcessId(NodeId(letter * 32), 1) for letter in "xy")
+    ballot = Ballot(voted_for=first)
+    assert ballot.accept(other, 3, Proposal((other,)))
+    assert (ballot.promised, ballot.voted_for) == (3, other)
+    assert not ballot.vote(first, 3)
+    assert not ballot.accept(first, 2, Proposal((first,)))

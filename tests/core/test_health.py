@@ -2,7 +2,8 @@
 
 import pytest
 
-from potluck import HealthMonitor, HealthStatus
+from potluck import HealthConfig, HealthMonitor, HealthStatus
+from potluck.core.health_records import HealthEvent
 from support.health import Ward, process
 
 A, B = process("a"), process("b")
@@ -226,7 +227,7 @@ def test_a_node_that_was_held_up_accuses_nobody() -> None:
     ward.beat(times=20)
     ward.now += 5
     assert ward.monitor.tick(ward.now) == []
-    assert ward.monitor.lateness == pytest.approx(4.8, abs=0.01)
+    assert ward.monitor.lateness == pytest.approx(2.0)  # more is not remembered
     assert ward.monitor.patience(A) == pytest.approx(0.6 + 2.0)  # as much as lateness may add
     assert ward.monitor.silence(A, ward.now) == pytest.approx(5)
     ward.beat(times=5)
@@ -253,3 +254,56 @@ def test_suspicion_is_not_withdrawn_because_patience_grew() -> None:
     ward.now += 3
     assert ward.monitor.tick(ward.now) == []
     assert ward.monitor.status(A) is HealthStatus.SUSPECT
+
+
+def test_a_peer_that_says_it_runs_late_is_given_more_time() -> None:
+    """It is suspect later, dead later, and its lateness is in the sentence."""
+    monitor = HealthMonitor(HealthConfig.wired())
+    monitor.watch(A, 0.0, name="a")
+    monitor.heard(A, 0.2, lateness=0.5)
+    assert monitor.patience(A) == pytest.approx(1.5)
+    assert monitor.allowance(A) == pytest.approx(0.5)
+    events: list[HealthEvent] = []
+    due = 0.0
+    while not events:
+        due = monitor.next_deadline or 0.0
+        events = monitor.tick(due)
+    assert due == pytest.approx(1.7, abs=0.01)
+    assert "it said that it ran 0.5 s late" in events[0].reason
+    monitor.heard(A, 1.8, lateness=0.0)
+    assert monitor.patience(A) == pytest.approx(1.0)
+
+
+def test_reported_lateness_is_bounded() -> None:
+    """Nobody is waited for without end because it says so."""
+    monitor = HealthMonitor(HealthConfig.wired())
+    monitor.watch(A, 0.0)
+    monitor.heard(A, 0.2, lateness=1e6)
+    assert monitor.allowance(A) == HealthConfig.wired().stretch_limit
+
+
+def test_a_monitor_changes_its_pace_while_it_runs() -> None:
+    """In a larger group the same silence accuses nobody; what was learned at the old beat goes."""
+    wired = HealthConfig.wired()
+    monitor = HealthMonitor(wired)
+    monitor.watch(A, 0.0)
+    for beat in range(1, 20):
+        monitor.heard(A, beat * 0.2)
+        monitor.tick(beat * 0.2)
+    assert monitor.patience(A) == pytest.approx(0.6)
+    monitor.adopt(wired.paced(1.0, 5.0))
+    assert monitor.patience(A) == 5.0
+    due = monitor.next_deadline
+    assert due is not None
+    assert monitor.tick(due) == []
+    assert monitor.tick(due + 1.0) == []
+    assert monitor.status(A) is HealthStatus.HEALTHY
+    monitor.adopt(monitor.config)  # the same again changes nothing
+    assert monitor.patience(A) == 5.0
+
+
+def test_a_monitor_without_peers_takes_another_pace() -> None:
+    """There is no deadline to move."""
+    monitor = HealthMonitor(HealthConfig.wired())
+    monitor.adopt(HealthConfig.wifi())
+    assert monitor.next_deadline is None

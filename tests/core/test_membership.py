@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from potluck.core.cluster_cards import mark
-from potluck.core.cluster_messages import Heartbeat
+from potluck.core.cluster_effects import Installed, Removed
+from potluck.core.cluster_messages import Cause, CauseCode, Commit, Heartbeat
 from potluck.vocabulary import ProcessId
 from support.cluster_net import ClusterNet
 
@@ -125,3 +126,134 @@ def test_a_leader_does_not_propose_a_stranger_s_view() -> None:
         core.receive(a, deaf, now)
         assert core._planner.plan(net.view_of(b), must_change=True) is None
     assert mark(b) not in situation.contacts.of(a).hears
+
+
+# --- causes ---
+
+
+def commits_of(net: ClusterNet, process: ProcessId) -> tuple[Commit, ...]:
+    """What the last view that a process entered was told to follow from."""
+    installed = [e for _, who, e in net.effects if who == process and isinstance(e, Installed)]
+    return installed[-1].commits
+
+
+def causes_of(net: ClusterNet, process: ProcessId) -> dict[ProcessId, Cause]:
+    """Why members are not in that view."""
+    (commit,) = commits_of(net, process)
+    return {cause.who: cause for cause in commit.proposal.causes}
+
+
+def test_a_killed_member_has_ended() -> None:
+    """Name, address and what proved it travel in the commit, the same for all."""
+    net = ClusterNet()
+    a, b, c = net.form("abc", hosts=("10.0.0.7",))
+    net.kill(c)
+    net.run(0.5)
+    (cause,) = causes_of(net, a).values()
+    assert (cause.who, cause.code, cause.name, cause.host) == (c, CauseCode.ENDED, "c", "10.0.0.7")
+    assert "refuses" in cause.reason
+    assert commits_of(net, a) == commits_of(net, b)
+
+
+def test_a_member_whose_script_ended_has_left() -> None:
+    """So that what was under way may be finished."""
+    net = ClusterNet()
+    a, _, c = net.form("abc")
+    net.do(c, net.cores[c].leave(net.now))
+    net.dead.add(c)
+    net.run(0.5)
+    assert causes_of(net, a)[c].code is CauseCode.LEFT
+
+
+def test_a_member_that_stands_still_is_silent() -> None:
+    """The proposer says for how long."""
+    net = ClusterNet()
+    a, _, c = net.form("abc")
+    net.stopped.add(c)
+    net.run(4)
+    cause = causes_of(net, a)[c]
+    assert cause.code is CauseCode.SILENT
+    assert cause.silent_for >= 1
+    assert net.cores[a].missing(net.now) == ()
+
+
+def test_one_of_two_that_do_not_hear_each_other_is_unreachable_and_told_so() -> None:
+    """It lives: the commit that leaves it out says with whom it has no contact."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut_off([b], [c])
+    net.sever(b, c)
+    net.run(4)
+    (out,) = {b, c} - set(net.view_of(a).members)
+    cause = causes_of(net, a)[out]
+    assert cause.code is CauseCode.UNREACHABLE
+    assert "do not hear each other" in cause.reason
+    (removed,) = [e for _, who, e in net.effects if who == out and isinstance(e, Removed)][:1]
+    assert removed.commit == commits_of(net, a)[0]
+
+
+def test_many_causes_are_told_in_short() -> None:
+    """A message holds them all."""
+    net = ClusterNet()
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
+    members = net.form(letters[:40])
+    net.run(5)  # a large group takes longer to form
+    for victim in members[20:]:
+        net.kill(victim)
+    net.run(4)
+    (commit,) = [each for each in commits_of(net, members[0]) if each.proposal.causes][:1]
+    assert len(commit.proposal.causes) > 16
+    assert all(cause.name and not cause.reason for cause in commit.proposal.causes)
+
+
+def test_members_out_of_contact_are_known_before_a_view_leaves_them_out() -> None:
+    """For whoever waits in vain."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut_off([a], [b, c])
+    net.run(1.5)
+    assert {cause.who for cause in net.cores[a].missing(net.now)} == {b, c}
+    newcomer = net.add("z")
+    assert net.cores[newcomer].missing(net.now) == ()
+
+
+def test_a_process_that_missed_views_is_told_the_one_right_after_its_own() -> None:
+    """And then the newest, once it is back."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut_off([c], [a, b])
+    net.run(4)
+    assert net.view_of(a).epoch == 2
+    for letter in "de":
+        net.add(letter)
+        for process in net.alive():
+            if process != c:
+                for other in net.alive():
+                    if other not in {c, process}:
+                        net.link(process, other)
+        net.run(1)
+    assert net.view_of(a).epoch > 2
+    net.heal()
+    net.run(3)
+    (removed,) = [e for _, who, e in net.effects if who == c and isinstance(e, Removed)]
+    assert removed.commit is not None
+    assert removed.commit.epoch == 2
+    assert removed.commit.proposal.causes[0].who == c
+
+
+def test_the_reason_names_both_ends_of_a_broken_connection() -> None:
+    """As the first to stop has reported it, whoever that was."""
+    for letter, words in (("c", "between b (bbbbbbbb/1) and c (cccccccc/1)"), ("b", "to b (")):
+        net = ClusterNet()
+        a, b, c = net.form("abc")
+        lost = {"b": b, "c": c}[letter]
+        beat = last_beat(net, a, b)
+        said = msgspec.structs.replace(beat, sequence=1000, aborted=True, lost=lost)
+        net.cores[a].receive(b, said, net.now)
+        heard = msgspec.structs.replace(last_beat(net, a, c), sequence=1000)
+        net.cores[a].receive(c, heard, net.now)
+        plan = net.cores[a]._planner.plan(net.view_of(a), must_change=True)
+        assert plan is not None
+        assert plan.members == (a, b, c)
+        assert plan.reason.startswith(f"the connection {words}")
+        assert plan.reason.endswith("broke and is back")

@@ -9,8 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from potluck.core.steps import FRESH, Action, Position, Report, decide
+from potluck.core.ancestry import Branch
+from potluck.core.histories import History, Milestone
+from potluck.core.steps import FRESH, Action, Position, Report, ancestry_in, decide
 from potluck.vocabulary import NodeId, ProcessId, View
 
 LINE = "f" * 32
@@ -132,25 +136,102 @@ def test_a_raw_number_of_steps_says_nothing(order: tuple[int, int]) -> None:
         assert [decision.actions[order.index(place)] for place in (0, 1)] == [KEEP, RECEIVE]
 
 
-def test_a_new_lineage_goes_on_from_most_work() -> None:
-    """Nobody is of its lineage yet: more steps win over more members, anything over nothing."""
+def test_a_new_lineage_continues_from_most_samples() -> None:
+    """No member is of it yet: samples win over steps and members, anything over nothing."""
     young = view(1, "c" * 32)
-    few, many = standing(10, 4, "a" * 32), standing(90, 2, "b" * 32)
+    few = replace(standing(500, 4, "a" * 32), samples=500)
+    many = replace(standing(90, 2, "b" * 32), samples=900)
     assert decide(young, [few, many, few]).target == at(90, 2, "b" * 32)
-    assert decide(young, [Report(), few]).target == at(10, 4, "a" * 32)
-    # Those who went on by themselves finish the step that all of them hold.
-    holds = replace(many, attempt=at(91, 2, "b" * 32), holds=True)
-    assert decide(young, [holds, holds]).target == at(91, 2, "b" * 32)
+    assert decide(young, [Report(), few]).target == at(500, 4, "a" * 32)
+    assert decide(young, [Report(), few]).history == few.history
+    # Members that continued by themselves finish the step that all of them hold.
+    holds = replace(many, attempt=at(91, 2, "b" * 32), holds=True, samples_held=910)
+    decision = decide(young, [holds, holds, few])
+    assert decision.target == at(91, 2, "b" * 32)
+    assert decision.history == History(decision.target, samples=910)
+
+
+def test_one_that_made_many_steps_alone_does_not_win() -> None:
+    """Its lineage left the others' in view 3; they followed it to view 5."""
+    alone = Report(
+        at(9000, 1, "a" * 32), ("a" * 32, 1), ancestry=(Branch(LINE, 3),), samples=90_000
+    )
+    others = replace(standing(121, 5), samples=1210)
+    for reports in itertools.permutations([alone, alone, others]):
+        decision = decide(view(6), reports)
+        assert decision.target == at(121, 5)
+        assert decision.actions == tuple(KEEP if each is others else RECEIVE for each in reports)
+        # The same in a lineage that is new to all of them.
+        assert decide(view(1, "c" * 32), reports).target == at(121, 5)
+
+
+def test_a_child_continues_from_its_parents_state() -> None:
+    """Founders of a child have the state of the parent, or of an ancestor further away."""
+    child = replace(view(1, "c" * 32), ancestry=(Branch("a" * 32, 2), Branch(LINE, 4)))
+    parent, older = standing(20, 4), standing(90, 2, "a" * 32)
+    foreign = replace(standing(900, 1, "b" * 32), samples=9000)
+    assert decide(child, [older, parent, foreign]).target == at(20, 4)
+    assert decide(child, [older, foreign]).target == at(90, 2, "a" * 32)
+    # The step that all of them hold counts; it was begun in the parent, or in the child already.
+    held = [
+        replace(parent, attempt=at(21, 4), holds=True, samples_held=21),
+        replace(
+            parent,
+            attended=("c" * 32, 1),
+            attempt=at(21, 1, "c" * 32),
+            holds=True,
+            samples_held=22,
+        ),
+    ]
+    in_parent, in_child = (decide(child, [each, each]).history for each in held)
+    assert (in_parent.position, in_parent.ancestry) == (at(21, 4), (Branch("a" * 32, 2),))
+    assert in_child.position == at(21, 1, "c" * 32)
+    assert in_child.ancestry == (Branch("a" * 32, 2), Branch(LINE, 4))
+    assert in_child.trail == (Milestone(LINE, 4, 20, 0),)
+    # A try in the nearest lineage is the last one.
+    assert decide(child, held).target == at(21, 1, "c" * 32)
+    assert decide(child, held[::-1]).target == at(21, 1, "c" * 32)
+
+
+def test_the_ancestry_of_a_lineage_that_loaded_a_checkpoint() -> None:
+    """It was founded without a parent: it is a child of the checkpoint's lineage from then on."""
+    loaded = History(at(20, 4), (Branch("a" * 32, 2),), 200)
+    first = at(21, 1, "c" * 32)
+    ancestry = ancestry_in(view(1, "c" * 32), first, loaded)
+    assert ancestry == (Branch("a" * 32, 2), Branch(LINE, 4))
+    after = loaded.extended(first, ancestry, 210)
+    assert Report(founder=True).at(after) == Report(
+        first, founder=True, ancestry=ancestry, samples=210, trail=(Milestone(LINE, 4, 20, 200),)
+    )
+    assert ancestry_in(view(2, "c" * 32), at(22, 2, "c" * 32), after) == ancestry
+    assert ancestry_in(view(1), at(1), History()) == ()
+    # The oldest ancestor that a view knows of: what came before is known from the state alone.
+    old = replace(view(1, "c" * 32), ancestry=(Branch("a" * 32, 2), Branch(LINE, 4)))
+    base = History(at(3, 1, "a" * 32), (Branch("b" * 32, 7),))
+    assert ancestry_in(old, at(4, 2, "a" * 32), base) == (Branch("b" * 32, 7),)
 
 
 def test_those_who_never_got_the_state_do_not_begin_anew() -> None:
-    """Everybody who had it is gone: what they have done must not be overwritten by a beginning."""
+    """Every member that had it is gone: its work must not be overwritten by a beginning."""
     decision = decide(view(2), [Report(), Report()])
     assert decision.is_lost
     assert decision.sources == ()
     assert "are gone" in decision.reason
     assert not decide(view(2), [Report(), Report(attended=(LINE, 1))]).is_lost
     assert not decide(view(2), [Report(), standing(3, 1, "a" * 32)]).is_lost
+
+
+def test_who_may_begin_in_a_child() -> None:
+    """Members that took part in a parent, or founded everything; not newcomers of the parent."""
+    child = replace(view(1, "c" * 32), ancestry=(Branch(LINE, 4),))
+    assert decide(child, [Report(), Report()]).is_lost
+    assert not decide(child, [Report(), Report(attended=(LINE, 3))]).is_lost
+    assert not decide(child, [Report(), Report(founder=True)]).is_lost
+    assert decide(child, [Report(), Report(attended=("b" * 32, 3))]).is_lost
+    # Members of a side that lost a merge, whose winners have all ended, continue from their own.
+    winner = view(7, "d" * 32)
+    assert decide(winner, [standing(5), Report()]).target == at(5)
+    assert decide(winner, [Report(attended=(LINE, 1))]).is_lost
 
 
 def test_a_step_beyond_the_next_is_never_applied() -> None:
@@ -162,23 +243,58 @@ def test_a_step_beyond_the_next_is_never_applied() -> None:
     assert decide(view(2), [replace(odd, attempt=at(8, 5), holds=True)]).target == at(7)
 
 
+# --- any reports ---
+
+lineages = st.sampled_from(["", "a" * 32, "b" * 32, LINE])
+numbers = st.integers(0, 2)
+places = st.builds(Position, lineages, numbers, numbers)
+branches = st.builds(Branch, lineages, numbers)
+reports = st.builds(
+    Report,
+    places,
+    st.tuples(lineages, numbers),
+    st.none() | places,
+    st.booleans(),
+    st.booleans(),
+    st.lists(branches, max_size=2).map(tuple),
+    numbers,
+    st.lists(st.builds(Milestone, lineages, numbers, numbers, numbers), max_size=2).map(tuple),
+    numbers,
+)
+
+
+@given(st.lists(reports, min_size=1, max_size=5), st.data())
+def test_all_ranks_decide_alike_whatever_the_order(made: list[Report], data: st.DataObject) -> None:
+    """The target, its history and what each member does are the same for every order of ranks."""
+    ancestry = tuple(data.draw(st.lists(branches, max_size=2)))
+    here = replace(view(data.draw(numbers), members=len(made)), ancestry=ancestry)
+    order = data.draw(st.permutations(range(len(made))))
+    one, other = decide(here, made), decide(here, [made[place] for place in order])
+    assert (one.target, one.history, one.reason) == (other.target, other.history, other.reason)
+    assert one.is_lost == other.is_lost
+    if one.target != FRESH:
+        assert [one.actions[place] for place in order] == list(other.actions)
+        assert one.sources
+        assert one.history.position == one.target
+
+
 # --- every order of events ---
 
-History = tuple[Position, ...]
+Applied = tuple[Position, ...]
 
 
 class World(NamedTuple):
     """Members and one newcomer: where each stands, and the view that holds."""
 
     reports: tuple[Report, ...]
-    histories: tuple[History, ...]
+    histories: tuple[Applied, ...]
     """The steps that each one's state consists of."""
     members: tuple[int, ...]
     epoch: int
-    told: tuple[tuple[Report, History] | None, ...]
+    told: tuple[tuple[Report, Applied] | None, ...]
     """What each has reported in this view."""
 
-    def changed(self, member: int, report: Report, history: History | None = None) -> World:
+    def changed(self, member: int, report: Report, history: Applied | None = None) -> World:
         """The same with one member elsewhere."""
         made = list(self.histories)
         if history is not None:
@@ -267,7 +383,7 @@ def test_every_order_of_events_is_by_all_or_by_none(founders: int, views: int, s
     seen, waiting = {start}, deque([start])
     while waiting:
         world = waiting.popleft()
-        known: dict[Position, History] = {}
+        known: dict[Position, Applied] = {}
         for report, history in zip(world.reports, world.histories, strict=True):
             assert history[-1:] == (() if report.position == FRESH else (report.position,))
             assert known.setdefault(report.position, history) == history

@@ -69,7 +69,8 @@ def test_a_stopped_node_is_left_behind_and_comes_back_by_itself(ranks: Ranks) ->
         assert at - stopped <= AT_LATEST
     sleeper.send_signal(signal.SIGCONT)
     told, _ = outcome(sleeper, 3)
-    assert told["kind"] in {"ViewChanged", "PeerLost"}
+    assert told["kind"] == "LeftOut"
+    assert "waits to be let in again" in told["text"]
     crowd.views(others, 3)
     crowd.stop([sleeper, *others])
 

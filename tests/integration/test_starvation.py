@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 
 from support.cluster_programs import Crowd
@@ -27,3 +29,20 @@ def test_nobody_is_removed_while_all_starve_alike(ranks: Ranks) -> None:
         time.sleep(GRANTED)
     results = crowd.stop(nodes)
     assert [result["told"] for result in results] == [0, 0, 0]
+
+
+def test_a_group_beside_busy_loops_stays_in_one_view(ranks: Ranks) -> None:
+    """Eight members and eight processes that never wait, on whatever this machine has."""
+    crowd = Crowd(ranks, new_job())
+    nodes = crowd.start(8, 8)
+    crowd.views(nodes, 8)
+    program = "while True: sum(range(10_000))"
+    loops = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(8)]
+    try:
+        time.sleep(5)  # not to wait for something: this is what happens to them
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    results = crowd.stop(nodes)
+    assert [result["told"] for result in results] == [0] * 8

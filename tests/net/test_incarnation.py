@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.errors import BackendUnavailable
+from potluck.errors import BackendUnavailable, DistributedError
 from potluck.net import incarnation
 from potluck.net.incarnation import (
     boot_tag,
     claim_incarnation,
     claim_process,
+    is_slot_free,
     machine_tag,
     this_process,
 )
@@ -208,6 +209,69 @@ def test_a_forked_child_does_not_keep_its_parents_slot(tmp_path: Path) -> None:
         assert parent.stdout.readline() == "0\n"
         parent.wait(PATIENCE)  # it has ended, its child lives on
         assert claim_incarnation(tmp_path).slot == 0
+
+
+def test_a_slot_is_free_once_its_process_has_ended(tmp_path: Path) -> None:
+    """A killed process has released it; a look at a free one does not take it."""
+    with claimants(1, tmp_path) as (process,):
+        process.go()
+        _, slot = process.result()
+        assert not is_slot_free(slot, tmp_path)
+        process.kill()
+        assert is_slot_free(slot, tmp_path)
+        assert is_slot_free(slot, tmp_path)
+    assert claim_incarnation(tmp_path).slot == slot
+
+
+def test_our_own_slot_is_held(tmp_path: Path) -> None:
+    """Also by this very process, until it lets go."""
+    mine = claim_incarnation(tmp_path)
+    assert not is_slot_free(mine.slot, tmp_path)
+    mine.release()
+    assert is_slot_free(mine.slot, tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_slot_is_free_though_a_forked_child_outlives_its_process(tmp_path: Path) -> None:
+    """The child has closed its copy, so the death of the parent can be seen."""
+    command = [sys.executable, "-c", _FORKING_CLAIMANT, str(tmp_path)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "0\n"
+        parent.wait(PATIENCE)
+        assert is_slot_free(0, tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_slot_whose_descriptor_lives_on_in_a_child_is_held(tmp_path: Path) -> None:
+    """What a child of another library keeps open counts as alive: never too early."""
+    mine = claim_incarnation(tmp_path)
+    kept = os.dup(mine._lock._descriptor)  # as a child has it that closed nothing
+    mine._lock.close()  # the process itself is gone
+    assert not is_slot_free(mine.slot, tmp_path)
+    os.close(kept)
+    assert is_slot_free(mine.slot, tmp_path)
+
+
+@pytest.mark.parametrize("slot", [3, -1, incarnation.MAX_SLOTS])
+def test_a_slot_that_never_was_is_no_testimony(tmp_path: Path, slot: int) -> None:
+    """Nothing is known of it, and no file is made by the look; nor where there is no home."""
+    claim_incarnation(tmp_path)
+    assert not is_slot_free(slot, tmp_path)
+    assert sorted(each.name for each in (tmp_path / "processes").iterdir()) == ["0.lock"]
+    assert not is_slot_free(0, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_slot_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    """As a file of another user: whoever asks knows nothing."""
+    mine = claim_incarnation(tmp_path)
+    mine.release()
+    file = tmp_path / "processes" / f"{mine.slot}.lock"
+    file.unlink()
+    file.mkdir()  # root, too, cannot open it for writing
+    with pytest.raises(DistributedError, match="could not be opened"):
+        is_slot_free(mine.slot, tmp_path)
 
 
 def machine(root: Path, **files: str) -> Path:

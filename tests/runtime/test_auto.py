@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import socket
 import threading
 
@@ -11,6 +12,8 @@ import pytest
 
 import potluck
 from potluck import AutoDiscoveryBackend, AutoDiscoveryConfig, Cluster, DistributedContext
+from potluck.core.ancestry import MAX_BRANCHES, Branch
+from potluck.core.cluster_events import ClusterState
 from potluck.runtime import joining
 from support.clusters import OPTIONS, clusters, everywhere, insist, join, new_job
 from support.threads import PATIENCE, Background, eventually, together
@@ -201,6 +204,29 @@ def test_rank_0_can_be_handed_on() -> None:
         assert sums == [2.0] * 2
 
 
+def test_a_program_can_continue_without_those_who_are_missing() -> None:
+    """Of three one is left, which waits; the program says that it need not."""
+    with clusters(3) as nodes:
+        survivor = nodes[2]
+        survivor.continue_without_missing()  # nothing happens while the cluster works
+        for lost in nodes[:2]:
+            lost.backend._node.control.links.send = lambda *_: None  # type: ignore[attr-defined]
+        eventually(lambda: _state(survivor) is ClusterState.PAUSED)
+        with pytest.raises(potluck.NoQuorum, match="potluck continue"):
+            survivor.all_reduce(1.0, timeout=0.5)
+        survivor.continue_without_missing()
+        assert insist(lambda: survivor.all_reduce(1.0)) == 1.0
+        assert survivor.view is not None
+        assert survivor.view.members == (survivor.process,)
+        assert survivor.view.ancestry  # it continues what was
+
+
+def _state(node: potluck.Cluster) -> ClusterState:
+    control = node.backend._node.control  # type: ignore[attr-defined]
+    state: ClusterState = control.ask(lambda: control.core.state)
+    return state
+
+
 def test_addresses_given_by_hand_are_enough() -> None:
     """No multicast, no files: one knows the address of the other."""
     job = new_job()
@@ -280,15 +306,36 @@ def test_who_waits_without_end_is_told_for_what(
         assert first.world_size == 2
 
 
-def test_steps_are_noted_as_plain_numbers() -> None:
-    """They travel in every heartbeat: what cannot travel is refused where it is said."""
+def test_progress_is_noted_as_plain_numbers() -> None:
+    """It travels in every heartbeat: what cannot travel is refused where it is said."""
     with clusters(2) as nodes:
         backend = nodes[0].innermost
         assert isinstance(backend, AutoDiscoveryBackend)
-        backend.note_steps(np.int64(3))  # type: ignore[arg-type] # it is as good as an int
-        with pytest.raises(ValueError, match="-1 steps"):
-            backend.note_steps(-1)
+        origin = (Branch("a" * 32, 3),)
+        nodes[0].note_progress(np.int64(3), origin)  # type: ignore[arg-type] # as good as an int
+        control = backend._node.control
+        noted = control.ask(lambda: (control.core.samples, control.core.origin))
+        assert noted == (3, origin)
+        for samples, branches in (
+            (-1, ()),
+            (1 << 62, ()),
+            (1, (Branch("a" * 33, 1),)),
+            (1, (Branch("a", -1),)),
+            (1, tuple(Branch("a", each) for each in range(MAX_BRANCHES + 1))),
+        ):
+            with pytest.raises(ValueError, match="out of bounds"):
+                nodes[0].note_progress(samples, branches)
         with pytest.raises(TypeError):
-            backend.note_steps(2.5)  # type: ignore[arg-type]
+            nodes[0].note_progress(2.5)  # type: ignore[arg-type]
+        assert control.ask(lambda: control.core.samples) == 3
         assert everywhere(nodes, lambda node: node.all_reduce(1.0)) == [2.0] * 2
         assert backend.health is not None  # its control thread answers
+
+
+def test_a_program_can_add_events() -> None:
+    """They stand among the others, and nothing is logged a second time."""
+    with clusters(1) as (node,):
+        node.note_event("the learning rate is lower now", logging.WARNING)
+        eventually(lambda: "the learning rate is lower now" in map(str, node.events()))
+        event = next(each for each in node.events() if str(each).startswith("the learning"))
+        assert event.level == logging.WARNING

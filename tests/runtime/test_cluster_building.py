@@ -84,13 +84,14 @@ def test_who_is_in_the_middle_of_something_may_finish_it_if_nobody_is_lost(order
     mesh = Mesh()
     stages, builders, stage = begin(mesh)
     with stages.visit(PATIENCE):
-        ending = CHANGED if orderly else LOST
-        stages.end(ending, orderly=orderly)
+        stages.stop("a member is gone", orderly=orderly)
         builders.abort(stage)
         if not orderly:
-            eventually(lambda: mesh.aborted == [LOST], GRACE / 2)
+            eventually(lambda: len(mesh.aborted) == 1, GRACE / 2)
         assert not (orderly and mesh.aborted)
-    eventually(lambda: mesh.aborted == [ending])
+    eventually(lambda: len(mesh.aborted) == 1)
+    assert str(mesh.aborted[0]) == "View 1 has stopped: a member is gone"
+    assert stage.ending is None
     builders.close(PATIENCE)
     mesh.made[0].close()
 

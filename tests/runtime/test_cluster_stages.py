@@ -8,7 +8,17 @@ import threading
 import pytest
 
 from potluck.backend.simulated import SimulatedBackend
-from potluck.errors import BackendUnavailable, ChannelClosed, PeerLost, Timeout, ViewChanged
+from potluck.core.cluster_messages import Cause, CauseCode
+from potluck.errors import (
+    Aborted,
+    BackendUnavailable,
+    ChannelClosed,
+    NoQuorum,
+    PeerLost,
+    Timeout,
+    ViewChanged,
+)
+from potluck.runtime.cluster_footing import MAX_UNTOLD
 from potluck.runtime.cluster_group import ViewGroup
 from potluck.runtime.cluster_stage import Stage
 from potluck.runtime.cluster_stages import Stages
@@ -73,6 +83,100 @@ def test_a_change_between_two_calls_is_told_once_by_the_next(stages: Stages) -> 
         stages.visit(1).__enter__()
     with stages.visit(1) as stage:
         assert stage is second
+
+
+def told(stages: Stages) -> list[str]:
+    """What a program is told by its calls until one of them runs."""
+    errors: list[str] = []
+    while True:
+        try:
+            with stages.visit(1):
+                return errors
+        except (ViewChanged, PeerLost) as error:
+            errors.append(str(error))
+
+
+def test_a_program_is_told_of_every_view_though_it_has_begun_nothing_there(stages: Stages) -> None:
+    """In order, one error per call; so a rank that is slow is told what the others are told."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    add(stages, 2, PeerLost("Rank 3 is gone"))
+    add(stages, 3, PeerLost("Rank 2 is gone"))
+    last = add(stages, 4, CAME)
+    assert told(stages) == ["Rank 3 is gone", "Rank 2 is gone", "Somebody came"]
+    assert told(stages) == []
+    assert stages.current is last
+
+
+def test_a_view_that_comes_and_goes_while_a_call_waits_is_told_by_that_call(stages: Stages) -> None:
+    """The program knows that the one before is over; a stage that was never built counts too."""
+    add(stages, 1)
+    with stages.visit(1):
+        stages.end(LOST)
+    with pytest.raises(PeerLost):
+        stages.visit(1).__enter__()
+    waiting = Background(lambda: stages.visit(PATIENCE).__enter__())
+    add(stages, 2, built=False)
+    assert not waiting.ended
+    third = add(stages, 3, PeerLost("Rank 1 is gone"))
+    with pytest.raises(PeerLost, match="Rank 1"):
+        waiting.result()
+    with stages.visit(1) as stage:
+        assert stage is third
+
+
+def test_views_that_this_process_has_passed_over_are_told_as_well(stages: Stages) -> None:
+    """It was out of contact while the others were in them."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    over, now = Stage(view(2), 0), Stage(view(3), 0)
+    over.end(PeerLost("Rank 1 is gone"))
+    stages.install(now, LOST, orderly=False, passed=[over])
+    build(stages, now)
+    assert told(stages) == ["Rank 2 is gone", "Rank 1 is gone"]
+
+
+def test_of_too_many_views_the_oldest_are_not_told_and_the_next_error_says_so(
+    stages: Stages,
+) -> None:
+    """A program that calls nothing for a day keeps no more than a few."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    for epoch in range(2, MAX_UNTOLD + 5):
+        add(stages, epoch, PeerLost(f"View {epoch - 1} is over", cause="a loss"))
+    errors = told(stages)
+    assert len(errors) == MAX_UNTOLD
+    assert errors[0] == "View 1 is over: a loss"
+    assert errors[1] == "View 5 is over: a loss (the end of 3 earlier views was not reported)"
+    assert errors[2] == "View 6 is over: a loss"
+    assert errors[-1] == f"View {MAX_UNTOLD + 3} is over: a loss"
+
+
+def test_a_wait_acknowledges_every_view_so_far(stages: Stages) -> None:
+    """Also those that came after the one the program was in; it begins anew, as after joining."""
+    add(stages, 1)
+    with stages.visit(1):
+        pass
+    add(stages, 2)
+    add(stages, 3)
+    with pytest.raises(ViewChanged):
+        stages.visit(1).__enter__()
+    stages.accept()
+    add(stages, 4)
+    assert told(stages) == []
+
+
+def test_reading_its_place_does_not_spare_a_program_an_error(stages: Stages) -> None:
+    """What it reads is the present place; the views until then are told all the same."""
+    add(stages, 1)
+    assert stages.read(1).view.epoch == 1
+    add(stages, 2, LOST)
+    add(stages, 3)
+    assert stages.read(1).view.epoch == 3
+    assert told(stages) == ["Rank 2 is gone", "Somebody came"]
 
 
 def test_a_stage_that_nobody_has_used_is_left_without_a_word(stages: Stages) -> None:
@@ -168,14 +272,113 @@ def test_other_failures_stay_what_they_are(stages: Stages) -> None:
 def test_what_is_lost_to_operations_alone_is_complained_about(
     stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster then makes sure of that member anew; the error stays the one that was seen."""
-    monkeypatch.setattr("potluck.runtime.cluster_stage.VERDICT", 0.01)
+    """Membership looks at that member, and the call raises what it decides."""
+    monkeypatch.setattr("potluck.runtime.cluster_stage.COMPLAIN_AFTER", 0.01)
+    monkeypatch.setattr("potluck.runtime.cluster_stage.HEARSAY_AFTER", 0.01)
     stage = add(stages, 1)
     told: list[int] = []
-    stage.complain = lambda rank, _: told.append(rank)
-    with pytest.raises(PeerLost, match="silent"), stages.visit(1):
+
+    def look(rank: int, _: str) -> None:
+        told.append(rank)
+        stages.stop("the connection to rank 2 ended")
+        stages.end(CAME)
+
+    stage.complain = look
+    with pytest.raises(ViewChanged, match="Somebody came"), stages.visit(PATIENCE):
         raise PeerLost("silent", rank=2)
     assert told == [2]
+
+
+def test_a_broken_connection_that_has_to_do_with_no_member_stays_what_it_is(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no member that membership could look at."""
+    monkeypatch.setattr("potluck.runtime.cluster_stage.COMPLAIN_AFTER", 0.01)
+    stage = add(stages, 1)
+    stage.complain = lambda *_: pytest.fail("there is nobody to complain about")
+    with pytest.raises(ChannelClosed, match="a stream broke"), stages.visit(PATIENCE):
+        raise ChannelClosed("a stream broke")
+
+
+def test_a_stop_raises_nothing_until_it_is_decided_what_follows(stages: Stages) -> None:
+    """Neither in the middle of a call nor in the next one."""
+    stage = add(stages, 1)
+    entered, interrupt = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with stages.visit(PATIENCE):
+            entered.set()
+            interrupt.wait(PATIENCE)
+            raise stage.stop_error
+
+    running = Background(run)
+    assert entered.wait(PATIENCE)
+    stages.stop("rank 2 is lost")
+    later = Background(lambda: stages.visit(PATIENCE).__enter__())
+    interrupt.set()
+    eventually(lambda: stage._bystanders == 1)
+    for waiting in (running, later):
+        assert not waiting.ended
+    second = add(stages, 2, LOST)
+    for waiting in (running, later):
+        with pytest.raises(PeerLost, match="Rank 2"):
+            waiting.result()
+    with stages.visit(1) as after:
+        assert after is second
+
+
+def test_if_no_view_follows_a_call_names_whom_it_misses(stages: Stages) -> None:
+    """At its timeout; the error of the view is raised once there is one."""
+    stage = Stage(view(1, 3), 0)
+    stages.install(stage, CAME, orderly=True)
+    build(stages, stage)
+    stages.find_missing = lambda: [
+        Cause(MEMBERS[2], CauseCode.SILENT, "attic", "10.0.0.3", 4.25, "unplugged")
+    ]
+    with stages.visit(1):
+        pass
+    stages.stop("attic is silent")
+    with pytest.raises(NoQuorum) as caught:
+        stages.visit(0.01).__enter__()
+    assert caught.value.missing == (2,)
+    assert "rank 2 (attic at 10.0.0.3, not heard for 4.2 s)" in str(caught.value)
+    assert "potluck continue" in str(caught.value)
+    with pytest.raises(NoQuorum):
+        stages.visit(0.01).__enter__()
+    add(stages, 2, LOST)
+    with pytest.raises(PeerLost, match="Rank 2"):
+        stages.visit(1).__enter__()
+
+
+def test_a_program_may_abort_what_waits_for_the_next_view(stages: Stages) -> None:
+    """Its own error ends the call; that of the view follows with the next one."""
+    stage = add(stages, 1)
+    with stages.visit(1):
+        pass
+    stages.stop("rank 2 is lost")
+    assert stage.group is not None
+    running = Background(lambda: stage.verdict_on(stage.stop_error, None))
+    eventually(lambda: stage._bystanders == 1)
+    stage.group.abort("changed my mind")
+    verdict = running.result()
+    assert isinstance(verdict, Aborted)
+    assert "changed my mind" in str(verdict)
+    add(stages, 2, LOST)
+    with pytest.raises(PeerLost, match="Rank 2"):
+        stages.visit(1).__enter__()
+
+
+@pytest.mark.parametrize(("is_final", "stays"), [(False, True), (True, False)])
+def test_an_abort_by_another_program_is_raised_as_that(
+    stages: Stages, is_final: bool, stays: bool
+) -> None:
+    """Unless that rank has left the group for good: what becomes of it, membership decides."""
+    stage = add(stages, 1)
+    aborted = Aborted("Rank 1 ended the operation", rank=1)
+    aborted.is_final = is_final
+    assert stage.is_undecided(aborted) is not stays
+    if stays:
+        assert stage.verdict_on(aborted, None) is None
 
 
 def test_calls_wait_for_connections_and_say_why_in_vain(stages: Stages) -> None:

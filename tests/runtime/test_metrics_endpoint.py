@@ -193,12 +193,17 @@ def test_a_forked_child_does_not_keep_the_port(metrics: DistributedMetrics) -> N
     """Nor does closing there disturb the parent."""
     with MetricsEndpoint(metrics) as endpoint:
         go, stay = os.pipe()
+        closed, tell = os.pipe()
         child = os.fork()
         if not child:  # pragma: no cover - in the child
             endpoint.close()
             os.close(stay)
+            os.write(tell, b"x")
             os.read(go, 1)
             os._exit(0)
+        os.close(tell)
+        assert os.read(closed, 1) == b"x"  # the child has let go of the port
+        os.close(closed)
         assert "potluck_uptime_seconds" in scrape(endpoint)
     MetricsEndpoint(metrics, endpoint.address.port).close()
     os.close(stay)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import combinations, count
 from typing import Any
 
-from potluck.core.cluster import ClusterConfig, ClusterCore
+from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_effects import (
     Abort,
@@ -55,7 +55,7 @@ class ClusterNet:
     def add(self, letter: str, incarnation: int = 1, **facts: Any) -> ProcessId:
         """Start a process."""
         config = facts.pop("config", ClusterConfig())
-        me = card(letter, incarnation, **facts)
+        me = card(letter, incarnation, **{"quorum": config.quorum, **facts})
         self.cores[me.process] = ClusterCore(me, config, self.now)
         self._arm(me.process)
         return me.process
@@ -191,6 +191,14 @@ class ClusterNet:
         views = {self.cores[process].view for process in self.alive()}
         assert len(views) == 1, views
         (view,) = views
+        assert view is not None
+        return "".join(member.node[0] for member in view.members)
+
+    def agreed_by(self, processes: Iterable[ProcessId]) -> str:
+        """The one view that these are at work in, as letters in rank order."""
+        cores = [self.cores[process] for process in processes]
+        assert all(core.state is ClusterState.ACTIVE for core in cores)
+        (view,) = {core.view for core in cores}
         assert view is not None
         return "".join(member.node[0] for member in view.members)
 

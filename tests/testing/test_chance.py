@@ -20,7 +20,10 @@ def test_every_story_begins_and_ends() -> None:
 def test_every_kind_of_fault_happens() -> None:
     """Cuts of both kinds, crashes with and without a word, sleep, wrong clocks, goodbyes."""
     verbs = Counter(step.action.verb for story in STORIES for step in story.steps)
-    wanted = "cut heal kill unplug restart pause wake jump drift leave abdicate loss delay"
+    wanted = (
+        "cut heal kill unplug restart pause wake jump drift leave abdicate loss delay lag slow "
+        "flap firewall continue trainers node"
+    )
     assert [verb for verb in wanted.split() if verbs[verb] < 5] == []
     cuts = [s.action.parts for story in STORIES for s in story.steps if s.action.verb == "cut"]
     assert {way for _, way, _, _ in cuts} == {"|", ">"}

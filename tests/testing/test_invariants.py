@@ -30,7 +30,7 @@ from potluck.testing.world import SimulatedWorld
 from potluck.vocabulary import ProcessId, View
 
 LINEAGE = "f" * 32
-BOUNDS = Bounds(waking=1.0, settling=5.0, converging=10.0)
+BOUNDS = Bounds(waking=1.0, settling=5.0, patience=10.0, converging=10.0)
 
 
 class Puppet(ClusterCore):
@@ -38,6 +38,7 @@ class Puppet(ClusterCore):
 
     view_shown: View | None = None
     state_shown = ClusterState.JOINING
+    reason_shown = "it was told so"
 
     @property
     def view(self) -> View | None:
@@ -48,6 +49,11 @@ class Puppet(ClusterCore):
     def state(self) -> ClusterState:
         """The state it was told."""
         return self.state_shown
+
+    @property
+    def reason(self) -> str:
+        """The reason it was told."""
+        return self.reason_shown
 
 
 class Stage:
@@ -77,6 +83,12 @@ class Stage:
         core = self.place(name).core
         assert isinstance(core, Puppet)
         core.view_shown, core.state_shown = view, state
+
+    def say(self, name: str, reason: str) -> None:
+        """Let a puppet have a reason."""
+        core = self.place(name).core
+        assert isinstance(core, Puppet)
+        core.reason_shown = reason
 
     def install(self, name: str, view: View) -> None:
         """Let a puppet install a view, as a core does."""
@@ -277,17 +289,29 @@ def test_why_it_has_not_converged_is_said() -> None:
     assert stage.rules.why_not_converged() is None
 
 
-def test_who_can_decide_is_a_majority_of_every_view() -> None:
-    """Half is not enough to demand that they go on."""
+def test_a_process_that_waits_must_say_for_whom() -> None:
+    """It names one that is dead, and of which nobody can know that."""
     stage = Stage("a", "b", "c")
     view = stage.view(1, "a", "b", "c")
     for name in "abc":
         stage.install(name, view)
-    assert stage.rules.can_decide()
-    stage.place("c").end("gone")
-    assert stage.rules.can_decide()
-    stage.place("b").end("gone")
-    assert not stage.rules.can_decide()
+    stage.put("a", view, ClusterState.PAUSED)
+    stage.put("b", None)
+    dialling = stage.world.dialling
+    stage.place("b").end("", silently=True)
+    stage.place("c").end("")
+    stage.say("a", f"waiting for c ({stage.who('c')})")
+    assert "a does not wait for one that is missing" in str(stage.rules.why_not_waiting(dialling))
+    stage.say("a", f"waiting for b ({stage.who('b')})")
+    assert stage.rules.why_not_waiting(dialling) is None
+
+
+def test_those_who_wait_leave_at_most_one_lineage_at_work() -> None:
+    """Two are too many, even of two foundings."""
+    stage = Stage("a", "b", "c")
+    stage.install("a", stage.view(1, "a"))
+    stage.install("b", View("e" * 32, 1, (stage.who("b"),)))
+    assert stage.rules.why_not_waiting(stage.world.dialling) == "two lineages are at work"
 
 
 def test_a_core_that_never_sleeps_is_found() -> None:

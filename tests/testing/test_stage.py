@@ -73,7 +73,7 @@ def test_every_line_has_its_effect() -> None:
     assert cluster.network.cuts == (("a", "b"),)
     core = cluster.place("a").core
     assert core is not None
-    assert core.steps == 12
+    assert core.samples == 12
     assert cluster.place("o").card.role.value == "observer"
 
 

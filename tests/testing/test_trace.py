@@ -17,9 +17,10 @@ def who(process: ProcessId) -> str:
 def test_a_message_is_told_in_one_line() -> None:
     """The lineage in its first digits, empty fields not at all."""
     told = in_short(Commit("f" * 32, 3, Proposal((ANNA,), "with anna")), who)
-    assert told == (
-        "Commit(lineage=ffffffff, epoch=3, proposal=Proposal(members={a}, reason=with anna))"
+    assert told.startswith(
+        "Commit(lineage=ffffffff, epoch=3, proposal=Proposal(members={a}, reason=with anna"
     )
+    assert "into=" not in told
 
 
 def test_cards_and_words_are_names() -> None:

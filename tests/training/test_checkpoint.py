@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from potluck.core.ancestry import MAX_BRANCHES, Branch
+from potluck.core.histories import History, Milestone, Position
 from potluck.errors import IoError
 from potluck.training.checkpoint import Checkpointer, latest
 from potluck.training.checkpoint_format import decode_header, encode_header
-from potluck.training.checkpoint_manifest import BLOCK, Manifest
-from potluck.training.checkpoint_reading import checkpoints
+from potluck.training.checkpoint_manifest import BLOCK, Manifest, digest
+from potluck.training.checkpoint_reading import Checkpoint, checkpoints
 from support.threads import PATIENCE
 
 
@@ -371,3 +373,93 @@ def test_a_lineage_is_no_path(tmp_path: Path) -> None:
     found = latest(folder)
     assert found is not None
     assert found.lineage == "/../../a"
+
+
+# --- where a state comes from ---
+
+A, B, C = (letter * 32 for letter in "abc")
+
+
+def keep(folder: Path, history: History, **options: Any) -> None:
+    """Save a state with its history."""
+    lineage, epoch, step = history.position
+    with Checkpointer(folder, **options) as saver:
+        saver.save(tree(step), step, lineage=lineage, epoch=epoch, history=history, wait=True)
+
+
+def test_a_checkpoint_knows_where_it_comes_from(tmp_path: Path) -> None:
+    """Ancestry, samples, and the last step of each earlier lineage in it."""
+    history = History(Position(B, 2, 9), (Branch(A, 3),), 90, (Milestone(A, 3, 7, 70),))
+    keep(tmp_path, history)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.history == history
+
+
+def test_checkpoints_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They say nothing about ancestry and samples; a step has at least one sample."""
+    save(tmp_path, 1, 5, lineage=A, epoch=2)
+    (path,) = tmp_path.glob("step-*/*.json")
+    fields = json.loads(path.read_bytes().partition(b"\n")[2])
+    for name in ("ancestry", "samples", "trail"):
+        del fields[name]
+    text = json.dumps(fields).encode()
+    path.write_bytes(b"potluck-checkpoint 1 " + digest(text).encode() + b"\n" + text)
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert found.history == History(Position(A, 2, 5), samples=5)
+    assert_same(found.tree(), tree(5))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ancestry": [["a" * 33, 1]]},
+        {"ancestry": [["a", -1]]},
+        {"ancestry": [["a", 1]] * (MAX_BRANCHES + 1)},
+        {"samples": -1},
+        {"samples": 1 << 62},
+        {"trail": [["a", 1, 1, 1]] * (MAX_BRANCHES + 1)},
+        {"trail": [["a", 1, -1, 1]]},
+        {"epoch": -1},
+        {"step": 1 << 62},
+    ],
+    ids=str,
+)
+def test_an_impossible_past_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A file is input like any other."""
+    save(tmp_path, 1, 5)
+    (path,) = tmp_path.glob("step-*/*.json")
+    fields = {**json.loads(path.read_bytes().partition(b"\n")[2]), **wrong}
+    text = json.dumps(fields).encode()
+    path.write_bytes(b"potluck-checkpoint 1 " + digest(text).encode() + b"\n" + text)
+    with pytest.raises(IoError, match=r"damaged|impossible"):
+        Checkpoint(path.parent)
+    assert latest(tmp_path) is None
+
+
+def test_what_lost_a_merge_is_not_what_is_resumed(tmp_path: Path) -> None:
+    """Its steps are more; those of the lineage that it left come first, and both stay."""
+    lost = History(Position(B, 1, 300), (Branch(A, 3),), 3000, (Milestone(A, 3, 120, 1200),))
+    keep(tmp_path, History(Position(A, 3, 120), samples=1200), keep=2)
+    keep(tmp_path, lost, keep=2)
+    for step in (130, 140, 150):
+        keep(tmp_path, History(Position(A, 5, step), samples=10 * step), keep=2)
+    assert [each.history.position[1:] for each in checkpoints(tmp_path)] == [
+        (5, 150),
+        (5, 140),
+        (1, 300),
+    ]
+    # A training that continues from the lost one contains it, and still comes later.
+    keep(tmp_path, lost.extended(Position(C, 1, 301), lost.branches, 3010), keep=2)
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert found.step == 150
+
+
+def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path) -> None:
+    """Other members accept 32 characters."""
+    save(tmp_path, 1, 5, lineage="my favourite training of the whole year")
+    found = latest(tmp_path)
+    assert found is not None
+    assert len(found.history.position.lineage) == 32

@@ -28,6 +28,9 @@ def test_steps_are_counted_by_how_they_went() -> None:
         count_step(metrics, lambda: outcome(1 // 0))
     training = metrics.snapshot().training
     assert (training.committed, training.repeated, training.discarded) == (2, 2, 1)
+    assert training.withdrawn == 0
+    metrics.training.withdraw(37)
+    assert metrics.snapshot().training.withdrawn == 37
     assert (training.step, training.samples) == (9, 64.0)
     assert (training.duration.completed, training.duration.failed) == (3, 1)
     assert training.samples_per_second > 0

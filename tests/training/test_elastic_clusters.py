@@ -15,7 +15,6 @@ from potluck import (
     Cluster,
     DistributedError,
 )
-from potluck.training import elastic_ground
 from potluck.training.elastic_try import Try
 from support.clusters import clusters, everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
@@ -93,9 +92,8 @@ def test_a_member_leaves_in_the_middle_of_a_step(place: str) -> None:
         assert set(mine) <= set(survivors[0].sampler.log)
 
 
-def test_what_somebody_ends_on_purpose_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_somebody_ends_on_purpose_is_not_tried_again() -> None:
     """An abort in a view that goes on is raised; the step can be made again."""
-    monkeypatch.setattr(elastic_ground, "VERDICT", 0.2)
     with clusters(2) as nodes:
         runs = [Regression(node) for node in nodes]
         train(runs, 2)

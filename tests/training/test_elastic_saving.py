@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext, GradientCompressor, SimulatedBackend
-from potluck.core.steps import Position
+from potluck.core.histories import History, Position
 from potluck.training.checkpoint import latest
 from potluck.training.checkpoint_reading import checkpoints
 from potluck.training.elastic import ElasticTrainer
@@ -133,11 +133,11 @@ def test_a_disk_that_was_full_for_a_while_ends_nothing(tmp_path: Path) -> None:
     tree = {"model": np.arange(4.0)}
     saving = Saving(tmp_path / "file", 1, 3)
     (tmp_path / "file").write_text("in the way")
-    failed = saving.save(tree, None, Position("f" * 32, 1, 1))
+    failed = saving.save(tree, None, History(Position("f" * 32, 1, 1)))
     assert failed is not None
     assert failed.ends_within(None)
     (tmp_path / "file").unlink()
-    saving.save(tree, None, Position("f" * 32, 1, 2))
+    saving.save(tree, None, History(Position("f" * 32, 1, 2)))
     saving.close()
     found = latest(tmp_path / "file")
     assert found is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -14,11 +15,15 @@ from potluck import (
     MalformedFrame,
     SimulatedBackend,
 )
-from potluck.core.steps import FRESH, Action, Decision, Report
+from potluck.core.ancestry import MAX_BRANCHES, Branch
+from potluck.core.histories import Milestone
+from potluck.core.steps import FRESH, Action, Decision, Position, Report
+from potluck.training.elastic_ground import Ground
 from potluck.training.elastic_record import Record, check_records
 from potluck.training.elastic_settling import Settlement, Standing, settle
 from potluck.training.shares import Condition
 from potluck.vocabulary import NodeId, ProcessId, View
+from support.clusters import clusters
 
 
 def test_a_newcomer_that_finds_nobody_with_the_state_says_so() -> None:
@@ -34,6 +39,96 @@ def test_a_report_that_makes_no_sense_is_refused(value: Any) -> None:
     """Whatever another member sends, it is understood or refused."""
     with pytest.raises(MalformedFrame):
         Standing.decode(value)
+
+
+STANDING = Standing(
+    Report(
+        Position("a" * 32, 2, 9),
+        ("a" * 32, 2),
+        Position("a" * 32, 2, 10),
+        True,
+        False,
+        (Branch("b" * 32, 3),),
+        90,
+        (Milestone("b" * 32, 3, 7, 70),),
+        100,
+    ),
+    ((0, 4),),
+    5000,
+    Condition(),
+    waits=True,
+    token="abc",  # noqa: S106 - a mark in a folder
+)
+
+
+def test_a_report_survives_the_way() -> None:
+    """Position, ancestry, samples and trail; lists and tuples are the same on the wire."""
+    value = STANDING.encode()
+    assert Standing.decode(value) == STANDING
+    assert Standing.decode(json.loads(json.dumps(value))) == STANDING
+    largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
+    place = list(value[0])
+    place[5:9] = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
+    assert Standing.decode((place, *value[1:])).report.samples == largest[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        (0, ("a" * 33, 1, 1)),
+        (0, ("a", -1, 1)),
+        (0, ("a", 1, 1.5)),
+        (1, ("a" * 33, 1)),
+        (2, ("a", 1, 1 << 62)),
+        (3, 1),
+        (4, None),
+        (5, (("a" * 33, 1),)),
+        (5, (("a", -1),)),
+        (5, ((b"a", 1),)),
+        (5, (("a", 1, 1),)),
+        (5, (("a", 1),) * (MAX_BRANCHES + 1)),
+        (6, -1),
+        (6, 1 << 62),
+        (6, 1.0),
+        (6, "1"),
+        (6, True),
+        (7, (("a", 1, 1),) * (MAX_BRANCHES + 1)),
+        (7, (("a" * 33, 1, 1, 1),)),
+        (7, (("a", 1, 1, 1 << 62),)),
+        (8, None),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_out_of_bounds_is_refused(field: int, wrong: Any) -> None:
+    """At most 32 branches, 32 characters, and numbers from 0 to 2^62 - 1."""
+    place, *rest = STANDING.encode()
+    changed = (*place[:field], wrong, *place[field + 1 :])
+    with pytest.raises(MalformedFrame, match="makes no sense"):
+        Standing.decode((changed, *rest))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"), [(1, 7), (1, ((0, float("inf")),)), (2, "x"), (3, ()), (5, "../a")], ids=str
+)
+def test_what_stands_beside_the_report_is_checked_too(field: int, wrong: Any) -> None:
+    """Samples in hand, speed, condition and the mark."""
+    value = STANDING.encode()
+    with pytest.raises(MalformedFrame, match="makes no sense"):
+        Standing.decode((*value[:field], wrong, *value[field + 1 :]))
+
+
+def test_who_has_been_there_from_the_beginning() -> None:
+    """In the first view of this lineage, and of all its ancestors."""
+    parent, child = "a" * 32, "b" * 32
+    with clusters(1) as (node,):
+        assert node.view is not None
+        ground = Ground(node)
+        assert ground.has_founded(node.view)
+        assert not ground.has_founded(View(parent, 3, ()))
+        assert ground.has_founded(View(parent, 1, ()))
+        assert ground.has_founded(View(parent, 4, ()))
+        assert not ground.has_founded(View(child, 1, (), (Branch("c" * 32, 2),)))
+        assert ground.has_founded(View(child, 1, (), (Branch(parent, 4),)))
 
 
 def test_records_survive_the_way_and_odd_ones_are_refused() -> None:

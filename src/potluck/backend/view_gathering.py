@@ -32,8 +32,11 @@ __all__ = ["Gathering"]
 
 logger = get_logger(__name__)
 
-AT_ONCE = 32
-"""Members that are dialled at the same time, each by a thread that ends when all are there."""
+AT_ONCE = 8
+"""Members that are dialled at the same time, each by a thread that ends when all are there.
+
+More would only compete for the processor: a handshake computes more than it waits.
+"""
 
 PARTING = 1.0
 """Seconds for those threads to notice that they are not wanted any more."""

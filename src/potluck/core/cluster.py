@@ -12,6 +12,7 @@ The parts: :mod:`cluster_contacts` (whom we hear), :mod:`cluster_evidence` (who 
 
 from __future__ import annotations
 
+from potluck.core.ancestry import MAX_BRANCHES, Branch
 from potluck.core.cluster_campaign import Campaign
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_config import ClusterConfig
@@ -21,7 +22,7 @@ from potluck.core.cluster_evidence import Evidence
 from potluck.core.cluster_founding import Founding
 from potluck.core.cluster_mail import Mail
 from potluck.core.cluster_merging import Merging
-from potluck.core.cluster_messages import ClusterMessage
+from potluck.core.cluster_messages import Cause, CauseCode, ClusterMessage, Commit
 from potluck.core.cluster_situation import Situation
 from potluck.core.cluster_succession import Succession
 from potluck.core.cluster_tenure import Tenure
@@ -64,9 +65,11 @@ class ClusterCore:
             self._succession,
             self._founding,
             self._merging,
+            evidence=self._evidence,
         )
         self._known_view: View | None = None
         self._timers: list[float] = []
+        self._is_batch = False
         self._look_at_timers()
 
     # --- what one can ask ---
@@ -107,13 +110,39 @@ class ClusterCore:
         return self._mail.observed
 
     @property
-    def steps(self) -> int:
-        """Committed training steps of our state; whoever drives the core keeps it current."""
-        return self._situation.steps
+    def samples(self) -> int:
+        """Committed training samples in our state; the driver keeps it current."""
+        return self._situation.samples
 
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._situation.steps = steps
+    @samples.setter
+    def samples(self, samples: int) -> None:
+        self._situation.samples = samples
+
+    @property
+    def origin(self) -> tuple[Branch, ...]:
+        """Where the checkpoint that was loaded came from; the driver sets it."""
+        return self._situation.origin
+
+    @origin.setter
+    def origin(self, origin: tuple[Branch, ...]) -> None:
+        self._situation.origin = origin[-MAX_BRANCHES:]
+
+    @property
+    def bound(self) -> Commit | None:
+        """The newest view known of the lineage that we belong to; None while we are free."""
+        return self._situation.bound
+
+    def missing(self, now: float) -> tuple[Cause, ...]:
+        """Members of our view that are out of contact, and why; of the last view if we wait."""
+        s = self._situation
+        s.now = now
+        if s.view is not None:
+            return self._planner.missing(s.view)
+        return tuple(
+            s.cause(who, CauseCode.SILENT, s.why_doubtful(who))
+            for who in s.kept()
+            if who not in s.ended and who not in s.departed and not s.contacts.is_heard(who)
+        )
 
     @property
     def next_deadline(self) -> float | None:
@@ -122,7 +151,7 @@ class ClusterCore:
         if s.state is ClusterState.LEFT:
             return None
         # What is past has been looked at, or the next beat will be soon enough.
-        time, due = s.time, s.next_beat
+        time, due = s.clock.current, s.next_beat
         for timer in self._timers:
             if time < timer < due:
                 due = timer
@@ -136,6 +165,21 @@ class ClusterCore:
         self._timers = [time for part in parts for time in part.deadlines]
 
     # --- what happens ---
+
+    def begin_batch(self) -> None:
+        """Take in several things before deciding: what is told from now on is only noted.
+
+        Each call still returns its own effects, to be carried out in order.  A driver that finds
+        much waiting tells it all and then calls :meth:`end_batch`: so nobody is accused, and no
+        pause begins, while the answer is among what waits.
+        """
+        self._is_batch = True
+
+    def end_batch(self, now: float) -> list[Effect]:
+        """Decide what follows from all that was told since :meth:`begin_batch`."""
+        self._is_batch = False
+        self._begin(now)
+        return self._finish()
 
     def connected(self, peer: ProcessCard, now: float) -> list[Effect]:
         """An authenticated control lane to a process is open."""
@@ -197,6 +241,13 @@ class ClusterCore:
                 s.election.stepped_down(f"{s.me} hands over the first rank")
         return self._finish()
 
+    def continue_without_missing(self, now: float) -> list[Effect]:
+        """A person says: do not wait for members that are missing, continue with those here."""
+        s = self._situation
+        if self._begin(now) and s.bound is not None and s.state is not ClusterState.ACTIVE:
+            s.is_released = s.is_dirty = True
+        return self._finish()
+
     def call_election(self, now: float) -> list[Effect]:
         """Replace a lost leader, where that is not done without being asked to."""
         if self._begin(now):
@@ -209,6 +260,8 @@ class ClusterCore:
         s.now = now
         before = s.time
         s.clock.advance(now)
+        if s.time - before > s.pause_after:
+            s.woke_at = s.time
         s.out = []
         for timer in self._timers:
             if before < timer <= s.time:
@@ -218,7 +271,9 @@ class ClusterCore:
     def _finish(self) -> list[Effect]:
         """Decide what follows from what happened."""
         s = self._situation
-        if s.is_dirty:
+        if self._is_batch:
+            self._notice_view()  # the next message may be of a view that this one installed
+        elif s.is_dirty:
             self._decide()
             self._look_at_timers()
         s.note_elections()

@@ -6,13 +6,16 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.core.ancestry import MAX_BRANCHES, Branch
 from potluck.vocabulary import ProcessId
 
 __all__ = [
     "MAX_CONTACTS",
     "MAX_MEMBERS",
     "MAX_MESSAGE",
+    "Ancestry",
     "Count",
+    "Label",
     "Lineage",
     "Mark",
     "Marks",
@@ -41,7 +44,9 @@ Term = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 Mark = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Marks = Annotated[tuple[Mark, ...], msgspec.Meta(max_length=MAX_CONTACTS)]
 Sentence = Annotated[str, msgspec.Meta(max_length=SENTENCE_LIMIT)]
+Label = Annotated[str, msgspec.Meta(max_length=255)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Ancestry = Annotated[tuple[Branch, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
 Members = Annotated[tuple[ProcessId, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
@@ -49,6 +54,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Positional on the wire: heartbeats are frequent."""
 
 
-def clip(sentence: str) -> str:
+def clip(sentence: str, limit: int = SENTENCE_LIMIT) -> str:
     """A sentence short enough to travel."""
-    return sentence if len(sentence) <= SENTENCE_LIMIT else sentence[: SENTENCE_LIMIT - 1] + "…"
+    return sentence if len(sentence) <= limit else sentence[: limit - 1] + "…"

@@ -23,11 +23,13 @@ class Campaign:
         self._situation = situation
         self.is_called = False
         """Whether somebody asked for an election."""
+        self._begun = situation.time
         self._hopes_until = float("-inf")  # whoever got our vote may still be counting
 
     def begin(self) -> None:
         """A view was installed or left."""
         self.is_called = False
+        self._begun = self._situation.time
 
     @property
     def deadlines(self) -> list[float]:
@@ -79,9 +81,10 @@ class Campaign:
             return f"{s.name(leader)} is gone"
         if not s.contacts.is_heard(leader):
             return f"{s.name(leader)} is lost: {s.health.reason(leader)}"
-        beat, view = s.contacts.of(leader).beat, s.election.view
-        if beat is None or not beat.size:
-            return ""
+        contact, view = s.contacts.of(leader), s.election.view
+        beat = contact.beat
+        if beat is None or not beat.size or contact.beat_at < self._begun:
+            return ""  # it has not spoken yet since we are in this view
         if beat.lineage != view.lineage:
             return f"{s.name(leader)} has gone to another lineage"
         if beat.epoch != view.epoch:
@@ -113,7 +116,8 @@ class Campaign:
         s = self._situation
         answer = s.election.answer_vote_request(sender, message, s.proofs.keys())
         if answer.is_granted:
-            self._hopes_until = s.time + LONGEST_CAMPAIGN * s.config.election.election_timeout
+            timeout = s.config.election.election_timeout + s.election.slack
+            self._hopes_until = s.time + LONGEST_CAMPAIGN * timeout
         s.send(sender, answer)
 
     def take_vote(self, sender: ProcessId, message: Vote) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -62,6 +62,8 @@ class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Names the shape of the state it trains; only equal ones become one cluster."""
     pause_after: _Seconds = 1.0
     """Seconds without contact after which it pauses itself; see ``HealthConfig.pause_after``."""
+    quorum: Literal["majority", "any"] = "majority"
+    """Its setting; only processes with the same one become one cluster."""
 
     @property
     def process(self) -> ProcessId:

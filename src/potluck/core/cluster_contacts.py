@@ -3,12 +3,13 @@
 A heartbeat says which of ours the sender heard last.  So we know not only that we hear somebody,
 but since when at the latest *they* cannot have counted us as silent: from the moment at which we
 sent the beat that they have heard.  Promises between members hang on that moment, and on nothing
-about how long messages travel.
+about how long messages travel.  Each beat announces for how long its sender relies on an answer to
+it before it pauses, and a process that heard it waits for twice that before excluding the sender.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from potluck.core.cluster_cards import ProcessCard, Role, mark
@@ -21,6 +22,7 @@ __all__ = ["Contact", "Contacts"]
 _BEATS_KEPT = 256  # sent beats whose time is remembered; more than a minute of them
 _CARDS_KEPT = 1024  # of processes that were here
 _NEVER = float("-inf")
+LONGEST_ANNOUNCED = 3600.0  # seconds, as on cards
 
 
 @dataclass(slots=True)
@@ -38,9 +40,19 @@ class Contact:
     """The sequence of the newest heartbeat of it ever heard."""
     echoed_at: float = _NEVER
     """When we sent the newest of our beats that it has heard."""
+    echoed_for: float = 0.0
+    """The pause that this beat announced."""
     leased_at: float = _NEVER
-    """The same, counting only what it said while it held to us: it cannot have written us off
-    before twice its pause after that."""
+    """When we sent the newest of our beats that it has heard and confirmed while it held to us: it
+    cannot have written us off before twice the announced pause after that."""
+    leased_for: float = 0.0
+    """The pause that this beat announced: so long the lease lasts."""
+    announced: float = 0.0
+    """The pause that its newest heartbeat announced; 0 if none came."""
+    relied_until: float = _NEVER
+    """Twice the announced pause after the last of its beats that we confirmed without doubts.
+
+    Until then it may be at work because of us, or its death may be a proof to us."""
     hears: frozenset[int] = frozenset()
     helped_at: float = _NEVER
     """When we last told it of a view that it should know."""
@@ -60,7 +72,7 @@ class Contacts:
     sequence: int = 0
     _table: dict[ProcessId, Contact] = field(default_factory=dict)
     _cards: dict[ProcessId, ProcessCard] = field(default_factory=dict)
-    _sent: dict[int, float] = field(default_factory=dict)
+    _sent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _mark: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +81,9 @@ class Contacts:
 
     def __iter__(self) -> Iterator[Contact]:
         return iter(self._table.values())
+
+    def __len__(self) -> int:
+        return len(self._table)
 
     def get(self, process: ProcessId) -> Contact | None:
         """What is known of a process."""
@@ -111,8 +126,12 @@ class Contacts:
         contact = self._table.pop(process, None)
         self.health.forget(process)
         if contact is not None:
-            self._cards.pop(process, None)
-            self._cards[process] = contact.card
+            self.remember(contact.card)
+
+    def remember(self, card: ProcessCard) -> None:
+        """Keep a card for when its process becomes a member of a view that we know of."""
+        self._cards.pop(card.process, None)
+        self._cards[card.process] = card
         if len(self._cards) > _CARDS_KEPT:
             del self._cards[next(iter(self._cards))]
 
@@ -123,10 +142,10 @@ class Contacts:
 
     # --- beats ---
 
-    def number_beat(self, time: float) -> int:
-        """The sequence of a round of heartbeats sent now."""
+    def number_beat(self, time: float, pause: float) -> int:
+        """The sequence of a round of heartbeats sent now, which announce this pause."""
         self.sequence += 1
-        self._sent[self.sequence] = time
+        self._sent[self.sequence] = time, pause
         self._sent.pop(self.sequence - _BEATS_KEPT, None)
         return self.sequence
 
@@ -137,19 +156,24 @@ class Contacts:
 
         It ``counts`` unless the sender has gone on without us, or doubts us, or is about to.
         """
-        sent = self._sent.get(beat.echo)
+        sent, pause = self._sent.get(beat.echo, (None, 0.0))
         round_trip = None if sent is None else max(0.0, time - sent - beat.held)
-        self.health.heard(contact.process, now, round_trip=round_trip)
+        self.health.heard(contact.process, now, round_trip=round_trip, lateness=beat.lateness)
         if beat.sequence <= contact.newest:
             return False
         contact.newest = beat.sequence
         contact.beat, contact.beat_at = beat, time
         contact.hears = frozenset(beat.hears)
-        if sent is not None:
-            contact.echoed_at = max(contact.echoed_at, sent)
+        if sent is not None and sent > contact.echoed_at:
+            contact.echoed_at, contact.echoed_for = sent, pause
         if counts:
-            contact.leased_at = contact.echoed_at
+            contact.leased_at, contact.leased_for = contact.echoed_at, contact.echoed_for
+        contact.announced = min(beat.pause_after, LONGEST_ANNOUNCED)
         return True
+
+    def confirmed(self, contact: Contact, pause: float) -> None:
+        """We are about to confirm its newest beat, on which it may rely for ``pause`` seconds."""
+        contact.relied_until = max(contact.relied_until, contact.beat_at + 2 * pause)
 
     def write_off(self, contact: Contact) -> None:
         """It has gone on without us: that it once heard us counts for nothing."""
@@ -181,6 +205,34 @@ class Contacts:
             return self.is_heard(other)
         contact = self._table.get(one)
         return contact is not None and self._mark_of(other) in contact.hears
+
+    def links(self, processes: Sequence[ProcessId]) -> list[int]:
+        """For each of these processes, in bits, which of them it hears and is heard by."""
+        bits = {self._mark_of(process): 1 << i for i, process in enumerate(processes)}
+        hears = [self._heard_bits(process, processes, bits) for process in processes]
+        everybody = (1 << len(processes)) - 1
+        if all(heard | 1 << i == everybody for i, heard in enumerate(hears)):
+            return hears
+        links = [0] * len(processes)
+        for i, heard in enumerate(hears):
+            for j in range(i):
+                if heard >> j & 1 and hears[j] >> i & 1:
+                    links[i] |= 1 << j
+                    links[j] |= 1 << i
+        return links
+
+    def _heard_bits(
+        self, one: ProcessId, processes: Sequence[ProcessId], bits: dict[int, int]
+    ) -> int:
+        own = bits[self._mark_of(one)]
+        if one == self.me.process:
+            heard = [i for i, other in enumerate(processes) if self.is_heard(other)]
+            return sum(1 << i for i in heard) & ~own
+        contact = self._table.get(one)
+        marks = frozenset[int]() if contact is None else contact.hears
+        if len(marks) >= len(bits) - 1 and bits.keys() - marks <= {self._mark_of(one)}:
+            return ((1 << len(processes)) - 1) & ~own
+        return sum(bits[mark] for mark in marks & bits.keys()) & ~own
 
     def _mark_of(self, process: ProcessId) -> int:
         if process == self.me.process:

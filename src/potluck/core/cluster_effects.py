@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_events import MembershipEvent
-from potluck.core.cluster_messages import ClusterMessage
+from potluck.core.cluster_messages import ClusterMessage, Commit
 from potluck.core.election_events import ElectionEvent
 from potluck.core.health_records import HealthEvent
 from potluck.vocabulary import ProcessId, View
@@ -62,6 +62,9 @@ class Installed:
 
     view: View
     reason: str
+    commits: tuple[Commit, ...] = ()
+    """What followed the view we were in before, as far as known, oldest first; the last one
+    installs ``view``.  Operations of the view before end with an error made from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,17 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the operations of this view's epoch at once, for good; a new view follows."""
+    """Stop the operations of this view's epoch at once, for good.
+
+    Nothing is raised yet: the error is made from the commit that follows.
+    """
 
     epoch: int
     lost: ProcessId | None
-    """The member that was lost; None where nobody was."""
+    """The member for which they stop, as seen here; None where it is not known."""
     reason: str
     orderly: bool = False
-    """Whether it said goodbye, so that what it had begun may be finished."""
+    """Whether it left, so that what it had begun may be finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class Removed:
     """We are in no view any more; entering one again begins by itself."""
 
     reason: str
+    commit: Commit | None = None
+    """What followed the view we were in: it leaves us out, or ends the lineage in another one."""
 
 
 @dataclass(frozen=True, slots=True)

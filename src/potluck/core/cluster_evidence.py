@@ -8,7 +8,9 @@ for those it does not hear.
 
 from __future__ import annotations
 
-from potluck.core.cluster_cards import ProcessCard
+from collections.abc import Collection
+
+from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_contacts import Contact
 from potluck.core.cluster_effects import Disconnect, Probe
 from potluck.core.cluster_events import ClusterState, MembershipChange
@@ -54,9 +56,8 @@ class Evidence:
         s.contacts.connect(card, s.now)
         s.greet(process)
         self._introduce(process)
-        commit = s.newest_commit()
-        if commit is not None:
-            s.send(process, commit)
+        if s.bound is not None and card.role is Role.OBSERVER:
+            s.send(process, s.bound)  # a member says with its first beat what it has missed
         s.is_dirty = True
 
     def _why_refused(self, card: ProcessCard) -> str:
@@ -112,10 +113,10 @@ class Evidence:
         s.contacts.disconnect(contact, cause, s.now)
         s.is_dirty = True
         s.beat_soon()
-        if not s.is_member(process):
+        if not s.is_kept(process):
             s.contacts.forget(process)
             return
-        if process not in s.gone:
+        if s.is_member(process) and process not in s.gone:
             self._lose(process, f"the connection to {contact.card} ended: {cause}")
             s.out.append(Probe(process))
         self._review_successors()
@@ -139,15 +140,24 @@ class Evidence:
             sentence = f"what became of {s.name(process)} is not known: {why}"
             s.note_once(f"probe {process}", sentence, process)
 
+    def take_ended(self, teller: Contact, marks: Collection[int]) -> None:
+        """A process tells us who of the view that we are bound to has ended."""
+        s = self._situation
+        told = set(marks)
+        for process in s.kept() if told else ():
+            contact = s.contacts.of(process)
+            if contact.mark in told and process not in s.ended and not contact.is_connected:
+                self._has_ended(process, f"{teller.card} knows that it has ended")
+
     def _has_ended(self, process: ProcessId, how: str) -> None:
         s = self._situation
         s.ended.setdefault(process, (how, s.time))
         if len(s.ended) > _ENDED_KEPT:
             del s.ended[next(iter(s.ended))]
         s.is_dirty = True
-        if not s.is_member(process):
+        if not s.is_kept(process):
             s.contacts.forget(process)
-        elif process not in s.proofs and self._is_proof(process):
+        elif s.is_member(process) and process not in s.proofs and self._is_proof(process):
             sentence = f"{s.name(process)} is dead: {how}"
             s.proofs[process] = f"it is dead ({how})"
             s.note(MembershipChange.PROVED_DEAD, sentence, process)
@@ -159,7 +169,8 @@ class Evidence:
         s = self._situation
         contact = s.contacts.of(process)
         _, learnt = s.ended[process]
-        shared = min(s.pause_after, contact.card.pause_after)
+        # It waits for twice the pause that our beat announced before it goes on without us.
+        shared = min(s.pause_after, contact.leased_for)
         return learnt - contact.leased_at < 2 * _MARGIN * shared
 
     # --- what is due ---
@@ -190,19 +201,18 @@ class Evidence:
         """Notice who has fallen silent; probe those whose connection ended."""
         s = self._situation
         self._review_successors()
-        if s.view is None:
-            return
-        is_due = s.time >= self._probe_at
-        for process in s.others():
+        kept = s.kept()
+        is_due = bool(kept) and s.time >= self._probe_at
+        for process in kept:
             contact = s.contacts.of(process)
             if process in s.gone:
                 continue
             if is_due and not contact.is_connected and process not in s.ended:
                 s.out.append(Probe(process))
-            if not s.is_aborted and s.is_lost(process):
+            if s.is_member(process) and not s.is_aborted and s.is_lost(process):
                 self._lose(process, f"{contact.card} is lost: {s.why_doubtful(process)}")
         if is_due:
-            slow = s.state is ClusterState.PAUSED
+            slow = s.state is not ClusterState.ACTIVE
             self._probe_at = s.time + (s.pause_after if slow else s.interval)
 
     def _review_successors(self) -> None:

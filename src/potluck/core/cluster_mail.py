@@ -13,9 +13,11 @@ from potluck.core.cluster_campaign import Campaign
 from potluck.core.cluster_contacts import Contact
 from potluck.core.cluster_effects import Meet, Send
 from potluck.core.cluster_events import ClusterState, MembershipChange
+from potluck.core.cluster_evidence import Evidence
 from potluck.core.cluster_founding import Founding
 from potluck.core.cluster_merging import Merging
 from potluck.core.cluster_messages import (
+    MAX_CONTACTS,
     RELAYABLE,
     Accepted,
     Acquaintances,
@@ -30,6 +32,7 @@ from potluck.core.cluster_messages import (
     Lost,
     MergeAnswer,
     MergeRequest,
+    Phase,
     Propose,
     Relayed,
     Vote,
@@ -60,12 +63,16 @@ class Mail:
         succession: Succession,
         founding: Founding,
         merging: Merging,
+        *,
+        evidence: Evidence,
     ) -> None:
         self._situation = situation
         self._tenure = tenure
         self._campaign = campaign
         self._succession = succession
+        self._evidence = evidence
         self.observed: dict[str, View] = {}
+        self._behind: dict[ProcessId, float] = {}  # since when, of those we cannot tell all
         self._open: dict[type, _Handler] = {
             Acquaintances: self._take_acquaintances,
             Commit: self._take_commit,
@@ -138,14 +145,40 @@ class Mail:
         return sender in view.members and sender not in s.proofs
 
     def _help_along(self, who: ProcessId, lineage: str, epoch: int) -> None:
-        """Tell somebody who is behind what we know, once in a beat."""
+        """Tell a process that is behind what followed its view, and the newest, once in a beat."""
         s = self._situation
-        contact, newest = s.contacts.of(who), s.archive.newest(lineage)
-        if newest is None or newest.epoch <= epoch:
+        contact = s.contacts.of(who)
+        known = s.archive.following(lineage, epoch)
+        if not known:
+            is_idle = contact.beat is not None and contact.beat.phase is not Phase.ACTIVE
+            heir = s.archive.successor(lineage, epoch) if is_idle else None
+            known = () if heir is None else (heir,)
+        if not known or s.time - contact.helped_at < s.interval / 2:
             return
-        if s.time - contact.helped_at >= s.interval / 2:
-            contact.helped_at = s.time
-            s.send(who, newest)
+        is_next = known[0].lineage != lineage or known[0].epoch == epoch + 1
+        if not is_next and not self._has_waited(who):
+            return  # others may know what followed its view, and tell it first
+        contact.helped_at = s.time
+        self._behind.pop(who, None)
+        if is_next and len(known) > 1:
+            s.send(who, known[0])
+        s.send(who, known[-1])
+
+    def _has_waited(self, who: ProcessId) -> bool:
+        """Whether a process was seen to be behind a beat ago; notes it if it was not."""
+        s = self._situation
+        if len(self._behind) > MAX_CONTACTS:
+            self._behind.clear()
+        return s.time - self._behind.setdefault(who, s.time) >= s.interval / 2
+
+    def _catch_up(self, who: ProcessId, beat: Heartbeat, *, is_first: bool) -> None:
+        """Tell a process where its lineage is, or where ours is if it is in none."""
+        s = self._situation
+        bound = s.bound
+        if beat.bound:
+            self._help_along(who, beat.bound, beat.bound_epoch)
+        if is_first and bound is not None and beat.bound != bound.lineage:
+            s.send(who, bound)
 
     # --- heartbeats ---
 
@@ -156,18 +189,29 @@ class Mail:
         counts, doubted = self._counts(beat), s.is_doubtful(contact.process)
         if not s.contacts.heard(contact, beat, s.now, s.time, counts=counts):
             return
-        news = before is None or not was_heard or _differ(before, beat)
-        if news:
+        if before is None or not was_heard or _is_news(before, beat, s.view):
             s.is_dirty = True
         if before is None or not was_heard or doubted is not s.is_doubtful(contact.process):
             s.beat_soon()
         if s.is_observer:
             return
-        if beat.lineage:
-            self._help_along(contact.process, beat.lineage, beat.epoch)
-        view = s.view
-        if view is None:
-            return
+        self._catch_up(contact.process, beat, is_first=before is None)
+        self._evidence.take_ended(contact, beat.ended)
+        if s.view is not None:
+            self._compare_views(contact, beat, s.view)
+        elif s.bound is not None:
+            self._remind(contact, beat, s.bound)
+
+    def _remind(self, contact: Contact, beat: Heartbeat, bound: Commit) -> None:
+        """A member of the view that we wait for is elsewhere: it says whether it has left."""
+        s = self._situation
+        who = contact.process
+        is_elsewhere = beat.bound not in {"", bound.lineage}
+        if is_elsewhere and who in bound.view.members and who not in s.departed:
+            self._help_along(who, bound.lineage, 0)
+
+    def _compare_views(self, contact: Contact, beat: Heartbeat, view: View) -> None:
+        """Look where the sender is, from our own view."""
         if (beat.lineage, beat.epoch) != (view.lineage, view.epoch):
             self._take_other_view(contact, beat, view)
         elif beat.view != view_mark(view):
@@ -179,12 +223,14 @@ class Mail:
         """A member has ended what it did in our view, before whoever it lost, or left, told us."""
         s = self._situation
         if beat.lost is None or beat.lost not in view.members:
-            s.abort(None, f"{contact.card} says that operations were aborted", orderly=beat.orderly)
+            sentence = f"{contact.card} has stopped its operations"
+            s.abort(None, sentence, orderly=beat.orderly, by=contact.process)
         elif beat.orderly:
             sentence = f"{s.name(beat.lost)} left, as {contact.card} says"
-            s.abort(beat.lost, sentence, orderly=True)
+            s.abort(beat.lost, sentence, orderly=True, by=contact.process)
         else:
-            s.abort(beat.lost, f"{contact.card} has lost {s.name(beat.lost)}")
+            sentence = f"{contact.card} has lost {s.name(beat.lost)}"
+            s.abort(beat.lost, sentence, by=contact.process)
 
     def _counts(self, beat: Heartbeat) -> bool:
         """Whether the sender has neither gone on without us nor agreed to."""
@@ -209,6 +255,7 @@ class Mail:
     def _take_acquaintances(self, sender: ProcessId, message: Acquaintances) -> None:  # noqa: ARG002
         s = self._situation
         for card in message.cards:
+            s.contacts.remember(card)
             known = s.contacts.get(card.process)
             if known is not None and known.is_connected:
                 continue
@@ -219,7 +266,7 @@ class Mail:
 
     def _take_lost(self, sender: ProcessId, message: Lost) -> None:
         s = self._situation
-        s.abort(message.who, f"{s.name(sender)} reports: {message.reason}")
+        s.abort(message.who, f"{s.name(sender)} reports: {message.reason}", by=sender)
         if message.is_proved and s.is_member(message.who):
             s.reported.add(message.who)
         s.contacts.unhear(sender, message.who)
@@ -232,7 +279,9 @@ class Mail:
         s = self._situation
         if message.is_leaving:
             s.ended[sender] = "it left", s.time
-        view = s.view
+        view, bound = s.view, s.bound
+        if bound is not None and message.lineage == bound.lineage and message.epoch >= bound.epoch:
+            s.departed.add(sender)
         if view is None or message.lineage != view.lineage or sender not in view.members:
             return
         if message.epoch == view.epoch:
@@ -266,7 +315,8 @@ class Mail:
         s.abort(None, "we left")
         s.note(MembershipChange.LEFT, f"{s.me} left")
         s.election.end("we left")
-        s.view, s.state, s.reason = None, ClusterState.LEFT, "we left"
+        s.view = s.bound = None
+        s.state, s.reason = ClusterState.LEFT, "we left"
 
 
 def _differ(one: Heartbeat, other: Heartbeat) -> bool:
@@ -275,6 +325,13 @@ def _differ(one: Heartbeat, other: Heartbeat) -> bool:
         one.phase is not other.phase
         or one.hears != other.hears
         or (one.lineage, one.epoch, one.view) != (other.lineage, other.epoch, other.view)
-        or (one.steps, one.wants, one.seniority) != (other.steps, other.wants, other.seniority)
+        or (one.bound, one.bound_epoch, one.ended) != (other.bound, other.bound_epoch, other.ended)
+        or one.wants != other.wants
         or (one.aborted, one.term, one.withholds) != (other.aborted, other.term, other.withholds)
     )
+
+
+def _is_news(before: Heartbeat, beat: Heartbeat, view: View | None) -> bool:
+    """The same; how much it has trained matters only outside of our lineage."""
+    is_ours = view is not None and beat.lineage == view.lineage
+    return _differ(before, beat) or (before.samples != beat.samples and not is_ours)

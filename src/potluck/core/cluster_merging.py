@@ -1,15 +1,25 @@
 """Two clusters of one job that meet become one.
 
-The lesser one (fewer committed steps, then fewer members, then the higher id) dissolves: its leader
-asks the other's to reserve the merge, and only then proposes a terminal view.  A cluster that has
-reserved does not dissolve itself meanwhile, and one that has asked reserves nothing, so two never
-dissolve into each other.  The members of the dissolved one then enter the other as newcomers.
+Ancestry decides which one stays (:mod:`potluck.core.ancestry`).  Samples count only between
+lineages that left their common ancestor in the same epoch, or have none.  The lesser one dissolves:
+its leader asks the other's to reserve the merge, and only then proposes a terminal view.  A cluster
+that has reserved does not dissolve itself meanwhile, and one that has asked reserves nothing, so
+two never dissolve into each other.  The members of the dissolved one then belong to the other, and
+enter it as newcomers.
 """
 
 from __future__ import annotations
 
+from potluck.core.ancestry import Branch, Claim, outranks
 from potluck.core.cluster_events import ClusterState, MembershipChange
-from potluck.core.cluster_messages import MergeAnswer, MergeRequest, Phase, Proposal, clip
+from potluck.core.cluster_messages import (
+    Charter,
+    MergeAnswer,
+    MergeRequest,
+    Phase,
+    Proposal,
+    clip,
+)
 from potluck.core.cluster_situation import Situation
 from potluck.core.cluster_succession import Succession
 from potluck.vocabulary import ProcessId
@@ -46,8 +56,12 @@ class Merging:
             return
         leader, into = self._asked = greater
         self._ask_again_at = s.time + _ASK_EVERY * s.config.election.election_timeout
-        view = s.election.view
-        s.send(leader, MergeRequest(view.lineage, view.epoch, into))
+        mine = s.claim
+        own = mine.branches[-1]
+        request = MergeRequest(
+            own.lineage, own.epoch, into, mine.branches[:-1], mine.samples, mine.members
+        )
+        s.send(leader, request)
 
     def _is_free(self) -> bool:
         """Whether we speak for a cluster that nothing else happens to."""
@@ -66,7 +80,7 @@ class Merging:
         """Leader and lineage of the greatest cluster we meet that is greater than ours."""
         s = self._situation
         view = s.election.view
-        best = _weight(s.steps, len(view.members), view.lineage)
+        best = s.claim
         found: tuple[ProcessId, str] | None = None
         for contact in s.contacts:
             beat = contact.beat
@@ -75,32 +89,44 @@ class Merging:
                 or beat.phase is not Phase.ACTIVE
                 or beat.leader != contact.process
                 or beat.lineage == view.lineage
-                or contact.card.schema != s.me.schema
+                or not s.suits(contact)
                 or not s.contacts.is_mutual(contact.process)
             ):
                 continue
-            weight = _weight(beat.steps, beat.size, beat.lineage)
-            if weight > best:
-                best, found = weight, (contact.process, beat.lineage)
+            branches = (*beat.ancestry, Branch(beat.lineage, beat.epoch))
+            theirs = Claim(branches, beat.samples, beat.size)
+            if outranks(theirs, best):
+                best, found = theirs, (contact.process, beat.lineage)
         return found
 
     def take_request(self, sender: ProcessId, message: MergeRequest) -> None:
         """A lesser cluster asks whether it may dissolve into ours."""
         s = self._situation
         view = s.election.view
+        branches = (*message.ancestry, Branch(message.lineage, message.epoch))
+        theirs = Claim(branches, message.samples, message.members)
         reserved = (
             s.state is ClusterState.ACTIVE
             and message.into == view.lineage
             and view.leader == s.id
             and self._asked is None
+            and outranks(s.claim, theirs)
         )
         if reserved:
             duration = _RESERVED_FOR * s.config.election.election_timeout
             self._reserved_until = s.time + duration
         members = view.members if reserved else ()
         reason = "" if reserved else "it is not free to take anybody in now"
+        charter = Charter(s.quorum) if s.bound is None else s.bound.charter
         answer = MergeAnswer(
-            message.lineage, message.epoch, message.into, reserved, members, reason
+            message.lineage,
+            message.epoch,
+            message.into,
+            reserved,
+            members,
+            reason,
+            view.epoch,
+            charter,
         )
         s.send(sender, answer)
 
@@ -122,7 +148,15 @@ class Merging:
             f"which has {len(message.members)} members"
         )
         s.note(MembershipChange.MERGING, reason, sender)
-        self._succession.propose(view, Proposal(view.members, reason, message.into))
+        terminal = Proposal(
+            view.members,
+            reason,
+            message.into,
+            message.into_epoch,
+            message.members,
+            into_charter=message.charter,
+        )
+        self._succession.propose(view, terminal)
 
     def _apart(self, theirs: tuple[ProcessId, ...]) -> str:
         """Two processes that could not be in one view; empty if there are none."""
@@ -130,11 +164,6 @@ class Merging:
         hears = s.contacts.hears
         for one in s.election.view.members:
             for other in theirs:
-                if not (hears(one, other) and hears(other, one)):
+                if one != other and not (hears(one, other) and hears(other, one)):
                     return s.names([one, other])
         return ""
-
-
-def _weight(steps: int, size: int, lineage: str) -> tuple[int, int, int]:
-    """What decides who stays; of equals, the lower id."""
-    return steps, size, -int.from_bytes(lineage.encode(), "big")

@@ -29,6 +29,7 @@ from potluck.core.cluster_bounds import (
     MAX_CONTACTS,
     MAX_MEMBERS,
     MAX_MESSAGE,
+    Ancestry,
     Count,
     Lineage,
     Mark,
@@ -44,6 +45,9 @@ from potluck.core.cluster_cards import ProcessCard
 from potluck.core.election_messages import (
     Accepted,
     Canvass,
+    Cause,
+    CauseCode,
+    Charter,
     Commit,
     Leaning,
     Proposal,
@@ -62,6 +66,9 @@ __all__ = [
     "Accepted",
     "Acquaintances",
     "Canvass",
+    "Cause",
+    "CauseCode",
+    "Charter",
     "ClusterMessage",
     "Commit",
     "Departed",
@@ -107,8 +114,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     phase: Phase
     hears: Marks
     """Marks of all processes that I hear."""
-    steps: Count = 0
-    """Committed training steps of my state."""
+    samples: Count = 0
+    """Committed training samples in my state."""
     lineage: Lineage = ""
     epoch: Count = 0
     view: Mark = 0
@@ -124,14 +131,24 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     orderly: bool = False
     """Whether that one said goodbye."""
     wants: Count = 1
-    """With fewer processes I found no cluster."""
-    seniority: Count = 0
-    """My last rank plus 1; 0 if I never had one."""
+    """While I am free, I found no cluster with fewer processes."""
     withholds: bool = False
     """Do not rely on me: I have accepted a next view that you have not, or do not know whether you
     hear me."""
     accepted: Mark = 0
     """The next view that I have accepted; 0 for none."""
+    bound: Lineage = ""
+    """The lineage that I belong to, in a view of it or waiting for one; empty if I am free."""
+    bound_epoch: Count = 0
+    """The newest epoch of it that I know."""
+    ended: Marks = ()
+    """Marks of members of that view that I know to have ended, while I am not at work."""
+    ancestry: Ancestry = ()
+    """Of my lineage; said by leaders to those who are not in their view."""
+    lateness: Seconds = 0.0
+    """How late my own loop ran recently."""
+    pause_after: Seconds = 0.0
+    """The longest time without contact that I have announced to pause after; 0 for the preset."""
 
 
 class Acquaintances(Message, frozen=True, tag="acquaintances"):
@@ -170,6 +187,9 @@ class Found(Message, frozen=True, tag="found"):
 
     lineage: Lineage
     proposal: Proposal
+    charter: Charter = Charter()
+    is_forced: bool = False
+    """Whether a person asked for it: then nobody is waited for."""
 
 
 class Founded(Message, frozen=True, tag="founded"):
@@ -186,6 +206,10 @@ class MergeRequest(Message, frozen=True, tag="merge"):
     lineage: Lineage
     epoch: Count
     into: Lineage
+    ancestry: Ancestry = ()
+    """Of the lineage that asks, as are the next two."""
+    samples: Count = 0
+    members: Count = 0
 
 
 class MergeAnswer(Message, frozen=True, tag="reserved"):
@@ -197,6 +221,9 @@ class MergeAnswer(Message, frozen=True, tag="reserved"):
     is_reserved: bool
     members: Members
     reason: Sentence = ""
+    into_epoch: Count = 0
+    charter: Charter = Charter()
+    """Of the lineage that answers."""
 
 
 class Relayed(Message, frozen=True, tag="relayed"):

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Literal
 
+import msgspec
+
+from potluck.core.ancestry import MAX_BRANCHES, Branch, Claim
+from potluck.core.buckets import TokenBucket
 from potluck.core.cluster_archive import Archive
-from potluck.core.cluster_cards import ProcessCard
+from potluck.core.cluster_cards import ProcessCard, mark
 from potluck.core.cluster_config import ClusterConfig
 from potluck.core.cluster_contacts import Contact
 from potluck.core.cluster_effects import Abort, Effect, Note, Send
 from potluck.core.cluster_events import ClusterState, MembershipChange, MembershipEvent
 from potluck.core.cluster_messages import (
     RELAYABLE,
+    Cause,
+    CauseCode,
+    Charter,
     ClusterMessage,
     Commit,
     Heartbeat,
@@ -27,11 +35,18 @@ from potluck.core.cluster_messages import (
 )
 from potluck.core.cluster_surroundings import Surroundings
 from potluck.core.election import ElectionManager
+from potluck.core.pace import lengthened
 from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Situation"]
 
+_DETAILED = 16  # causes in full; of more, each has a name only, so that a message holds them
+_REASON_LIMIT = 200  # characters of the reason of one cause; a view may have many
 _EAGER = 0.1  # of an interval: so soon after a beat the next may follow when something changed
+_EAGER_BURST = 10  # beats out of turn at once,
+_EAGER_RATE = 4.0  # and in a second after that
+_EAGER_CROWD = 8  # contacts; with more, a round costs as many times more
+_TOLD_OF_LOSSES = 3  # members that hear of a loss: the leader, and who would succeed it
 
 
 class Situation(Surroundings):
@@ -44,7 +59,20 @@ class Situation(Surroundings):
         self.view: View | None = None
         self.state = ClusterState.JOINING
         self.reason = "it has met nobody yet"
-        self.steps = 0
+        self.bound: Commit | None = None
+        """The newest view known of the lineage that we belong to; None while we are free."""
+        self.departed: set[ProcessId] = set()
+        """Members of that view that have left the lineage."""
+        self.agreed = ""
+        """The last founding that we have agreed to."""
+        self.is_released = False
+        """Whether a person asked us to continue without waiting for those who are missing."""
+        self.samples = 0
+        """Committed training samples in our state."""
+        self.announced_samples = 0
+        """What our last heartbeats said of that: two leaders must compare the same numbers."""
+        self.origin: tuple[Branch, ...] = ()
+        """Where the checkpoint that was loaded came from, if there was one."""
         self.proofs: dict[ProcessId, str] = {}
         """Members whose death we can prove, and how."""
         self.reported: set[ProcessId] = set()
@@ -56,8 +84,11 @@ class Situation(Surroundings):
         self.aborted_at = now
         self.lost: ProcessId | None = None
         """For whose loss; the first that we learnt of."""
+        self.lost_by: ProcessId | None = None
+        """Which process reported that; our own id if we saw it."""
+        self.stopped_because = ""
+        """Why operations were stopped, in words."""
         self.is_loss_orderly = False
-        self.seniority = 0
         self.ready_at = now
         """When we may enter a view again."""
         self.out: list[Effect] = []
@@ -65,6 +96,8 @@ class Situation(Surroundings):
         """Whether something changed that decisions hang on."""
         self.next_beat = now
         self._last_beat = float("-inf")
+        self._regular_beat = now  # when the next beat is due that is not out of turn
+        self._eager = TokenBucket(_EAGER_RATE, _EAGER_BURST, now)
         self._told: dict[str, str] = {}
 
     @property
@@ -89,8 +122,113 @@ class Situation(Surroundings):
         return frozenset(self.election.departed) | self.proofs.keys()
 
     def is_member(self, process: ProcessId) -> bool:
-        """Whether somebody is in our view."""
+        """Whether a process is in our view."""
         return self.view is not None and process in self.view.members
+
+    # --- what binds us ---
+
+    @property
+    def quorum(self) -> Literal["majority", "any"]:
+        """Fixed when our lineage was founded; before that, as configured."""
+        return self.config.quorum if self.bound is None else self.bound.charter.quorum
+
+    def bind(self, commit: Commit) -> None:
+        """Belong to this lineage from now on, in this view or in one to come."""
+        self.bound, self.departed = commit, set()
+        self.keep_only_known()
+
+    def kept(self) -> list[ProcessId]:
+        """The other members of our view, or of the newest one that we are bound to."""
+        members = () if self.bound is None else self.bound.view.members
+        return [member for member in members if member != self.id]
+
+    def is_kept(self, process: ProcessId) -> bool:
+        """Whether a process is in our view, or in the newest one that we are bound to."""
+        is_bound = self.bound is not None and process in self.bound.view.members
+        return is_bound or self.is_member(process)
+
+    def may_enter(self, lineage: str) -> bool:
+        """Whether we may enter a lineage: ours, a child of it begun no earlier, any if free."""
+        bound = self.bound
+        if bound is None or lineage == bound.lineage:
+            return True
+        newest = self.archive.newest(lineage)
+        return newest is not None and self.is_descendant(newest.charter)
+
+    def is_descendant(self, charter: Charter) -> bool:
+        """Whether a lineage branched off ours, at the newest view that we know or later."""
+        bound = self.bound
+        return bound is not None and any(
+            branch.lineage == bound.lineage and branch.epoch >= bound.epoch
+            for branch in charter.ancestry
+        )
+
+    def why_other_quorum(self, contact: Contact) -> str:
+        """What to tell people of a process that was started with another setting."""
+        return (
+            f"this process was started with quorum={self.quorum!r}, {contact.card} with "
+            f"quorum={contact.card.quorum!r}; all processes of a job need the same setting"
+        )
+
+    def fellows(self) -> list[Contact]:
+        """Those bound to the same lineage who are not at work, and hear us as we hear them."""
+        lineage = "" if self.bound is None else self.bound.lineage
+        idle = {Phase.JOINING, Phase.PAUSED}
+        return [
+            contact
+            for contact in self.contacts
+            if contact.beat is not None
+            and contact.beat.bound == lineage
+            and contact.beat.phase in idle
+            and contact.is_member
+            and self.suits(contact)
+            and self.contacts.is_mutual(contact.process)
+            and not self.is_doubtful(contact.process)
+        ]
+
+    def suits(self, contact: Contact) -> bool:
+        """Whether a process could be in one cluster with us, by its settings."""
+        return contact.card.schema == self.me.schema and contact.card.quorum == self.quorum
+
+    def why_waiting(self, missing: Iterable[ProcessId]) -> str:
+        """What to tell people while members of the last view are missing."""
+        who = list(missing)
+        epoch = 0 if self.bound is None else self.bound.epoch
+        one = len(who) == 1
+        return (
+            f"waiting for {self.names(who)}: {'it was' if one else 'they were'} in view {epoch} "
+            f"and may still be running. To continue without {'it' if one else 'them'}: "
+            "potluck continue"
+        )
+
+    def causes(self, out: Iterable[tuple[ProcessId, CauseCode, str]]) -> tuple[Cause, ...]:
+        """Why members are not in the next view, in as much detail as a message holds."""
+        causes = tuple(self.cause(*each) for each in out)
+        if len(causes) <= _DETAILED:
+            return causes
+        return tuple(Cause(each.who, each.code, each.name) for each in causes)
+
+    def cause(self, who: ProcessId, code: CauseCode, reason: str) -> Cause:
+        """Why a member is not in the next view, as data."""
+        card = self.contacts.of(who).card
+        host = card.hosts[0] if card.hosts else ""
+        silence = max(0.0, self.health.silence(who, self.now))
+        return Cause(who, code, card.name, host, silence, clip(reason, _REASON_LIMIT))
+
+    @property
+    def ancestry(self) -> tuple[Branch, ...]:
+        """Of our lineage, with where its checkpoint came from: this decides merges."""
+        if self.bound is None:
+            return self.origin
+        charter = self.bound.charter
+        return (*(self.origin or charter.origin), *charter.ancestry)[-MAX_BRANCHES:]
+
+    @property
+    def claim(self) -> Claim:
+        """What our lineage has to say for itself when it meets another; we are in a view."""
+        view = self.election.view
+        branches = (*self.ancestry, Branch(view.lineage, view.epoch))
+        return Claim(branches, self.announced_samples, len(view.members))
 
     def others(self) -> list[ProcessId]:
         """The other members of our view."""
@@ -153,12 +291,15 @@ class Situation(Surroundings):
         """What was known of members held in a view that is over."""
         self.proofs, self.reported = {}, set()
         self.is_aborted, self.lost, self.is_loss_orderly = False, None, False
+        self.lost_by, self.stopped_because = None, ""
 
-    def forget_unconnected(self) -> None:
-        """Of those who are neither connected nor members, nothing is kept."""
+    def keep_only_known(self) -> None:
+        """Keep those who are connected, or in the view that we are bound to; no others."""
         for contact in list(self.contacts):
-            if not contact.is_connected and not self.is_member(contact.process):
+            if not contact.is_connected and not self.is_kept(contact.process):
                 self.contacts.forget(contact.process)
+        for member in self.kept():
+            self.contacts.know(self.contacts.last_card(member), self.now)
 
     def forget_told(self) -> None:
         """The next reasons are news again."""
@@ -167,49 +308,96 @@ class Situation(Surroundings):
     # --- heartbeats ---
 
     def beat_soon(self) -> None:
-        """Something changed that others should hear before the next regular beat."""
-        soonest = self._last_beat + _EAGER * self.interval
-        self.next_beat = min(self.next_beat, max(self.time, soonest))
+        """Something changed that others should hear before the next regular beat.
+
+        The number of beats out of turn is bounded; beyond that it waits.
+        """
+        if self._eager.has(self.time):
+            soonest = self._last_beat + _EAGER * min(self.interval, self.config.health.interval)
+            self.next_beat = min(self.next_beat, max(self.time, soonest))
 
     def beat(self) -> None:
         """Send a heartbeat to everybody."""
-        sequence = self.contacts.number_beat(self.time)
-        hears = self._heard_marks()
+        if self.time < self._regular_beat:
+            self._eager.take(self.time, max(1.0, len(self.contacts) / _EAGER_CROWD))
+        round_ = self._compose()
         for contact in self.contacts:
-            self.beat_to(contact.process, sequence, hears)
+            if contact.is_connected:
+                self._beat_to(contact, round_)
         self._last_beat = self.time
-        self.next_beat = self.time + self.interval
+        self.next_beat = self._regular_beat = self.time + self.interval
 
     def greet(self, process: ProcessId) -> None:
         """Send a heartbeat to one process at once."""
-        sequence = self.contacts.number_beat(self.time)
-        self.beat_to(process, sequence, self._heard_marks())
+        contact = self.contacts.of(process)
+        if contact.is_connected:
+            self._beat_to(contact, self._compose())
 
     def _heard_marks(self) -> tuple[int, ...]:
         """Marks of all that we hear, without members that do not confirm hearing us."""
         doubtful = {who for who in self.others() if self.is_doubtful(who)}
         return self.contacts.heard_marks(but=doubtful)
 
-    def beat_to(self, process: ProcessId, sequence: int, hears: tuple[int, ...]) -> None:
-        """Send one of a round of heartbeats."""
-        contact = self.contacts.of(process)
-        if not contact.is_connected:
-            return
-        view = self.view
+    def _compose(self) -> Heartbeat:
+        """What a round of heartbeats says to everybody."""
+        if self.view is None:
+            self.follow_crowd()
+        lateness = self.lateness
+        self.election.slack = lateness if lateness > self.interval / 4 else 0.0
+        pause = lengthened(self.pause_after, lateness)
+        self.announced_samples = self.samples
+        view, election = self.view, self.election
         message = Heartbeat(
-            sequence=sequence,
+            sequence=self.contacts.number_beat(self.time, pause),
+            echo=0,
+            held=0.0,
+            phase=self.phase,
+            hears=self._heard_marks(),
+            samples=self.announced_samples,
+            wants=self.config.min_nodes,
+            bound="" if self.bound is None else self.bound.lineage,
+            bound_epoch=0 if self.bound is None else self.bound.epoch,
+            ended=self._ended_marks(),
+            lateness=self.health.lateness,
+            pause_after=pause,
+        )
+        if view is None:
+            return message
+        return msgspec.structs.replace(
+            message,
+            lineage=view.lineage,
+            epoch=view.epoch,
+            view=view_mark(view),
+            size=len(view.members),
+            leader=view.leader,
+            term=election.term,
+            aborted=self.is_aborted,
+            lost=self.lost,
+            orderly=self.is_loss_orderly,
+            accepted=self.accepted_mark,
+        )
+
+    def _beat_to(self, contact: Contact, round_: Heartbeat) -> None:
+        """Send one of a round of heartbeats: what differs is which of its beats we heard."""
+        withholds = self._withholds(contact.process)
+        if contact.newest and not withholds:
+            self.contacts.confirmed(contact, self.pause_of(contact))
+        message = msgspec.structs.replace(
+            round_,
             echo=contact.newest,
             held=max(0.0, self.time - contact.beat_at) if contact.newest else 0.0,
-            phase=self.phase,
-            hears=hears,
-            steps=self.steps,
-            wants=1 if self.seniority else self.config.min_nodes,
-            seniority=self.seniority,
-            withholds=self._withholds(process),
+            withholds=withholds,
         )
-        if view is not None:
-            message = _with_view(message, view, self)
-        self.out.append(Send(process, message))
+        view = self.view
+        if view is not None and view.leader == self.id and contact.process not in view.members:
+            message = msgspec.structs.replace(message, ancestry=self.ancestry)
+        self.out.append(Send(contact.process, message))
+
+    def _ended_marks(self) -> tuple[int, ...]:
+        """Whom of the view that we are bound to we know to have ended, while that matters."""
+        if self.state is ClusterState.ACTIVE:
+            return ()
+        return tuple(sorted(mark(who) for who in self.kept() if who in self.ended))
 
     def _withholds(self, process: ProcessId) -> bool:
         """Whether nobody may rely on this beat: we have doubts, or have accepted a next view.
@@ -218,7 +406,7 @@ class Situation(Surroundings):
         """
         contact = self.contacts.of(process)
         # To the letter, without patience for ourselves: what is_silent() claims hangs on it.
-        if self.time - contact.echoed_at >= self.pause_after or self._is_behind(contact):
+        if self.time - contact.echoed_at >= self.pause_of(contact) or self._is_behind(contact):
             return True
         accepted = self.election.ballot.accepted
         if accepted is None or not self.is_member(process):
@@ -248,45 +436,43 @@ class Situation(Surroundings):
 
     # --- what everybody does ---
 
-    def abort(self, lost: ProcessId | None, reason: str, *, orderly: bool = False) -> None:
-        """End the operations of our view, here; nothing happens the second time."""
+    def abort(
+        self,
+        lost: ProcessId | None,
+        reason: str,
+        *,
+        orderly: bool = False,
+        by: ProcessId | None = None,
+    ) -> None:
+        """Stop the operations of our view, here; nothing happens the second time."""
         if self.view is not None and not self.is_aborted:
             self.is_aborted = self.is_dirty = True
             self.aborted_at = self.time
             self.lost, self.is_loss_orderly = lost, orderly
+            self.lost_by, self.stopped_because = by or self.id, reason
             self.out.append(Abort(self.view.epoch, lost, reason, orderly))
             self.beat_soon()
 
     def report_loss(self, who: ProcessId, reason: str, *, is_proved: bool = False) -> None:
-        """Tell the members of our view that one of them is lost to us."""
+        """Tell those who decide that a member of our view is lost to us.
+
+        These are the leader and the next members in rank order that are not lost as well: one of
+        them will lead if the leader is.  The others notice it themselves, or by our heartbeat.
+        """
         view = self.election.view
         message = Lost(view.lineage, view.epoch, who, clip(reason), is_proved)
-        self.tell(self.others(), message)
+        lost = self.gone | {who}
+        seniors = [m for m in self.others() if m not in lost and self._may_lead(m)]
+        leader = self.election.leader
+        first = [leader] if leader in seniors else []
+        self.tell(list(dict.fromkeys([*first, *seniors]))[:_TOLD_OF_LOSSES], message)
 
-    def newest_commit(self) -> Commit | None:
-        """The commit of our view."""
-        return None if self.view is None else self.archive.newest(self.view.lineage)
+    def _may_lead(self, member: ProcessId) -> bool:
+        contact = self.contacts.of(member)
+        return contact.is_connected and self.health.status(member).is_operational
 
 
 @lru_cache(maxsize=64)
 def view_mark(view: View) -> int:
     """A view in 63 bits, for heartbeats."""
     return int.from_bytes(view.session[:8], "big") >> 1
-
-
-def _with_view(message: Heartbeat, view: View, situation: Situation) -> Heartbeat:
-    import msgspec
-
-    return msgspec.structs.replace(
-        message,
-        lineage=view.lineage,
-        epoch=view.epoch,
-        view=view_mark(view),
-        size=len(view.members),
-        leader=view.leader,
-        term=situation.election.term,
-        aborted=situation.is_aborted,
-        lost=situation.lost,
-        orderly=situation.is_loss_orderly,
-        accepted=situation.accepted_mark,
-    )

@@ -15,6 +15,7 @@ from potluck.core.cluster_events import MembershipChange
 from potluck.core.cluster_messages import (
     MAX_MEMBERS,
     Accepted,
+    Charter,
     Commit,
     Departed,
     Proposal,
@@ -121,7 +122,8 @@ class Succession:
             heard = {w: a for w, a in self._acceptors.items() if not s.is_silent(w)}
             if len(heard) == len(self._acceptors) or not self._is_agreed(view, heard):
                 return False
-        commit = Commit(view.lineage, view.epoch + 1, proposal)
+        charter = Charter() if s.bound is None else s.bound.charter
+        commit = Commit(view.lineage, view.epoch + 1, proposal, charter)
         s.tell(dict.fromkeys([*s.others(), *proposal.members]), commit)
         self._tenure.take_commit(s.id, commit)
         return True
@@ -141,7 +143,7 @@ class Succession:
         """Whether an acceptor ended so long ago that nobody holds a lease of it any more."""
         s = self._situation
         ended = s.ended.get(who)
-        return ended is not None and s.time - ended[1] >= 2 * s.pause_after
+        return ended is not None and s.time - ended[1] >= s.longest_lease
 
     def _silent(self) -> frozenset[ProcessId]:
         """Members that have paused themselves, if they are alive, for all we hear of them."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from potluck.core.cluster_effects import Installed, Paused, Removed, Resumed
 from potluck.core.cluster_events import ClusterState, MembershipChange
-from potluck.core.cluster_messages import Commit, Departed, Heartbeat, clip
+from potluck.core.cluster_messages import Commit, Departed, Heartbeat, Phase, clip
 from potluck.core.cluster_situation import Situation, view_mark
 from potluck.core.quorum import has_quorum
 from potluck.vocabulary import ProcessId, View
@@ -37,21 +37,25 @@ class Tenure:
         """Enter an agreed view that we are in."""
         s = self._situation
         view = commit.view
+        if s.view is not None and s.view.lineage != commit.lineage:
+            # Not told to those who stay behind: they are to follow, not to continue without us.
+            s.archive.depart(self.last_word("it continues in another lineage"))
         s.archive.record(commit)
-        s.view = view
+        commits = self._since(commit)
+        s.view, s.agreed, s.is_released = view, "", False
+        s.bind(commit)
+        s.keep_pace(commit.proposal)
         s.state, s.reason = ClusterState.ACTIVE, commit.proposal.reason
         s.forget_evidence()
-        s.seniority = view.members.index(s.id) + 1
         s.forget_told()
-        s.forget_unconnected()
         for member in s.others():
-            contact = s.contacts.know(s.contacts.last_card(member), s.now)
+            contact = s.contacts.of(member)
             if contact.beat is not None and _is_ahead(contact.beat, view):
                 s.contacts.write_off(contact)
         s.election.begin(view, commit.proposal.reason)
         self.since = s.time
         s.tell_observers(commit)
-        s.out.append(Installed(view, s.reason))
+        s.out.append(Installed(view, s.reason, commits))
         s.note(
             MembershipChange.INSTALLED,
             f"view {view.epoch} with {len(view.members)} "
@@ -61,46 +65,75 @@ class Tenure:
         s.is_dirty = True
 
     def take_commit(self, sender: ProcessId, commit: Commit) -> None:
-        """Somebody says that a view was agreed."""
+        """A process says that a view was agreed."""
         s = self._situation
-        view = s.view
+        view, bound = s.view, s.bound
+        is_ours = bound is not None and commit.lineage == bound.lineage
         if view is not None and commit.lineage == view.lineage:
             if commit.epoch > view.epoch:
                 self._succeed(commit)
             elif commit.epoch == view.epoch and commit.view != view:
                 self.split(sender, f"{s.name(sender)} has another view {view.epoch}")
         elif s.id in commit.proposal.members and not commit.proposal.into:
-            if view is None and not s.archive.is_closed(commit.lineage, commit.epoch):
+            if self._may_install(commit):
                 self.install(commit)
             else:
                 self._decline(sender, commit)
-        elif view is None:
-            s.archive.record(commit)  # whoever tells us of an earlier one is behind
+        else:
+            s.archive.record(commit)  # a process that tells us of an earlier one is behind
+            is_later = bound is not None and is_ours and commit.epoch > bound.epoch
+            is_heir = bool(commit.proposal.into) and s.is_descendant(commit.charter)
+            if is_later or (is_heir and s.state is not ClusterState.ACTIVE):
+                self._follow(commit)
+
+    def _may_install(self, commit: Commit) -> bool:
+        """Whether we may enter a view that is not the successor of the one we are in."""
+        s = self._situation
+        if commit.charter.quorum != s.quorum:
+            return False
+        if s.archive.is_closed(commit.lineage, commit.epoch):
+            return False
+        if s.bound is None or commit.lineage == s.bound.lineage:
+            return s.view is None
+        # A child of ours: as one of its founders, or let in later.
+        has_agreed = commit.epoch == 1 and s.agreed == commit.lineage
+        is_waiting = s.view is None and commit.epoch > 1
+        return (has_agreed or is_waiting) and s.is_descendant(commit.charter)
 
     def _succeed(self, commit: Commit) -> None:
         """The next view of our lineage, or a later one, was agreed."""
         s = self._situation
         if commit.proposal.into:
-            self.dissolve(commit)
+            self._follow(commit)
         elif s.id in commit.proposal.members:
             self.install(commit)
         else:
-            s.archive.record(commit)
             self._removals = 1 if s.time - self.since > _SETTLED else self._removals + 1
             backoff = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2 ** (self._removals - 1))
             s.archive.depart(never_in(commit, "we were excluded"))
-            self._step_out(f"we were excluded: {commit.proposal.reason}", backoff)
+            self._follow(commit, backoff)
 
-    def dissolve(self, commit: Commit) -> None:
-        """Our lineage has ended in another one."""
+    def _follow(self, commit: Commit, backoff: float = 0.0) -> None:
+        """Our lineage has a later view without us, or has ended in another one."""
         s = self._situation
         s.archive.record(commit)
-        s.tell_observers(commit)
-        s.archive.depart(never_in(commit, "the lineage dissolved into another"))
-        self._step_out(commit.proposal.reason, 0.0)
+        successor, reason = commit, f"we were excluded: {commit.proposal.reason}"
+        if commit.proposal.into:
+            s.tell_observers(commit)
+            s.archive.depart(never_in(commit, "the lineage dissolved into another"))
+            reason, commit = commit.proposal.reason, s.archive.followed(commit)
+        s.bind(commit)
+        s.is_dirty = True
+        if s.view is not None:
+            self._step_out(reason, backoff, successor)
 
-    def abandon(self, reason: str) -> None:
-        """Leave our lineage for good, with a last word, and look for another."""
+    def step_aside(self, reason: str) -> None:
+        """Leave a view in which we are paused, to enter a child of its lineage."""
+        self._situation.archive.depart(self.last_word(reason))
+        self._step_out(reason, 0.0)
+
+    def give_way(self, reason: str) -> None:
+        """Leave a view that must not exist, with a last word, and wait for the right one."""
         s = self._situation
         word = self.last_word(reason)
         s.archive.depart(word)
@@ -123,24 +156,38 @@ class Tenure:
     def _decline(self, sender: ProcessId, commit: Commit) -> None:
         """Others count on us in a view that we did not enter and never will."""
         s = self._situation
+        newest, beat = s.archive.successor(commit.lineage, commit.epoch), s.contacts.of(sender).beat
+        is_at_work = beat is not None and beat.phase is Phase.ACTIVE
+        if newest is not None and (newest.lineage == commit.lineage or not is_at_work):
+            s.send(sender, newest)  # the sender is behind, or may follow
+            return
         word = s.archive.last_word(commit.lineage)
         if word is None or word.epoch < commit.epoch:
             word = never_in(commit, "it has gone another way meanwhile")
             s.archive.depart(word)
         s.send(sender, word)
 
-    def _step_out(self, reason: str, backoff: float) -> None:
+    def _since(self, commit: Commit) -> tuple[Commit, ...]:
+        """What followed the view we are in, up to this commit; nothing else if we are in none."""
+        view = self._situation.view
+        if view is None or view.lineage != commit.lineage:
+            return (commit,)
+        return self._situation.archive.following(view.lineage, view.epoch)
+
+    def _step_out(self, reason: str, backoff: float, commit: Commit | None = None) -> None:
         s = self._situation
+        successor = None if commit is None else self._since(commit)[0]
         s.abort(None, reason)
         s.view = None
-        s.forget_unconnected()
+        s.keep_only_known()
+        s.keep_pace(None)
         s.state, s.reason = ClusterState.JOINING, reason
         s.ready_at = s.time + backoff
         s.forget_evidence()
         s.election.end(reason)
         s.forget_told()
         self.since = s.time
-        s.out.append(Removed(reason))
+        s.out.append(Removed(reason, successor))
         s.note(MembershipChange.REMOVED, reason)
         s.beat_soon()
         s.is_dirty = True
@@ -152,22 +199,21 @@ class Tenure:
         s.election.split_brain(f"split brain: {sentence}")
         if beat is None or (beat.lineage, beat.epoch) != (view.lineage, view.epoch):
             return
-        mine = s.steps, len(view.members), view_mark(view)
-        if (beat.steps, beat.size, beat.view) > mine:
-            self.abandon(f"{sentence}; ours gives way")
+        mine = s.announced_samples, len(view.members), view_mark(view)
+        if (beat.samples, beat.size, beat.view) > mine:
+            self.give_way(f"{sentence}; ours gives way")
 
     # --- pausing ---
 
     def present(self, members: Iterable[ProcessId]) -> set[ProcessId]:
         """Those that cannot have given us up, as far as we know; we are one of them."""
         s = self._situation
-        oldest = s.time - s.pause_after
         contacts = [s.contacts.get(member) for member in members]
-        held = {c.process for c in contacts if c is not None and c.leased_at >= oldest}
+        held = {c.process for c in contacts if c is not None and s.has_lease(c)}
         return {s.id} | held - s.absent
 
     def review(self) -> None:
-        """Pause without a quorum in contact, resume with one, give up where nobody is left."""
+        """Pause without a quorum in contact, resume with one."""
         s = self._situation
         view = s.view
         if view is None:
@@ -178,13 +224,12 @@ class Tenure:
                 s.state, s.reason = ClusterState.ACTIVE, "a quorum of the view is in contact again"
                 s.out.append(Resumed(s.reason))
                 s.note(MembershipChange.RESUMED, f"resumed: {s.reason}")
+                s.election.encourage()
                 s.beat_soon()
             return
         missing = [who for who in view.members if who not in present and who not in s.absent]
         if s.state is ClusterState.ACTIVE:
             self._pause(self._why_paused(view, missing))
-        elif s.time - self.paused_at >= 2 * s.pause_after:
-            self._maybe_go_on_alone(view)
 
     def _why_paused(self, view: View, missing: list[ProcessId]) -> str:
         s = self._situation
@@ -195,8 +240,8 @@ class Tenure:
         here = sum(who not in missing and who not in s.absent for who in view.members)
         reasons = "; ".join(f"{s.name(who)}: {s.why_doubtful(who)}" for who in missing)
         return (
-            f"{here} of {len(view.members)} members are in contact, which is no quorum; "
-            f"the others may be going on without us ({reasons})"
+            f"{here} of {len(view.members)} members are in contact, less than a quorum; "
+            f"the others may be at work without us ({reasons})"
         )
 
     def _holds_next(self) -> bool:
@@ -221,28 +266,6 @@ class Tenure:
         s.out.append(Paused(s.reason))
         s.note(MembershipChange.PAUSED, f"paused: {s.reason}")
         s.beat_soon()
-
-    def _maybe_go_on_alone(self, view: View) -> None:
-        """Where it is allowed, or everybody we miss has ended, go on as a new lineage."""
-        s = self._situation
-        others = [who for who in s.others() if who not in s.absent]
-        missing = [who for who in others if s.is_doubtful(who) or not s.contacts.is_heard(who)]
-        here = set(view.members).difference(missing)
-        if self._has_agreed_to_go():
-            self.abandon("we have agreed to be left out, and heard no more of it")
-        elif has_quorum(view.members, here, s.absent):
-            return  # enough are here again: whoever leads will come to a decision
-        elif s.config.quorum == "any":
-            self.abandon(f"cut off from {s.names(missing)}, we go on as a new lineage")
-        elif all(self.is_known_dead(who) for who in missing):
-            self.abandon(
-                f"{s.names(missing)} ended while we were out of contact; "
-                "whoever is left goes on as a new lineage"
-            )
-
-    def is_known_dead(self, who: ProcessId) -> bool:
-        """Whether a process has ended, be it after a silence in which it may have done much."""
-        return who in self._situation.ended
 
 
 def _is_ahead(beat: Heartbeat, view: View) -> bool:

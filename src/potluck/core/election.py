@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 _NO_VIEW = View("", 0, ())
+_QUICK_ATTEMPTS = 5  # campaigns without success before each waits twice as long as the last,
+_MOST_DOUBLED = 4  # up to this power of two
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class ElectionManager:
         """Members that left the lineage, with their last words in this epoch."""
         self.events: list[ElectionEvent] = []
         """What happened since the owner last took them."""
+        self.slack = 0.0
+        """Seconds by which members ran late recently: so much longer an answer may take."""
         self.asked = 0  # the term we canvass for or campaign in
         self.until: float | None = None  # when the present attempt is given up
         self.not_before: float | None = None  # when the next attempt may begin
@@ -149,7 +153,7 @@ class ElectionManager:
     def wait_turn(self, senior: int, now: float) -> None:
         """The leader is lost: plan a campaign after those of the ``senior`` more senior members."""
         share = senior + (0.5 * self._jitter() if senior else 0.0)
-        due = max(self._rest_until, now + share * self.config.election_timeout)
+        due = max(self._rest_until, now + share * self._timeout)
         self.not_before = due if self.not_before is None else min(due, self.not_before)
 
     def canvass(self, now: float, reason: str) -> Canvass:
@@ -158,7 +162,7 @@ class ElectionManager:
         self._attempts += 1
         self.asked = max(self._seen, self.term, self.ballot.promised) + 1
         self._count = _Count({self.me: frozenset()})
-        self.until = now + self.config.election_timeout * (1 + 0.5 * self._jitter())
+        self.until = now + self._timeout * (1 + 0.5 * self._jitter())
         if self._attempts == 1:
             self._event(ElectionKind.STARTED, f"an election begins: {reason}")
         return self.canvass_again()
@@ -173,7 +177,7 @@ class ElectionManager:
         self.ballot.vote(self.me, self.asked)
         self._count = _Count({self.me: frozenset()})
         self._count.report(self.ballot.accepted_term, self.ballot.accepted)
-        self.until = now + self.config.election_timeout * (1 + 0.5 * self._jitter())
+        self.until = now + self._timeout * (1 + 0.5 * self._jitter())
         return VoteRequest(self.view.lineage, self.view.epoch, self.asked)
 
     def lead(self) -> None:
@@ -190,10 +194,16 @@ class ElectionManager:
         leader = self.leader if self.role is ElectionRole.CANVASSING else None
         self.role, self.leader, self.until = ElectionRole.FOLLOWING, leader, None
         self.reason = "our campaign had no quorum in time"
-        self._rest_until = now + self.config.election_timeout * (0.5 + self._jitter())
+        self._rest_until = now + self._timeout * (0.5 + self._jitter())
         self.not_before = None
         if self._attempts == 1:
             self._event(ElectionKind.TIMEOUT, f"nobody was elected: {self.reason}")
+
+    def encourage(self) -> None:
+        """A quorum is in contact again: attempts that had none before say nothing any more."""
+        self._attempts, self._rest_until, self.not_before = 0, float("-inf"), None
+        if self.role is ElectionRole.CANVASSING:
+            self._follow(self.leader, "a quorum is in contact again")
 
     def resume_following(self) -> None:
         """The leader is there after all: our canvass has changed nothing."""
@@ -296,6 +306,12 @@ class ElectionManager:
 
     def _event(self, kind: ElectionKind, sentence: str) -> None:
         self.events.append(ElectionEvent(kind, self.view.epoch, self.term, self.leader, sentence))
+
+    @property
+    def _timeout(self) -> float:
+        """How long an attempt waits for answers; each failed one makes the next longer."""
+        doubled: int = 2 ** min(max(0, self._attempts - _QUICK_ATTEMPTS), _MOST_DOUBLED)
+        return (self.config.election_timeout + self.slack) * doubled
 
     def _jitter(self) -> float:
         """From 0 to 1, different for every process and attempt, the same in every replay."""

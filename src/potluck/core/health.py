@@ -58,6 +58,7 @@ class _Watched:
         self.name = name
         self.arrivals = arrivals
         self.heard_elapsed = elapsed
+        self.lateness = 0.0  # seconds by which it ran late recently, as it says
         self.cause = _Cause.FINE
         self.reason = "nothing has been missed since it is watched"
         self.told = HealthStatus.HEALTHY  # the status of the last event
@@ -90,7 +91,7 @@ class HealthMonitor:
     >>> peer = ProcessId(NodeId("b" * 32), 1)
     >>> monitor = HealthMonitor(HealthConfig.wired())
     >>> monitor.watch(peer, now=0.0, name="attic")
-    >>> for beat in range(1, 11):
+    >>> for beat in range(1, 21):
     ...     monitor.heard(peer, now=beat * 0.2, round_trip=0.001)
     ...     events = monitor.tick(now=beat * 0.2)
     >>> monitor.status(peer), round(monitor.patience(peer), 3)
@@ -103,8 +104,21 @@ class HealthMonitor:
 
     def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 - frozen
         self.config = config
-        self._clock = LivedClock(grace=config.interval / 4, half_life=config.pause_after)
+        self._clock = LivedClock(**_bounds(config))
         self._peers: dict[ProcessId, _Watched] = {}
+        self._next: float | None = None  # the deadline, if nothing happened that makes it earlier
+
+    def adopt(self, config: HealthConfig) -> None:
+        """Judge by another beat from now on: that of a group of another size."""
+        if config == self.config:
+            return
+        self.config = config
+        self._clock.adopt(**_bounds(config))
+        for watched in self._peers.values():
+            watched.arrivals.adopt(config)
+        if self._clock.due is not None:
+            self._clock.due = min(self._clock.due, self._clock.wall + config.interval)
+        self._next = None
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._peers
@@ -126,17 +140,29 @@ class HealthMonitor:
         lived = self._clock.advance(now)
         if self._clock.due is None:
             self._clock.due = self._clock.wall + self.config.interval
+        self._next = None
         arrivals = Arrivals(self.config, lived)
         self._peers[peer] = _Watched(name or str(peer), arrivals, self._clock.elapsed)
 
     def forget(self, peer: ProcessId) -> None:
         """Expect nothing of a peer any more; nothing happens if nothing was."""
         self._peers.pop(peer, None)
+        self._next = None
         if not self._peers:
             self._clock.due = None  # nobody to watch: no loop that could be late
 
-    def heard(self, peer: ProcessId, now: float, *, round_trip: float | None = None) -> None:
-        """Something arrived from a peer, perhaps the answer to what was sent a round trip ago."""
+    def heard(
+        self,
+        peer: ProcessId,
+        now: float,
+        *,
+        round_trip: float | None = None,
+        lateness: float | None = None,
+    ) -> None:
+        """Something arrived from a peer, perhaps the answer to what was sent a round trip ago.
+
+        It may say how late it ran itself: then it is given more time before it is accused.
+        """
         lived = self._clock.advance(now)
         watched = self._peers.get(peer)
         if watched is None:
@@ -144,8 +170,11 @@ class HealthMonitor:
         silence = self._clock.elapsed - watched.heard_elapsed
         watched.arrivals.arrived(lived, round_trip, is_late=self._stretch > 0)
         watched.heard_elapsed = self._clock.elapsed
+        if lateness is not None:
+            watched.lateness = min(lateness, self.config.stretch_limit)
         if not watched.cause.status.is_operational:
             watched.become(_Cause.FINE, f"it was heard again after {_time(silence)}")
+            self._next = None
 
     def lost(self, peer: ProcessId, now: float, reason: str) -> None:
         """The connection to a peer ended: it is suspect at once, and until it is heard again."""
@@ -153,6 +182,7 @@ class HealthMonitor:
         watched = self._peers.get(peer)
         if watched is not None and watched.cause not in {_Cause.LOST, _Cause.GIVEN_UP}:
             watched.become(_Cause.LOST, f"its connection ended: {reason}")
+            self._next = None
 
     def tick(self, now: float) -> list[HealthEvent]:
         """Judge everybody; what changed since the last tick, in the order of ``peers``."""
@@ -160,12 +190,13 @@ class HealthMonitor:
         for watched in self._peers.values():
             self._judge(watched, lived)
         self._clock.due = self._clock.wall + self.config.interval if self._peers else None
+        self._next = None
         untold = [(peer, watched) for peer, watched in self._peers.items() if watched.untold]
         return [watched.tell(peer, now) for peer, watched in untold]
 
     def _judge(self, watched: _Watched, lived: float) -> None:
         silence = lived - watched.arrivals.heard_at
-        if silence >= self._dead_after:
+        if silence >= self._dead_after(watched):
             cause = _Cause.GIVEN_UP
         elif not watched.cause.status.is_operational:
             return  # silence is ended by a sign of life, not by patience that has grown since
@@ -190,6 +221,8 @@ class HealthMonitor:
     def _reason(self, watched: _Watched, cause: _Cause, silence: float) -> str:
         link, config = watched.arrivals, self.config
         late = f" (we ran {_time(self.lateness)} late ourselves)" if self._stretch else ""
+        if watched.lateness > self._negligible:
+            late += f" (it said that it ran {_time(watched.lateness)} late)"
         sentences = {
             _Cause.FINE: "its link is good again",
             _Cause.LOSSY: f"{link.loss:.0%} of its heartbeats do not come in time",
@@ -206,25 +239,32 @@ class HealthMonitor:
 
     @property
     def next_deadline(self) -> float | None:
-        """When ``tick`` wants to be called next, by the clock of ``now``; None with no peers."""
-        due, clock = self._clock.due, self._clock
-        if due is None:
+        """When ``tick`` wants to be called next, by the clock of ``now``; None with no peers.
+
+        What is heard only makes it later, so it is worked out once for each tick.
+        """
+        if self._clock.due is None:
             return None
-        shortest, stretch = self.config.interval, self._stretch
+        if self._next is None:
+            self._next = self._work_out_deadline(self._clock.due)
+        return min(self._next, self._clock.due)
+
+    def _work_out_deadline(self, due: float) -> float:
+        clock, shortest = self._clock, self.config.interval
         for watched in self._peers.values():
             if watched.untold:
                 return clock.wall
-            shortest = min(shortest, self._wait(watched, stretch))
+            shortest = min(shortest, self._wait(watched))
         return min(due, clock.wall + max(_SHORTEST_SLEEP, shortest))
 
-    def _wait(self, watched: _Watched, stretch: float) -> float:
+    def _wait(self, watched: _Watched) -> float:
         """Seconds until silence alone makes the peer's status worse."""
         if watched.cause is _Cause.GIVEN_UP:
             return self.config.interval
         silence = self._clock.lived - watched.arrivals.heard_at
         if watched.cause.status.is_operational:
-            return watched.arrivals.patience + stretch - silence
-        return self.config.dead_after + 2 * stretch - silence
+            return self._patience(watched) - silence
+        return self._dead_after(watched) - silence
 
     @property
     def _stretch(self) -> float:
@@ -236,12 +276,16 @@ class HealthMonitor:
     def _negligible(self) -> float:
         return self.config.interval / 10
 
-    @property
-    def _dead_after(self) -> float:
-        return self.config.dead_after + 2 * self._stretch
+    def _allowance(self, watched: _Watched) -> float:
+        """What our own lateness, or that of the peer, adds to the patience with it, seconds."""
+        lateness = watched.lateness if watched.lateness > self._negligible else 0.0
+        return max(self._stretch, lateness)
+
+    def _dead_after(self, watched: _Watched) -> float:
+        return self.config.dead_after + 2 * self._allowance(watched)
 
     def _patience(self, watched: _Watched) -> float:
-        return watched.arrivals.patience + self._stretch
+        return watched.arrivals.patience + self._allowance(watched)
 
     def status(self, peer: ProcessId) -> HealthStatus:
         """How a watched peer is, as of the last call."""
@@ -255,8 +299,12 @@ class HealthMonitor:
         """Seconds since a watched peer was last heard, our own lateness included."""
         return self._clock.elapsed_at(now) - self._peers[peer].heard_elapsed
 
+    def allowance(self, peer: ProcessId) -> float:
+        """Seconds that lateness, ours or the peer's, adds before it is accused."""
+        return self._allowance(self._peers[peer])
+
     def patience(self, peer: ProcessId) -> float:
-        """Seconds of silence after which the peer is suspect: learned, longer if we ran late."""
+        """Seconds of silence after which the peer is suspect: learned, longer if one ran late."""
         return self._patience(self._peers[peer])
 
     def summary(self, now: float) -> HealthSummary:
@@ -278,6 +326,15 @@ class HealthMonitor:
             ),
             self.lateness,
         )
+
+
+def _bounds(config: HealthConfig) -> dict[str, float]:
+    """How the clock of a monitor with this configuration measures lateness."""
+    return {
+        "grace": config.interval / 4,
+        "half_life": config.pause_after,
+        "most": config.stretch_limit,
+    }
 
 
 def _time(seconds: float | None) -> str:

@@ -10,6 +10,7 @@ before" can be checked by whoever reads it.
 
 from __future__ import annotations
 
+from bisect import bisect_left as bisect
 from collections import deque
 
 from potluck.core.health_config import HealthConfig
@@ -18,6 +19,7 @@ __all__ = ["Arrivals"]
 
 _WINDOW = 64  # silences remembered: about 13 s of heartbeats with the wired preset
 _ENOUGH = 8  # silences from which on they are trusted
+_LEARN_EVERY = 8  # silences; a lesson that is not much older costs a tenth
 _DEVIATIONS = 8.0
 _MARGIN = 1.5  # times the longest recent silence
 _NORMAL = 1.4826  # standard deviation of a normal distribution for each median absolute deviation
@@ -33,6 +35,8 @@ class Arrivals:
         self._config = config
         self._silences: deque[float] = deque(maxlen=_WINDOW)
         self._learned: tuple[float, float] | None = None  # None: to be computed
+        self._longest = 0.0  # the longest silence at the last lesson
+        self._unlearned = 0  # silences since then
         self.heard_at = lived
         self._trips = 0
         self.round_trip: float | None = None
@@ -40,13 +44,21 @@ class Arrivals:
         self.jitter: float | None = None
         """Smoothed deviation of the round trips, seconds."""
 
+    def adopt(self, config: HealthConfig) -> None:
+        """Judge by another beat from now on; silences that were learned at the old one go."""
+        if config.interval != self._config.interval:
+            self._silences.clear()
+        self._config, self._learned = config, None
+
     def arrived(self, lived: float, round_trip: float | None, *, is_late: bool = False) -> None:
         """Something came from the peer; if we ran late ourselves, the round trip is partly ours."""
         silence = lived - self.heard_at
         self.heard_at = lived
         if silence >= self._config.interval / 2:  # messages in between say nothing about the beat
             self._silences.append(min(silence, self._config.pause_after))
-            self._learned = None
+            self._unlearned += 1
+            if silence > self._longest or self._unlearned >= _LEARN_EVERY:
+                self._learned = None  # patience grows at once, and shrinks a little later
         if round_trip is None or round_trip < 0:
             return
         if is_late and (self.round_trip is None or round_trip > self.round_trip):
@@ -84,14 +96,16 @@ class Arrivals:
         return self._learned
 
     def _learn(self) -> tuple[float, float]:
-        """Patience and loss; asked for with every tick, computed after every arrival."""
+        """Patience and loss; asked for with every tick, computed after several arrivals."""
         config, silences = self._config, sorted(self._silences)
+        self._longest, self._unlearned = silences[-1] if silences else 0.0, 0
         if len(silences) < _ENOUGH:
             return config.pause_after, 0.0
         middle = silences[len(silences) // 2]
         deviation = sorted(abs(silence - middle) for silence in silences)[len(silences) // 2]
         wanted = max(middle + _DEVIATIONS * _NORMAL * deviation, _MARGIN * silences[-1])
-        missed = sum(_missed(silence / config.interval) for silence in silences)
+        late = silences[bisect(silences, 1.5 * config.interval) :]
+        missed = sum(_missed(silence / config.interval) for silence in late)
         patience = min(max(wanted, config.least_patience), config.pause_after)
         return patience, missed / (missed + len(silences))
 

@@ -24,9 +24,10 @@ class LivedClock:
     5.0
     """
 
-    def __init__(self, *, grace: float, half_life: float) -> None:
+    def __init__(self, *, grace: float, half_life: float, most: float = float("inf")) -> None:
         self._grace = grace  # seconds of lateness, or of a step back, that are everyday life
         self._half_life = half_life  # lived seconds after which half of the lateness is forgotten
+        self._most = most  # seconds of lateness that are remembered: more helps nobody
         self._wall: float | None = None
         self.lived = 0.0
         """Seconds, held-up time and steps back of the clock left out."""
@@ -36,6 +37,10 @@ class LivedClock:
         """How late the own loop was recently, in seconds."""
         self.due: float | None = None
         """When the loop means to call again at the latest, by the caller's clock."""
+
+    def adopt(self, *, grace: float, half_life: float, most: float) -> None:
+        """Use other bounds from now on."""
+        self._grace, self._half_life, self._most = grace, half_life, most
 
     @property
     def wall(self) -> float:
@@ -58,7 +63,8 @@ class LivedClock:
             self.due = now
         self.elapsed += step
         self.lived += step - late
-        self.lateness = max(late, self.lateness * 0.5 ** ((step - late) / self._half_life))
+        faded = self.lateness * 0.5 ** ((step - late) / self._half_life)
+        self.lateness = min(self._most, max(late, faded))
         return self.lived
 
     def elapsed_at(self, now: float) -> float:

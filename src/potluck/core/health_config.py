@@ -1,13 +1,13 @@
 """How health is judged: the beat, the bounds of patience, and what counts as a poor link.
 
-Three presets fit the networks people have.  The one number all members of a cluster must share is
-``pause_after``: a member that hears nobody for so long pauses itself, and the others exclude it
-after twice that, so that whoever is excluded has already stopped.
+Three presets fit the networks people have.  Interval and pause are those of small groups: larger
+ones beat more slowly (:mod:`potluck.core.pace`).  A member without contact for ``pause_after``
+pauses itself, and the others exclude it after twice that, so an excluded member has stopped before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["HealthConfig"]
 
@@ -48,6 +48,15 @@ class HealthConfig:
                 f"got {self.slow_round_trip}, {self.high_jitter} and {self.high_loss}"
             )
             raise ValueError(msg)
+
+    def paced(self, interval: float, pause_after: float) -> HealthConfig:
+        """The same at the pace of a group: its interval and pause, and patience that fits them.
+
+        >>> HealthConfig.wired().paced(1.0, 5.0).least_patience
+        3.0
+        """
+        least = min(max(self.least_patience, 3 * interval), pause_after)
+        return replace(self, interval=interval, least_patience=least, pause_after=pause_after)
 
     @property
     def dead_after(self) -> float:

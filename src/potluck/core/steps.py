@@ -6,42 +6,22 @@ the next one tell each other where they stand, and all come to the same decision
 reports: a step that every survivor of its view holds is committed; otherwise nobody has applied it,
 and it is averaged again among those who are here now.
 
-Where a member stands is the (lineage, epoch, step) of what it has applied.  A mere number of steps
-says nothing: somebody who went on alone may have made many.
+Where a member stands is the (lineage, epoch, step) of what it has applied.  Which position counts
+is decided by ancestry (:mod:`potluck.core.histories`).  The number of steps says nothing: a member
+that continued alone may have made many.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
 
+from potluck.core.ancestry import Branch
+from potluck.core.histories import FRESH, History, Milestone, Position, best
 from potluck.vocabulary import View
 
-__all__ = ["FRESH", "Action", "Decision", "Position", "Report", "decide"]
-
-
-class Position(NamedTuple):
-    """A step, and the view in which it was averaged.
-
-    >>> str(Position("f" * 32, 3, 120))
-    'step 120 (view 3 of ffffffff)'
-    """
-
-    lineage: str
-    epoch: int
-    step: int
-
-    def __str__(self) -> str:
-        """For people."""
-        where = f"view {self.epoch} of {self.lineage[:8]}" if self.lineage else "not begun"
-        return f"step {self.step} ({where})"
-
-
-FRESH = Position("", 0, 0)
-"""Where everybody begins who has not loaded anything."""
+__all__ = ["FRESH", "Action", "Decision", "Position", "Report", "ancestry_in", "decide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +37,30 @@ class Report:
     holds: bool = False
     """Whether it has the complete result of that."""
     founder: bool = False
-    """Whether it has been in this lineage from its first view on."""
+    """Whether it has been in this lineage, and in all its ancestors, from their first view on."""
+    ancestry: tuple[Branch, ...] = ()
+    """Of the lineage of its position."""
+    samples: int = 0
+    """Committed samples at its position."""
+    trail: tuple[Milestone, ...] = ()
+    """The last step of each earlier lineage that is part of its state."""
+    samples_held: int = 0
+    """Committed samples once it has applied the result that it holds."""
+
+    @property
+    def history(self) -> History:
+        """Its position and what led to it."""
+        return History(self.position, self.ancestry, self.samples, self.trail)
+
+    def at(self, history: History) -> Report:
+        """The same member, with another state."""
+        return replace(
+            self,
+            position=history.position,
+            ancestry=history.ancestry,
+            samples=history.samples,
+            trail=history.trail,
+        )
 
     @property
     def pending(self) -> Position | None:
@@ -87,7 +90,9 @@ class Decision:
     """In rank order."""
     reason: str
     is_lost: bool = False
-    """Whether those who knew the state are gone, and nobody here has ever had it."""
+    """Whether the members that had the state are gone, and no member here ever had it."""
+    history: History = field(default_factory=History)
+    """The target and what led to it."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -114,14 +119,13 @@ def decide(view: View, reports: Sequence[Report]) -> Decision:
     >>> decide(view, [held, lacking]).target.step
     3
     """
-    base = _authority(view, reports)
-    if base == FRESH and not any(
-        report.founder or report.attended[0] == view.lineage for report in reports
-    ):
-        reason = "those who have the state of this training are gone, and nobody here has got it"
+    history = _authority(view, reports)
+    base = history.position
+    if base == FRESH and not any(_has_begun(view, report) for report in reports):
+        reason = "the members that have the state of this training are gone, and no member has it"
         return Decision(base, (Action.RECEIVE,) * len(reports), reason, is_lost=True)
     attempt = _latest_attempt(view, base, reports)
-    target, reason = base, f"all go on from {base}"
+    target, reason = base, f"all continue from {base}"
     if attempt is not None:
         survivors = [
             report
@@ -131,39 +135,53 @@ def decide(view: View, reports: Sequence[Report]) -> Decision:
         lacking = sum(report.pending != attempt for report in survivors)
         if survivors and not lacking:
             target = attempt
+            samples = max(report.samples_held for report in survivors)
+            history = history.extended(attempt, ancestry_in(view, attempt, history), samples)
             reason = f"all {len(survivors)} survivors hold {attempt}: it counts"
         else:
             reason = (
                 f"{lacking} of {len(survivors)} survivors lack {attempt}, "
-                "so nobody has applied it: it is averaged again"
+                "so no member has applied it: it is averaged again"
             )
-    return Decision(target, _actions(target, reports), reason)
+    return Decision(target, _actions(target, reports), reason, history=history)
 
 
-def _authority(view: View, reports: Sequence[Report]) -> Position:
+def ancestry_in(view: View, position: Position, base: History) -> tuple[Branch, ...]:
+    """The ancestry of the lineage of a step that follows a base, as a view knows it.
+
+    A lineage that was founded without a parent is a child of the state that it began with.
+
+    >>> loaded = History(Position("a" * 32, 3, 120))
+    >>> ancestry_in(View("b" * 32, 1, ()), Position("b" * 32, 1, 121), loaded)[0].epoch
+    3
+    """
+    known = tuple(Branch(lineage, epoch) for lineage, epoch in view.ancestry)
+    for place, branch in enumerate((*known, Branch(view.lineage, view.epoch))):
+        if place and branch.lineage == position.lineage:
+            return known[:place]
+    return base.ancestry if position.lineage == base.position.lineage else base.branches
+
+
+def _has_begun(view: View, report: Report) -> bool:
+    """Whether what a member begins with can be what this training begins with."""
+    lineages = {view.lineage, *(lineage for lineage, _ in view.ancestry)}
+    return report.founder or report.attended[0] in lineages
+
+
+def _authority(view: View, reports: Sequence[Report]) -> History:
     """The last step that counts for sure.
 
-    The view's own lineage is what its members agreed on; in a new one, what most work went into.
+    The view's own lineage is what its members agreed on; in a new one ancestry decides.
     """
-    positions = [report.position for report in reports]
-    lineages = Counter(position.lineage for position in positions)
-    if view.lineage in lineages:
-        chosen = view.lineage
-    else:
-        chosen = max(
-            lineages,
-            key=lambda each: (
-                each != "",
-                max(position.step for position in positions if position.lineage == each),
-                lineages[each],
-                each,
-            ),
-        )
-    return max(position for position in positions if position.lineage == chosen)
+    histories = [report.history for report in reports]
+    own = [each for each in histories if each.position.lineage == view.lineage]
+    return best(own or histories, view.ancestry)
 
 
 def _latest_attempt(view: View, base: Position, reports: Sequence[Report]) -> Position | None:
-    """The try of the next step that was begun last."""
+    """The try of the next step that was begun last: of the nearest lineage, in the last epoch."""
+    order = [base.lineage, *(lineage for lineage, _ in view.ancestry), view.lineage]
+    nearness = {lineage: place for place, lineage in enumerate(order)}
     attempts = [
         report.attempt
         for report in reports
@@ -173,7 +191,7 @@ def _latest_attempt(view: View, base: Position, reports: Sequence[Report]) -> Po
     ]
     return max(
         attempts,
-        key=lambda each: (each.lineage == view.lineage, each.lineage == base.lineage, each),
+        key=lambda each: (nearness.get(each.lineage, -1), each.epoch, each),
         default=None,
     )
 

@@ -176,6 +176,12 @@ TRAINING = (
         one(_trains(lambda snapshot: snapshot.training.discarded)),
     ),
     Family(
+        "potluck_training_steps_withdrawn_total",
+        "counter",
+        "Committed steps that were discarded when this member's cluster met another one.",
+        one(_trains(lambda snapshot: snapshot.training.withdrawn)),
+    ),
+    Family(
         "potluck_training_samples_total",
         "counter",
         "Samples, or weights, of all members in these steps.",

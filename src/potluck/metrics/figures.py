@@ -128,6 +128,7 @@ def _training(snapshot: MetricsSnapshot) -> Iterator[tuple[str, float]]:
         yield "training.committed", training.committed
         yield "training.repeated", training.repeated
         yield "training.discarded", training.discarded
+        yield "training.withdrawn", training.withdrawn
         yield "training.samples", training.samples
         yield "training.step_ms", training.duration.mean_ms
         yield "training.samples_per_second", training.samples_per_second

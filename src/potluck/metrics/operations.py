@@ -21,7 +21,9 @@ LONG = 512
 WINDOWED = 256
 """Operations over which rates are taken."""
 
-RETRYABLE = frozenset({"Aborted", "PeerLost", "ViewChanged", "Disconnected", "Timeout"})
+RETRYABLE = frozenset(
+    {"Aborted", "PeerLost", "ViewChanged", "LeftOut", "Disconnected", "Timeout", "NoQuorum"}
+)
 """After these a program is expected to call again."""
 
 

@@ -179,6 +179,7 @@ class TrainingMetrics:
         self.steps = OperationMetrics()
         """From the call of a step to its being applied."""
         self.committed, self.repeated, self.discarded = Counter(), Counter(), Counter()
+        self.withdrawn = Counter()
         self.loss = Gauge()
         self.step = 0
         self._samples = 0.0
@@ -199,6 +200,11 @@ class TrainingMetrics:
             self._samples += samples
             self._recent.append((time.monotonic(), self._samples))
 
+    def withdraw(self, steps: int) -> None:
+        """Committed steps were discarded: another cluster's state replaced this member's."""
+        with hold():
+            self.withdrawn.value += steps
+
     def snapshot(self) -> TrainingSnapshot:
         """The numbers as they are now."""
         steps = self.steps.snapshot()
@@ -212,6 +218,7 @@ class TrainingMetrics:
                 committed=self.committed.value,
                 repeated=self.repeated.value,
                 discarded=self.discarded.value,
+                withdrawn=self.withdrawn.value,
                 samples=self._samples,
                 loss=self.loss.value,
                 duration=steps,

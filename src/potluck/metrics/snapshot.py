@@ -147,6 +147,8 @@ class TrainingSnapshot(_Section, frozen=True, kw_only=True):
     """Averagings that had to be begun again, because somebody came or went."""
     discarded: int = 0
     """Steps whose gradients were for a state that is gone."""
+    withdrawn: int = 0
+    """Committed steps that were discarded when this member's cluster met another one."""
     samples: float = 0.0
     """Of all members together."""
     loss: float | None = None

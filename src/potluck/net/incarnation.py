@@ -44,6 +44,7 @@ __all__ = [
     "boot_tag",
     "claim_incarnation",
     "claim_process",
+    "is_slot_free",
     "machine_tag",
     "this_process",
 ]
@@ -123,6 +124,24 @@ def claim_process(node: NodeId, home: Path | None = None) -> tuple[ThisProcess, 
     claim = claim_incarnation(home)
     tags = machine_tag(node, home), boot_tag(node)
     return ThisProcess(*tags, claim.slot, claim.number), claim
+
+
+def is_slot_free(slot: int, home: Path | None = None) -> bool:
+    """Whether no process of this user on this machine holds a slot: the one that did has ended.
+
+    Forked children of a process keep its slot until they close it or end, so this never says so
+    too early.
+    """
+    home = home or potluck_home()
+    path = home / "processes" / f"{slot}.lock"
+    if not 0 <= slot < MAX_SLOTS or not path.exists():
+        return False
+    with exclusive_lock(home / "lock"):  # a process that starts now must not find it taken
+        lock = maybe_lock(path)
+        if lock is None:
+            return False
+        lock.release()
+    return True
 
 
 def _free_slot(slots: Path) -> tuple[int, HeldLock]:

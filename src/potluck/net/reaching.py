@@ -29,6 +29,10 @@ __all__ = ["reach"]
 NEXT_AFTER = 0.25
 """Seconds after which the next address is tried beside those under way, as RFC 8305 advises."""
 
+SHAKING = 2.0
+"""The same while one of them is connected and in the middle of TLS: its machine answers, and may
+only be busy.  A second handshake would make it busier."""
+
 ATTEMPT = 3.0
 """Seconds for a connection: one lost SYN is sent again after one."""
 
@@ -117,7 +121,7 @@ class _Race:
     def turn(self) -> tuple[Address, OpeningSocket] | None:
         """Wait a moment for something to happen; the connection, if one is there."""
         now = time.monotonic()
-        if self._untried and (now >= self._next_at or not self._running):
+        if self._untried and (now >= self._due() or not self._running):
             self._next_at = now + NEXT_AFTER
             self._start(*self._untried.pop(0))
         for key, _ in self._selector.select(LOOK_EVERY if self._running else 0):
@@ -133,6 +137,11 @@ class _Race:
         for attempt in [one for one in self._running if one.deadline <= time.monotonic()]:
             self._drop(attempt, TimeoutError(errno.ETIMEDOUT, "it did not answer"))
         return None
+
+    def _due(self) -> float:
+        """When the next address is tried beside those under way."""
+        shaking = [each.deadline - HANDSHAKE for each in self._running if each.is_connected]
+        return max([self._next_at, *(since + SHAKING for since in shaking)])
 
     def _start(self, address: Address, info: tuple[Any, ...] | None) -> None:
         """Begin one attempt; a name that stands for several addresses is that many attempts."""

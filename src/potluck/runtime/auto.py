@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import operator
 import time
 import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from potluck.backend.base import WORLD, Backend
+from potluck.backend.operation import DONE
+from potluck.core.ancestry import Branch
+from potluck.core.cluster_bounds import Ancestry, Count
 from potluck.errors import Disconnected, DistributedError
 from potluck.runtime import clock
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
-from potluck.runtime.cluster_calls import InOneView
+from potluck.runtime.cluster_calls import InOneView, Posted
 from potluck.runtime.cluster_node import ClusterNode
 from potluck.runtime.recorder_hooks import install as install_hooks
 from potluck.runtime.recorder_logs import attach
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
+    from potluck.core.ancestry import Branch
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.net.transport import Poller
@@ -180,31 +187,58 @@ class AutoDiscoveryBackend(InOneView):
         """Hand rank 0 to the next member, if it is ours."""
         self._node.control.post(self._node.control.step_down)
 
-    def note_steps(self, steps: int) -> None:
-        """Say how many steps of training are behind this node: clusters that meet go by that."""
-        control, count = self._node.control, operator.index(steps)  # a plain int: it travels
-        if count < 0:
-            msg = f"Nobody has made {count} steps"
-            raise ValueError(msg)
+    def continue_without_missing(self) -> None:
+        """Do not wait for members that are missing; nothing happens while the cluster works.
+
+        Those who are here continue as a new branch of the job.  If the missing machines turn out
+        to have been at work meanwhile, their work counts and that of this side is discarded.
+        """
+        self._node.control.post(self._node.control.continue_without_missing)
+
+    def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
+        """Say how many training samples are committed in this node's state.
+
+        ``origin`` is the ancestry of a loaded checkpoint, at its end the checkpoint's own lineage
+        and epoch: a lineage that was founded without a parent counts as its child.  When two
+        clusters of one job meet, ancestry and then samples decide which one stays.
+        """
+        control, count = self._node.control, operator.index(samples)  # a plain int: it travels
+        plain = count, [list(each) for each in origin]  # a Branch itself would not be checked
+        try:
+            count, branches = msgspec.convert(plain, tuple[Count, Ancestry])
+        except msgspec.ValidationError as error:
+            msg = f"note_progress({samples!r}, origin={origin!r}) is out of bounds: {error}"
+            raise ValueError(msg) from None
 
         def note() -> None:
-            control.core.steps = count
+            control.core.samples, control.core.origin = count, branches
 
         control.post(note)
+
+    def note_event(self, event: object, level: int = logging.INFO) -> None:
+        """Keep an event in :meth:`events`; its text is ``str(event)``, and nothing is logged."""
+        self._node.control.post(lambda: self._node.bulletin.keep(event, level))
 
     # -- bytes ---------------------------------------------------------------------------------
 
     def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
         """Start sending in the present view."""
-        with self._stages.visit(self.timeout) as stage:
-            return _connected(stage).post_send(data, dst, tag=tag, group=group)
+        return self._post(lambda below: below.post_send(data, dst, tag=tag, group=group))
 
     def post_recv_into(
         self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
     ) -> Operation:
         """Start receiving in the present view."""
+        return self._post(lambda below: below.post_recv_into(into, src, tag=tag, group=group))
+
+    def _post(self, start: Callable[[Backend], Operation]) -> Operation:
+        """Start something in the present view; on its own it ends with what the view ends with."""
+        pinned = self._stages.pinned
+        if pinned is not None:  # the outer call waits for it, and says how it ended
+            return start(_connected(pinned))
         with self._stages.visit(self.timeout) as stage:
-            return _connected(stage).post_recv_into(into, src, tag=tag, group=group)
+            operation = start(_connected(stage))
+        return operation if operation is DONE else Posted(operation, stage, self._stages)
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message waits for a receive in the present view."""
@@ -215,13 +249,12 @@ class AutoDiscoveryBackend(InOneView):
         self, *, group: int = WORLD, members: Sequence[int] | None = None
     ) -> Operation:
         """Arrive at a barrier of the present view."""
-        with self._stages.visit(self.timeout) as stage:
-            return _connected(stage).post_barrier(group=group, members=members)
+        return self._post(lambda below: below.post_barrier(group=group, members=members))
 
     def progress(self, timeout: float | None = 0) -> None:
         """Move bytes for every operation under way."""
         stage = self._stages.current
-        if stage is not None and stage.backend is not None and stage.ending is None:
+        if stage is not None and stage.backend is not None and not stage.stopped.is_set():
             with contextlib.suppress(Disconnected):  # operations say it
                 stage.backend.progress(timeout)
 

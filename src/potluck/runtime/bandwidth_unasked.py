@@ -78,7 +78,7 @@ class Prober:
     def run(self) -> None:
         """Until everything is measured, or the view is over, or it takes too long."""
         end = time.monotonic() + UNTIL
-        while self._tries and time.monotonic() < end and not self._stage.over.wait(LOOK_EVERY):
+        while self._tries and time.monotonic() < end and not self._stage.stopped.wait(LOOK_EVERY):
             for rank in list(self._tries):
                 if not self._stage.is_quiet(QUIET):
                     break

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+import contextlib
+import copy
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from potluck.backend.base import Backend
 from potluck.backend.sub import SubBackend
-from potluck.runtime.cluster_calls import InOneView, explain
+from potluck.runtime.cluster_calls import MESSAGES, InOneView, StageArbiter, explain
 from potluck.runtime.context import DistributedContext
+from potluck.runtime.limits import read_timeout
+from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from potluck.collective.config import CollectiveConfig
+    from potluck.core.ancestry import Branch
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_events import ClusterEvent, ViewChange
@@ -72,6 +80,15 @@ class ClusterBackend(Protocol):
 
     def events(self) -> list[ClusterEvent]:
         """What has happened."""
+
+    def continue_without_missing(self) -> None:
+        """Do not wait for members that are missing."""
+
+    def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
+        """How many samples are committed, and from what the lineage continues."""
+
+    def note_event(self, event: object, level: int = logging.INFO) -> None:
+        """Keep an event."""
 
 
 class Cluster(InOneView, DistributedContext):
@@ -175,6 +192,30 @@ class Cluster(InOneView, DistributedContext):
         """What has happened, oldest first; the last few hundred events."""
         return self._cluster.events()
 
+    def continue_without_missing(self) -> None:
+        """Do not wait for members that are missing; returns at once, from any thread.
+
+        Call this only if you know that they are switched off.  Those who are here continue as a
+        new branch of the job; nothing happens while the cluster works.  If the missing machines
+        were at work meanwhile, their work counts when the two sides meet, and that of this side is
+        discarded.  ``potluck continue`` does the same from a terminal.
+        """
+        self._cluster.continue_without_missing()
+
+    def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
+        """Say how many training samples are committed in this process's state.
+
+        ``origin`` is the ancestry of a loaded checkpoint, at its end the checkpoint's own lineage
+        and epoch.  When two clusters of one job meet, ancestry and then samples decide which one
+        stays.  :class:`~potluck.ElasticTrainer` calls this; programs with a training loop of their
+        own may.  Raises ``ValueError`` for a negative number.
+        """
+        self._cluster.note_progress(samples, origin)
+
+    def note_event(self, event: object, level: int = logging.INFO) -> None:
+        """Keep an event of the program in :meth:`events`; its text is ``str(event)``."""
+        self._cluster.note_event(event, level)
+
     @property
     def dashboard_url(self) -> str | None:
         """Where ``join(dashboard=...)`` shows what happens; None if it was not asked to."""
@@ -213,31 +254,56 @@ class Cluster(InOneView, DistributedContext):
             subgroup.close()
 
 
+def _in_this_view(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(DistributedContext, name))
+    def call(self: _Part, *arguments: Any, **options: Any) -> Any:
+        run = getattr(super(_Part, self), name)
+        with self._judged(options.get("timeout")):
+            outcome = run(*arguments, **options)
+        if isinstance(outcome, Transfer):
+            outcome.arbiter = StageArbiter(self.stage, self.stages)
+        return outcome
+
+    return call
+
+
 class _Part(DistributedContext):
     """A subgroup of one view."""
 
     stage: Stage
     stages: Stages
 
+    if not TYPE_CHECKING:  # for type checkers they are the inherited ones
+        locals().update({name: _in_this_view(name) for name in MESSAGES})
+
     def _peer_labels(self) -> dict[int, str]:
         return dict(self.stage.labels)
 
     @property
     def _place(self) -> Place:
-        self.stage.look()
+        if self.stage.ending is not None:
+            raise copy.copy(self.stage.ending)
         return super()._place
 
     def _launch(
         self, request: Request[Result], timeout: float | None, *, async_op: bool
     ) -> Result | Work[Result]:
-        self.stage.look()
-        try:
+        with self._judged(timeout):
             outcome = super()._launch(request, timeout, async_op=async_op)
-            if isinstance(outcome, Work):
-                explain(outcome, self.stage, self.stages)
-            return outcome
+        if isinstance(outcome, Work):
+            explain(outcome, self.stage, self.stages, read_timeout(self._limit(timeout)))
+        return outcome
+
+    @contextlib.contextmanager
+    def _judged(self, timeout: float | None) -> Iterator[None]:
+        """Around a call: what fails because the view is over raises what membership decided."""
+        limit = read_timeout(self._limit(timeout))
+        deadline = None if limit is None else time.monotonic() + limit
+        self.stage.check(deadline, limit or 0.0)
+        try:
+            yield
         except BaseException as error:
-            verdict = self.stage.verdict_on(error)
+            verdict = self.stage.verdict_on(error, deadline, limit or 0.0)
             if verdict is None:
                 raise
             raise verdict from error

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.errors import ChannelClosed, DistributedError, from_os_error
+from potluck.errors import DistributedError, from_os_error
 from potluck.logs import get_logger
 from potluck.runtime.cluster_group import ViewGroup
 
@@ -23,8 +23,11 @@ __all__ = ["Builders", "Make", "clear_away"]
 
 logger = get_logger(__name__)
 
-BUILD_WITHIN = 10.0
-"""Seconds for one attempt to connect all members of a view."""
+BUILD_WITHIN, BUILD_EACH = 10.0, 0.5
+"""Seconds for one attempt to connect all members of a view, and more for each of them.
+
+Members may share one busy machine, and their handshakes with it.
+"""
 
 GRACE = 3.0
 """Seconds for what is under way when a view ends in good order.
@@ -66,11 +69,10 @@ class Builders:
         self.start(work, f"potluck-view-{stage.view.epoch}")
 
     def abort(self, stage: Stage) -> None:
-        """End what runs in a stage that is over, on a thread of its own.
+        """Interrupt what runs in a stage that has stopped, on a thread of its own.
 
-        At once, unless everybody may still be there: then whoever is in the middle of something
-        gets a moment to finish it.  A rank that is not ends its connections at once, so nobody
-        waits for it in vain.
+        At once, unless no member was lost: then what is under way gets a moment to finish.  A rank
+        with nothing under way ends its connections at once, so that no rank waits for it in vain.
         """
 
         def work() -> None:
@@ -99,16 +101,17 @@ class Builders:
             thread.start()
 
     def _build(self, stage: Stage) -> None:
-        while stage.ending is None:
+        while not stage.stopped.is_set():
             try:
-                backend = self._make(stage, time.monotonic() + BUILD_WITHIN, stage.look)
+                within = BUILD_WITHIN + BUILD_EACH * stage.world_size
+                backend = self._make(stage, time.monotonic() + within, stage.look)
             except (DistributedError, OSError) as error:
                 words = error if isinstance(error, DistributedError) else _in_words(error)
-                if stage.ending is None:
+                if not stage.stopped.is_set():
                     is_known, stage.trouble = str(stage.trouble) == str(words), words
                     level = logging.DEBUG if is_known else logging.INFO
                     logger.log(level, "view %d is not connected yet: %s", stage.view.epoch, words)
-                stage.over.wait(PAUSE)
+                stage.stopped.wait(PAUSE)
                 continue
             group = ViewGroup(backend, stage, self._config)
             if not self._stages.built(stage, backend, group):
@@ -128,11 +131,11 @@ class Builders:
 
 
 def abort_stage(stage: Stage) -> None:
-    """End what runs in a stage that is over."""
+    """Interrupt what runs in a stage that has stopped."""
     backend = stage.backend
     if backend is None:
         return
-    error = stage.ending or ChannelClosed("This view is over")
+    error = stage.ending or stage.stop_error
     abort: Callable[[DistributedError], None] | None = getattr(backend, "abort", None)
     if abort is not None:
         abort(error)

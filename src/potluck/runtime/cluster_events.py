@@ -114,9 +114,13 @@ class Bulletin:
     def post(self, event: object, *, quietly: bool = False) -> None:
         """Keep an event and write it to the log; ``quietly`` what nobody needs to look at."""
         level = logging.DEBUG if quietly else _level(event)
+        self.keep(event, level)
+        logger.log(level, "%s", event, extra=_fields(event))
+
+    def keep(self, event: object, level: int) -> None:
+        """Keep an event that is in the log already."""
         self._count += 1
         self._kept.append(ClusterEvent(event, number=self._count, level=level))
-        logger.log(level, "%s", event, extra=_fields(event))
 
     def changed(self, change: ViewChange) -> None:
         """Tell the callbacks of another view."""

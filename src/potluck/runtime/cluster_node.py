@@ -10,7 +10,7 @@ from potluck.backend.view import ViewBackend
 from potluck.core.cluster import ClusterCore
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.health_records import HealthEvent
-from potluck.errors import DistributedError
+from potluck.errors import BackendUnavailable, DistributedError
 from potluck.logs import get_logger
 from potluck.messages import Peer
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
@@ -39,17 +39,18 @@ from potluck.runtime.recorder_cluster import ClusterRecorder
 from potluck.runtime.recorder_logs import attach
 
 if TYPE_CHECKING:
+    from potluck.core.cluster_messages import Cause, Commit
     from potluck.runtime.auto_config import AutoDiscoveryConfig
     from potluck.runtime.control_reports import Report
     from potluck.runtime.observing_journal import Journal
-    from potluck.vocabulary import ProcessId, View
+    from potluck.vocabulary import View
 
 __all__ = ["ClusterNode"]
 
 logger = get_logger("potluck.cluster")
 
-WHY_WITHIN = 0.3
-"""Seconds to learn why others have ended a view."""
+MISSING_WITHIN = 1.0
+"""Seconds to ask the control thread whom it misses; it needs milliseconds."""
 
 GOODBYE_WITHIN = 2.0
 """Seconds for each step of leaving."""
@@ -84,6 +85,7 @@ class ClusterNode:
             config.registry() or DistributedMetrics(), self.control, self.port
         )
         self.stages.follow(self._counting.built)
+        self.stages.find_missing = self._missing
         figures = self._counting.figures
         self._scribe = Scribe(self.card.process, self.bulletin, self.stages, figures)
         links = self.control.links
@@ -110,33 +112,50 @@ class ClusterNode:
 
     # -- the theatre: called by the control thread ---------------------------------------------
 
-    def install(self, view: View, cards: Sequence[ProcessCard], reason: str) -> None:
-        """Go on with this view."""
+    def install(
+        self, view: View, cards: Sequence[ProcessCard], reason: str, commits: Sequence[Commit]
+    ) -> None:
+        """Continue with this view; operations of the one before end with what ``commits`` say."""
         rank = view.rank_of(self.card.process)
         assert rank is not None
         stage = Stage(view, rank)
-        stage.complain = lambda rank, why: self._make_sure_of(view.members[rank], why)
+        stage.complain = lambda rank, why: self._make_sure_of(stage, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
         change, self._view = ViewChange(view, self._view, reason), view
         self.flight.changed(change)
         self._counting.installed(stage, change, cards)
         self.bulletin.changed(change)  # before anybody can see the view itself
-        ending, orderly = self._ending_before(change)
-        before = self.stages.install(stage, ending, orderly=orderly)
+        ending, orderly = self._ending_before(commits)
+        passed = self._passed(commits)
+        before = self.stages.install(stage, ending, orderly=orderly, passed=passed)
         if before is not None:
             self._builders.abort(before)
         self.stages.pause(None)
         self._builders.build(stage, before)
         self._remember(cards)
 
-    def _ending_before(self, change: ViewChange) -> tuple[DistributedError, bool]:
-        """What the view before ends with if nothing has ended it, and whether in good order."""
-        if change.previous is None or not change.left:
-            return words.changed(change.reason), True
-        first = change.left[0]
-        card, rank = self.control.card_of(first), change.previous.rank_of(first)
-        orderly = all(self.control.has_departed(each) for each in change.left)
-        return words.lost(card, rank, change.reason), orderly
+    def _ending_before(self, commits: Sequence[Commit]) -> tuple[DistributedError, bool]:
+        """What the stage before ends with, if it has not, and whether in good order."""
+        stage = self.stages.latest
+        if stage is None or stage.ending is not None:
+            return words.out_of_view("it has ended before"), True  # which nothing will raise
+        view = stage.view
+        error = words.ending(view, commits, self.card.process)
+        return error, words.is_orderly(view, commits)
+
+    def _passed(self, commits: Sequence[Commit]) -> list[Stage]:
+        """Views between the last one and the new one: the others were in them, this process not.
+
+        Its program is told of their ends too, as those of the others are.
+        """
+        passed = []
+        for number, commit in enumerate(commits[:-1], 1):
+            rank = commit.view.rank_of(self.card.process)
+            if rank is not None:
+                over = Stage(commit.view, rank)
+                over.end(words.ending(commit.view, commits[number:], self.card.process))
+                passed.append(over)
+        return passed
 
     def _peer(self, card: ProcessCard) -> Peer:
         addresses = self.control.links.addresses_of(card.process)
@@ -175,43 +194,29 @@ class ClusterNode:
             if card.process != self.card.process
         )
 
-    def abort(
-        self, lost: ProcessCard | None, rank: int | None, reason: str, *, orderly: bool
-    ) -> None:
-        """End what runs in the present view: at once, unless whoever left did so in good order."""
-        if lost is None:
-            self._end_soon(words.changed(reason))
-        elif lost.process == self.card.process:
-            self._end_stage(words.removed(reason))
-        else:
-            self._end_stage(words.lost(lost, rank, reason), orderly=orderly)
-
-    def _end_soon(self, error: DistributedError) -> None:
-        """Somebody else has ended this view; the next one, or whoever is lost, will say why."""
-        stage = self.stages.latest
-
-        def work() -> None:
-            if stage is not None and not stage.over.wait(WHY_WITHIN):
-                self.stages.end(error, orderly=True, stage=stage)
-                self._builders.abort(stage)
-
-        self._builders.start(work, "potluck-why")
+    def stop(self, reason: str, *, orderly: bool) -> None:
+        """Interrupt what runs in the present view; its error is made from the commit to come."""
+        stage = self.stages.stop(reason, orderly=orderly)
+        if stage is not None:
+            self._builders.abort(stage)
 
     def pause(self, reason: str | None) -> None:
         """Let calls wait."""
         self.stages.pause(reason)
         self._counting.paused(paused=reason is not None)
 
-    def removed(self, reason: str) -> None:
+    def removed(self, reason: str, commit: Commit | None) -> None:
         """We are in no view any more."""
         self.stages.explain(reason)
-        self._end_stage(words.removed(reason))
-
-    def _end_stage(self, error: DistributedError, *, orderly: bool = False) -> None:
-        self.stages.end(error, orderly=orderly)
+        self.stages.pause(None)
         stage = self.stages.latest
-        if stage is not None:
-            self._builders.abort(stage)
+        if stage is None:
+            return
+        if commit is None or commit.lineage != stage.view.lineage:
+            self.stages.end(words.out_of_view(reason))
+        else:
+            self.stages.end(words.ending(stage.view, (commit,), self.card.process))
+        self._builders.abort(stage)
 
     def note(self, event: object) -> None:
         """Something happened."""
@@ -262,10 +267,26 @@ class ClusterNode:
             self.control.post(self._counting.look)
         return self.metrics.snapshot()
 
-    def _make_sure_of(self, process: ProcessId, why: str) -> None:
-        """Operations have lost a member with whom we are still in contact: contact it anew."""
-        logger.warning("%s is lost to operations, though it is in contact: %s", process, why)
-        self.control.post(lambda: self.control.links.drop(process, why))
+    def _make_sure_of(self, stage: Stage, rank: int, why: str) -> None:
+        """Operations have lost a member with which membership is in contact: contact it anew.
+
+        A view follows in any case: without that member, or with the same members.
+        """
+        process = stage.view.members[rank]
+
+        def look() -> None:
+            if not stage.stopped.is_set() and self.stages.latest is stage:
+                logger.warning("Operations have lost %s, membership has not: %s", process, why)
+                self.control.links.drop(process, why)
+
+        self.control.post(look)
+
+    def _missing(self) -> Sequence[Cause]:
+        control = self.control
+        try:
+            return control.ask(lambda: control.core.missing(clock.now()), MISSING_WITHIN)
+        except BackendUnavailable:
+            return ()
 
     def close(self) -> None:
         """Say goodbye and end everything.  May be called twice."""

@@ -7,11 +7,14 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from potluck.core.cluster_events import ClusterState
+from potluck.core.cluster_messages import CauseCode
 from potluck.runtime import clock
 from potluck.runtime.control_reports import (
     MAX_LINES,
     HealthLine,
     MemberLine,
+    MissingLine,
     Report,
     bounded_facts,
     sentence,
@@ -58,8 +61,20 @@ class Reporter:
             rank=-1 if rank is None else rank,
             members=[self._member(each) for each in members],
             peers=[self._peer(each) for each in health],
+            missing=self._missing(),
             facts=self._facts,
         )
+
+    def _missing(self) -> list[MissingLine]:
+        """Whom we wait for: those who may still be at work."""
+        core = self._control.core
+        if core.state is ClusterState.ACTIVE:
+            return []
+        return [
+            MissingLine(each.who.node, each.who.incarnation, each.name, each.silent_for)
+            for each in core.missing(clock.now())[:MAX_LINES]
+            if each.code is CauseCode.SILENT
+        ]
 
     def _member(self, process: ProcessId) -> MemberLine:
         name = self._control.card_of(process).name

@@ -1,9 +1,10 @@
 """Stages: one view after the other as operations see them.
 
-The control thread installs and ends stages; callers step in.  A call runs in one stage from its
-beginning to its end.  A program that has used a stage which is over is told so by the error with
-which that ended: in the middle of its calls, or at the next one.  So all ranks learn of every
-change, and what they do next they do among the same ranks.
+The control thread installs, stops and ends stages; callers step in.  A call runs in one stage from
+its beginning to its end.  A program that has used a stage gets the error with which that ended, in
+the middle of its calls or at the next one, and then those of all stages that followed, one per
+call.  While a stage has stopped and its error is not decided yet, calls wait, up to their timeout.
+So all ranks learn of every change, and what they do next they do among the same ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from potluck.errors import DistributedError, Timeout, ViewChanged
+from potluck.errors import DistributedError, Timeout
+from potluck.runtime import cluster_words as words
 from potluck.runtime.cluster_footing import Footing
 from potluck.runtime.limits import read_timeout
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
+    from potluck.core.cluster_messages import Cause
     from potluck.runtime.cluster_stage import Stage
     from potluck.runtime.group import Group
 
@@ -51,32 +54,55 @@ class Stages:
         self._paused: str | None = None
         self._failed: DistributedError | None = None
         self._followers: list[Callable[[Stage], None]] = []
+        self.find_missing: Callable[[], Sequence[Cause]] = tuple
+        """Asks membership which members of the view are out of contact; on a caller's thread."""
 
     # -- the control thread --------------------------------------------------------------------
 
-    def install(self, stage: Stage, ending: DistributedError, *, orderly: bool) -> Stage | None:
-        """Go on with another stage; the one before ends with this error and is returned."""
+    def install(
+        self,
+        stage: Stage,
+        ending: DistributedError,
+        *,
+        orderly: bool,
+        passed: Sequence[Stage] = (),
+    ) -> Stage | None:
+        """Continue with another stage; the one before ends with this error and is returned.
+
+        Between the two were those ``passed``, which are over; this process never was in them.
+        """
+        stage.make_late = self.late
         with self._changed:
             before, self._current = self._current, stage
-            if before is not None:
+            if before is not None and before.ending is None:
                 before.end(ending, orderly=orderly)
+            for each in (*passed, stage):
+                self._footing.add(each)
             self._settle()
         return before
 
-    def end(
-        self, error: DistributedError, *, orderly: bool = False, stage: Stage | None = None
-    ) -> None:
-        """The present stage, or the one given, ends with this error; the next one follows."""
+    def stop(self, reason: str, *, orderly: bool = False) -> Stage | None:
+        """Let nothing more begin in the present stage, which is returned; its error follows."""
         with self._changed:
-            ending = stage or self._current
-            if ending is not None:
-                ending.end(error, orderly=orderly)
+            stage = self._current
+            if stage is not None:
+                stage.stop(reason, orderly=orderly)
             self._settle()
+        return stage
+
+    def end(self, error: DistributedError) -> Stage | None:
+        """The present stage, which is returned, ends with this error, and no other follows yet."""
+        with self._changed:
+            stage = self._current
+            if stage is not None and stage.ending is None:
+                stage.end(error)
+            self._settle()
+        return stage
 
     def built(self, stage: Stage, backend: Backend, group: Group) -> bool:
         """The connections of a stage are there; False if that was too late."""
         with self._changed:
-            if stage.ending is not None or self._failed is not None:
+            if stage.stopped.is_set() or self._failed is not None:
                 return False
             stage.backend, stage.group = backend, group
             self._settle()
@@ -109,7 +135,7 @@ class Stages:
 
     def _settle(self) -> None:
         stage = self._current
-        is_ready = stage is not None and stage.ending is None and stage.backend is not None
+        is_ready = stage is not None and not stage.stopped.is_set() and stage.backend is not None
         self._ready = stage if is_ready and self._paused is None and not self._failed else None
         self._changed.notify_all()
 
@@ -149,7 +175,7 @@ class Stages:
         with self._changed:
             self._followers.append(follower)
             stage = self._current
-        if stage is not None and stage.backend is not None and stage.ending is None:
+        if stage is not None and stage.backend is not None and not stage.stopped.is_set():
             follower(stage)
 
     def unfollow(self, follower: Callable[[Stage], None]) -> None:
@@ -159,12 +185,18 @@ class Stages:
                 self._followers.remove(follower)
 
     def accept(self) -> None:
-        """The program knows of every change so far: none of them is told by an error."""
-        self._footing.leave()
+        """The program knows of every change so far: none of them is told by an error.
+
+        It begins anew, as after it joined: changes before its next call are not told either.
+        """
+        with self._changed:
+            self._footing.leave()
 
     def told(self, stage: Stage) -> None:
         """The program has learned that a stage is over."""
-        self._footing.told(stage)
+        if self._failed is None:  # else the lock may be held by a thread that is not here
+            with self._changed:
+                self._footing.told(stage)
 
     def read(self, timeout: float | None) -> Stage:
         """The stage in which the program learns its place: if that changes, it is told.
@@ -176,10 +208,14 @@ class Stages:
         stage, footing = self._current, self._footing
         if footing.called and footing.stage is not None:
             return footing.stage
-        if stage is None or (stage.ending is not None and self._failed is None):
-            stage = self._wait(lambda: self._current, lambda each: each.ending is None, timeout)
-        if not footing.used:
-            footing.take(stage, called=False)
+        if stage is None or (stage.stopped.is_set() and self._failed is None):
+            stage = self._wait(lambda: self._current, _is_running, timeout)
+        if self._failed is None:  # else the lock may be held by a thread that is not here
+            with self._changed:
+                if not footing.used:
+                    footing.take(stage, called=False)
+                    if self._current is not stage and self._current is not None:
+                        footing.add(self._current)  # it was replaced meanwhile
         return stage
 
     def wait_for(
@@ -200,38 +236,51 @@ class Stages:
         if self._failed is not None:  # before the lock: it may be nobody's in a forked child
             raise copy.copy(self._failed)
         with self._changed:
-            while True:
+            while (remaining := deadline - time.monotonic()) > 0:
                 if self._failed is not None:
                     raise copy.copy(self._failed)
                 stage = find()
                 if stage is not None and condition(stage):
                     return stage
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise self._late(timeout or 0.0, goal)
                 self._changed.wait(min(remaining, LONGEST))
+            stage = find()
+            if stage is not None and condition(stage):
+                return stage
+        raise self.late(timeout or 0.0, goal)  # without the lock: it asks the control thread
 
     def step_in(self, timeout: float | None) -> Stage:
         """Begin a call, or raise what the program has to be told first."""
         footing = self._footing
-        stage, before = self._ready, footing.stage
-        if stage is None or stage is not before or not footing.called:
-            if footing.used and before is not None and before.ending is not None:
-                footing.told(before)
-                raise copy.copy(before.ending)
-            if stage is None:
-                stage = self.wait_for(lambda _: True, timeout)
-            if footing.used and before is not None and before is not stage:
-                footing.told(before)  # it was replaced while we waited
-                raise copy.copy(before.ending or _CHANGED)
-            footing.take(stage, called=True)
-        return stage
+        stage = self._ready
+        if stage is not None and stage is footing.stage and footing.called:
+            return stage
+        owed: Stage | None = None
 
-    def _late(self, seconds: float, goal: str) -> Timeout:
+        def take_next() -> Stage | None:
+            nonlocal owed
+            owed = owed or footing.owed()
+            # Also if another thread was told meanwhile: this call began before.
+            if owed is not None and owed.ending is not None:
+                skipped = footing.skipped if footing.stage is owed else 0
+                footing.told(owed)
+                raise words.after_skipping(owed.ending, skipped)
+            if self._ready is not None:
+                footing.take(self._ready, called=True)
+            return self._ready
+
+        return self._wait(take_next, lambda _: True, timeout)
+
+    def late(self, seconds: float, goal: str = "") -> Timeout:
+        """The error of a call that waited too long.  Not for the control thread, which it asks."""
         stage = self._current
-        if self._paused is not None:
-            what, cause = "the cluster is paused", self._paused
-        elif stage is None or stage.ending is not None:
+        is_open = stage is not None and stage.ending is None and stage.stopped.is_set()
+        if stage is not None and (self._paused is not None or is_open):
+            waited = f"Waited {seconds:g} s for {goal or 'the cluster'}"
+            what = "the cluster is paused" if self._paused else "no view follows yet"
+            reason = self._paused or stage.stopped_because
+            missing = self.find_missing()
+            return words.no_quorum(f"{waited}, but {what}", seconds, stage.view, missing, reason)
+        if stage is None or stage.ending is not None:
             what, cause = "this node is in no view of its cluster", self._waiting_for
         elif stage.backend is None:
             what = f"the members of view {stage.view.epoch} are not connected yet"
@@ -247,20 +296,32 @@ class Stages:
         )
 
 
-_CHANGED = ViewChanged("The cluster has changed")
+def _is_running(stage: Stage) -> bool:
+    return not stage.stopped.is_set()
 
 
 class Visit:
     """One call of one thread; calls within it run in the same stage."""
 
-    __slots__ = ("__weakref__", "_is_inner", "_pin", "_stages", "_timeout", "stage")
+    __slots__ = ("__weakref__", "_begun", "_is_inner", "_pin", "_stages", "_timeout", "stage")
 
     def __init__(self, stages: Stages, pin: _Pin, timeout: float | None) -> None:
         self._stages = stages
         self._pin = pin
         self._timeout = timeout
         self._is_inner = False
+        self._begun = time.monotonic()
         self.stage: Stage | None = None
+
+    @property
+    def _seconds(self) -> float:
+        return 0.0 if self._timeout is None else self._timeout
+
+    @property
+    def _deadline(self) -> float | None:
+        """Until when the call may wait for what membership decides."""
+        timeout = read_timeout(self._timeout)
+        return None if timeout is None else self._begun + timeout
 
     def __enter__(self) -> Stage:
         stage = self._stages.pinned
@@ -284,9 +345,12 @@ class Visit:
             return
         self._pin.visit = None
         stage.end_use()
-        verdict = None if error is None else stage.verdict_on(error)
-        if verdict is None or error is None:
+        if error is None:
             return
-        self._stages.told(stage)
+        verdict = stage.verdict_on(error, self._deadline, self._seconds)
+        if verdict is None:
+            return
+        if stage.ending is not None:
+            self._stages.told(stage)
         if type(verdict) is not type(error) or verdict.args != error.args:
             raise verdict from error

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from potluck.core import cluster_effects as effects
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_events import MembershipChange, MembershipEvent
-from potluck.core.cluster_messages import decode, encode
+from potluck.core.cluster_messages import Commit, decode, encode
 from potluck.core.health_records import HealthEvent, HealthStatus
 from potluck.errors import BackendUnavailable
 from potluck.logs import get_logger
 from potluck.runtime import clock
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.control_links import REPORTS, Links
-from potluck.runtime.control_reports import Ask, Report, read_said, write
+from potluck.runtime.control_reports import Ask, Continue, Report, read_said, write
 
 if TYPE_CHECKING:
     from potluck.core.cluster import ClusterCore
@@ -50,19 +50,24 @@ AT_ONCE = 256
 class Theatre(Protocol):
     """Where views are played: told by the control thread, must not keep it waiting."""
 
-    def install(self, view: View, cards: Sequence[ProcessCard], reason: str) -> None:
-        """Go on with this view."""
+    job: str
 
-    def abort(
-        self, lost: ProcessCard | None, rank: int | None, reason: str, *, orderly: bool
+    def install(
+        self, view: View, cards: Sequence[ProcessCard], reason: str, commits: Sequence[Commit]
     ) -> None:
-        """End what runs in the present view: at once, unless whoever left did so in good order."""
+        """Continue with this view; ``commits`` followed the one before, oldest first."""
+
+    def stop(self, reason: str, *, orderly: bool) -> None:
+        """Stop what runs in the present view, without an error yet.
+
+        At once, unless a member left in good order: then what was begun may be finished.
+        """
 
     def pause(self, reason: str | None) -> None:
         """Let calls wait until this is called with None."""
 
-    def removed(self, reason: str) -> None:
-        """We are in no view any more."""
+    def removed(self, reason: str, commit: Commit | None) -> None:
+        """We are in no view any more; ``commit`` followed ours, if one is known."""
 
     def note(self, event: object) -> None:
         """Something happened that people want to know; its text is a sentence."""
@@ -91,7 +96,6 @@ class Control:
         self.me = core.me
         self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
         self._departed: set[ProcessId] = set()  # members who have left in good order
-        self._played: View | None = None  # the view in which operations run
         self._theatre = theatre
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
@@ -155,12 +159,14 @@ class Control:
             self._ended = self.links.is_over = True
 
     def _turn(self) -> None:
-        moments = [self.core.next_deadline, self.links.contacts.next_deadline]
         now = clock.now()
+        moments = [self.core.next_deadline, self.links.next_dial(now)]
         due = min((each for each in moments if each is not None), default=now + LONGEST)
         with contextlib.suppress(queue.Empty):
             wait = min(due - now, LONGEST)
-            (self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait())()
+            first = self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait()
+            self.core.begin_batch()  # all that has come in, and then one decision
+            first()
             for _ in range(AT_ONCE):
                 if not self._ended:
                     self._inbox.get_nowait()()
@@ -170,6 +176,7 @@ class Control:
         deadline = self.core.next_deadline
         if deadline is not None and now >= deadline:
             self._carry_out(self.core.tick(now))
+        self._carry_out(self.core.end_batch(now))
         self.links.dial_due(now)
         if now >= self._look_at:
             self._look_at = now + LONGEST
@@ -208,6 +215,10 @@ class Control:
     def asked(self, lane: Lane, payload: bytes) -> None:
         """Somebody wants to know how we are."""
         said = read_said(payload)
+        if isinstance(said, Continue) and said.job == self._theatre.job:
+            logger.warning("A person asks this process to continue without missing machines")
+            self.continue_without_missing()
+            self.links.io.send(lane, write(self._theatre.report()), REPORTS)
         if not isinstance(said, Ask):
             return
         self.links.io.send(lane, write(self._theatre.report()), REPORTS)
@@ -219,6 +230,10 @@ class Control:
     def step_down(self) -> None:
         """Hand rank 0 to the next member, if it is ours."""
         self._carry_out(self.core.step_down(clock.now()))
+
+    def continue_without_missing(self) -> None:
+        """Do not wait for members that are missing."""
+        self._carry_out(self.core.continue_without_missing(clock.now()))
 
     def _carry_out(self, wanted: Sequence[effects.Effect]) -> None:
         for effect in wanted:
@@ -252,31 +267,25 @@ class Control:
     def _play(self, effect: effects.Effect) -> None:
         """What concerns operations."""
         match effect:
-            case effects.Installed(view, reason):
-                self._install(view, reason)
-            case effects.Abort(_, lost, reason, orderly):
-                self._abort(lost, reason, orderly=orderly)
+            case effects.Installed(view, reason, commits):
+                self._install(view, reason, commits)
+            case effects.Abort(reason=reason, orderly=orderly):
+                self._theatre.stop(reason, orderly=orderly)
             case effects.Paused(reason):
                 self._theatre.pause(reason)
             case effects.Resumed():
                 self._theatre.pause(None)
-            case effects.Removed(reason):
-                self._theatre.removed(reason)
+            case effects.Removed(reason, commit):
+                self._theatre.removed(reason, commit)
 
-    def _install(self, view: View, reason: str) -> None:
-        self._played = view
-        self._theatre.install(view, [self.card_of(each) for each in view.members], reason)
+    def _install(self, view: View, reason: str, commits: Sequence[Commit]) -> None:
+        cards = [self.card_of(each) for each in view.members]
+        self._theatre.install(view, cards, reason, commits)
         connected = {each.card.process for each in self.links.opened_lanes}
         keep = {*view.members, *connected, self.me.process}
         self._cards = {process: card for process, card in self._cards.items() if process in keep}
         self._departed &= keep
         self.links.forget_except(keep)
-
-    def _abort(self, lost: ProcessId | None, reason: str, *, orderly: bool) -> None:
-        view = self._played  # the core may be in the next one already
-        rank = view.rank_of(lost) if view is not None and lost is not None else None
-        card = self.card_of(lost) if lost is not None else None
-        self._theatre.abort(card, rank, reason, orderly=orderly)
 
     def has_departed(self, process: ProcessId) -> bool:
         """Whether a member has left in good order."""

@@ -20,6 +20,15 @@ __all__ = ["Contact", "Contacts"]
 COURTESY = 0.3
 """Seconds that the side with the larger id waits for the other to dial."""
 
+CROWD = 4
+"""Processes for which that is long enough; with more it waits longer in proportion.
+
+The other side dials one after the other, and each handshake costs both sides processor time.
+"""
+
+LONGEST_COURTESY = 10.0
+"""Seconds, however many there are."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds before trying again; each time twice as long."""
 
@@ -98,7 +107,7 @@ class Contacts:
         if known is None:
             known = Contact(key if process is None else _key(process), node, process)
             if process is not None and process < self._me:
-                known.due = now + COURTESY
+                known.due = now + self._courtesy
             known.is_self = process == self._me
             if len(self._known) < MAX_CONTACTS:
                 self._known[known.key] = known
@@ -121,7 +130,7 @@ class Contacts:
         """The lane to somebody has ended: try again."""
         for contact in self._of(process):
             contact.is_connected = False
-            contact.due = now + (COURTESY if process < self._me else FIRST_PAUSE)
+            contact.due = now + (self._courtesy if process < self._me else FIRST_PAUSE)
             if contact.node is None:
                 contact.process = None  # whoever is at that address now
 
@@ -149,9 +158,15 @@ class Contacts:
         """Where somebody was last seen."""
         return tuple(dict.fromkeys(a for each in self._of(process) for a in each.addresses))
 
-    def due(self, now: float) -> list[Contact]:
-        """Whom to dial now; each is marked as being dialled."""
+    @property
+    def _courtesy(self) -> float:
+        return min(COURTESY * max(1.0, len(self._known) / CROWD), LONGEST_COURTESY)
+
+    def due(self, now: float, most: int = MAX_CONTACTS) -> list[Contact]:
+        """Whom to dial now, those first that wait longest; each is marked as being dialled."""
         found = [each for each in self._candidates() if each.due <= now]
+        if len(found) > most:
+            found = sorted(found, key=lambda each: (each.due, each.key))[:most]
         for contact in found:
             contact.is_dialled = True
         return found

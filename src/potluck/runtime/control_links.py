@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from potluck.core.buckets import TokenBucket
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_messages import MAX_MEMBERS
 from potluck.errors import ChannelClosed, DistributedError, MalformedFrame
 from potluck.logs import get_logger
 from potluck.metrics.sections import DiscoveryMetrics
 from potluck.net.discovery_records import Found, Gone
+from potluck.net.incarnation import is_slot_free
 from potluck.runtime import clock
 from potluck.runtime.control_contacts import Contact, Contacts
 from potluck.runtime.control_doors import SAME_PROCESS
@@ -37,6 +39,21 @@ CLUSTER, REPORTS = 0, 1
 
 MAX_LANES = 2 * MAX_MEMBERS
 """Processes that have a lane at once: all members of the largest view, and as many who wait."""
+
+DIALS_AT_ONCE = 4
+"""Processes that are dialled at the same time: a handshake computes more than it waits."""
+
+WAITING_DIALS = 12
+"""More of them that have waited for an answer for a second: an address may be a black hole."""
+
+PATIENT = 1.0
+"""Seconds for which a dial counts as one that computes."""
+
+DIALS_BURST, DIALS_PER_SECOND = 64, 16.0
+"""Connections that are opened at once, and in a second after that, whatever happens."""
+
+PROBES_BURST, PROBES_PER_SECOND = 64, 32.0
+"""The same for ports that are tried."""
 
 MAX_OBSERVERS = 64
 """Observers that have a lane at once."""
@@ -79,6 +96,11 @@ class Links:
         self._onlookers = LaneTable(me.process)  # lanes of which one end is an observer
         self._last: dict[ProcessId, OpenedLane] = {}  # the latest lane of everybody we have met
         self._banned: dict[ProcessId, str] = {}
+        self._dialling: dict[Contact, float] = {}  # who is dialled now, and since when
+        now = clock.now()
+        self._dials = TokenBucket(DIALS_PER_SECOND, DIALS_BURST, now)
+        self._probes = TokenBucket(PROBES_PER_SECOND, PROBES_BURST, now)
+        self._probing: set[ProcessId] = set()
         self.doors: Doors | None = None
         self.discovery: Discovery | None = None
         self._draining = False
@@ -126,9 +148,26 @@ class Links:
             self.io.send(opened.lane, payload, CLUSTER)
 
     def dial_due(self, now: float) -> None:
-        """Dial whom it is time to dial."""
-        for contact in self.contacts.due(now):
+        """Dial whom it is time to dial, a few at a time."""
+        if self.doors is None:
+            return
+        quick = sum(now - since < PATIENT for since in self._dialling.values())
+        room = min(DIALS_AT_ONCE - quick, DIALS_AT_ONCE + WAITING_DIALS - len(self._dialling))
+        if room <= 0 or not self._dials.has(now):
+            return
+        for contact in self.contacts.due(now, room):
+            self._dials.take(now)
+            self._dialling[contact] = now
             self._dial(contact)
+
+    def next_dial(self, now: float) -> float | None:
+        """When the next dial is due; None if it depends on something else."""
+        due = None if self.doors is None else self.contacts.next_deadline
+        if due is None:
+            return None
+        if len(self._dialling) >= DIALS_AT_ONCE:
+            due = max(due, now + PATIENT / 4)  # the end of a dial wakes us earlier
+        return max(due, self._dials.when(now))
 
     def drop(self, process: ProcessId, why: str) -> None:
         """Make sure of a process anew: end the lane to it, as if it had broken."""
@@ -147,16 +186,25 @@ class Links:
         self.contacts.forget(process)
 
     def probe(self, process: ProcessId) -> None:
-        """Try the port of a process."""
+        """Try the port of a process, unless that is being done, or was done too often."""
+        if process in self._probing or not self._probes.take(clock.now()):
+            return  # the core asks again with its next beat
+        self._probing.add(process)
         addresses = list(self.addresses_of(process))
         last = self._last.get(process)
         link = last.link if last else None
+        slot = self._slot_here(last.card) if last else None
 
         def errand() -> None:
-            why = probe(addresses, link)
+            why = None if _is_free(slot) else probe(addresses, link)
             self._post(lambda: self._on_probed(process, why))
 
         self._errands.run(errand, urgent=True)
+
+    def _slot_here(self, card: ProcessCard) -> int | None:
+        """The slot of a process of this user on this machine; None for all others."""
+        is_here = card.node == self._me.node and card.machine == self._me.machine
+        return card.slot if is_here else None
 
     def addresses_of(self, process: ProcessId) -> tuple[Address, ...]:
         """Where a process may be reached, first where it was reached last."""
@@ -191,8 +239,7 @@ class Links:
 
     def _dial(self, contact: Contact) -> None:
         addresses, node, doors = contact.addresses, contact.node, self.doors
-        if doors is None:
-            return
+        assert doors is not None
 
         def look() -> None:
             if self._errands.is_closed:
@@ -211,6 +258,7 @@ class Links:
         self._errands.run(errand, ahead=contact.reported != {"mdns"})
 
     def _on_failed(self, contact: Contact, trouble: str) -> None:
+        self._dialling.pop(contact, None)
         contact.is_self = contact.is_self or SAME_PROCESS in trouble
         if trouble != contact.trouble and not contact.is_self:  # once for each reason
             logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
@@ -222,6 +270,7 @@ class Links:
         process = opened.card.process
         if via is not None:
             via.is_dialled = False
+            self._dialling.pop(via, None)
         is_watch = Role.OBSERVER in {opened.card.role, self._me.role}
         table, most = (self._onlookers, MAX_OBSERVERS) if is_watch else (self._lanes, MAX_LANES)
         if self.is_over or process in self._banned:
@@ -269,6 +318,7 @@ class Links:
             self._on_ended(lane, f"it sent what cannot be understood ({error})")
 
     def _on_probed(self, process: ProcessId, why: str | None) -> None:
+        self._probing.discard(process)
         if not self.is_over and self._lanes.to(process) is None:
             self._listener.probed(process, why)
 
@@ -285,6 +335,17 @@ class Links:
                 if isinstance(event, Found):
                     self.counts.arrivals.inc()
                 self.contacts.sighted(event.sighting, now)
+
+
+def _is_free(slot: int | None) -> bool:
+    """Whether the system has released the lock of a slot here, whatever a firewall does."""
+    if slot is None:
+        return False
+    try:
+        return is_slot_free(slot)
+    except DistributedError as error:
+        logger.debug("slot %d could not be looked at: %s", slot, error)
+        return False
 
 
 def _raise(reason: str) -> None:

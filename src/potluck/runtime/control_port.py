@@ -62,6 +62,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> Proces
         role=role,
         schema=config.schema,
         pause_after=config.health.pause_after,
+        quorum=config.quorum,
     )
 
 

@@ -17,8 +17,10 @@ from potluck.runtime.observing_journal import Journal
 __all__ = [
     "MAX_LINES",
     "Ask",
+    "Continue",
     "HealthLine",
     "MemberLine",
+    "MissingLine",
     "Report",
     "bounded_facts",
     "read_said",
@@ -43,6 +45,22 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
 
     news_after: Count = -1
     """With a number from 0 on: and what happened after the event of this number."""
+
+
+class Continue(msgspec.Struct, frozen=True, omit_defaults=True, tag="continue"):
+    """A person asks: do not wait for the machines that are missing."""
+
+    job: Line
+
+
+class MissingLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of the last view that is waited for."""
+
+    node: Line
+    incarnation: Count
+    name: Line = ""
+    silence: Seconds = 0.0
+    """Seconds since it was last heard."""
 
 
 class MemberLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,6 +103,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_o
     rank: Count = -1
     members: Annotated[list[MemberLine], msgspec.Meta(max_length=MAX_LINES)] = []
     peers: Annotated[list[HealthLine], msgspec.Meta(max_length=MAX_LINES)] = []
+    missing: Annotated[list[MissingLine], msgspec.Meta(max_length=MAX_LINES)] = []
+    """Whom it waits for before it can continue."""
     facts: Annotated[dict[Line, Sentence], msgspec.Meta(max_length=32)] = {}
     """What a launcher compares: script, arguments, versions."""
 
@@ -94,7 +114,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_o
         return self.node, self.incarnation
 
 
-Said: TypeAlias = Ask | Report | Journal
+Said: TypeAlias = Ask | Report | Journal | Continue
 
 
 def write(message: Said) -> bytes:

@@ -27,6 +27,7 @@ from potluck.runtime.control_links import REPORTS, Links
 from potluck.runtime.control_port import make_card, open_port
 from potluck.runtime.control_reports import (
     Ask,
+    Continue,
     Report,
     bounded_facts,
     read_said,
@@ -156,6 +157,10 @@ class Observer(Closing):
             self._state, self._facts = state, {**self._facts, **facts}
             self._inbox.put(self._tell_all)
 
+    def ask_to_continue(self, job: str) -> None:
+        """Have every process of a job that waits for missing machines continue without them."""
+        self._inbox.put(lambda: self._send_all(Continue(job)))
+
     @property
     def addresses(self) -> list[str]:
         """Where the processes of this job that are connected can be reached."""
@@ -228,8 +233,11 @@ class Observer(Closing):
                 self._links.dial_due(clock.now())
 
     def _tell_all(self) -> None:
+        self._send_all(self.own_report())
+
+    def _send_all(self, message: Report | Continue) -> None:
         for lane in list(self._links.observers):
-            self._links.io.send(lane, write(self.own_report()), REPORTS)
+            self._links.io.send(lane, write(message), REPORTS)
 
     def _ask_all(self) -> None:
         lanes = self._links.observers
@@ -283,7 +291,7 @@ class Observer(Closing):
             self._links.io.send(lane, write(self.own_report()), REPORTS)
             return
         card = self._links.observer_behind(lane)
-        if card is None or card.process != said.key:
+        if isinstance(said, Continue) or card is None or card.process != said.key:
             return
         if isinstance(said, Report):
             self.chronicle.arrived(said.key)

@@ -112,8 +112,9 @@ def content_of(recorder: Recorder, reason: str) -> bytes:
 
 
 def mention(recorder: Recorder, error: BaseException) -> None:
-    """If it helps with an error, write the dump and tell in the error's hint where it is.
+    """If it helps with an error, write the dump and add a note to the error that says where it is.
 
+    The text of the error stays as it is: on all ranks it is the same, and the place is not.
     Done at most once for an error, for a rank of a cluster or where ``POTLUCK_TRACE_DIR`` is set.
     """
     if not isinstance(error, _WORTH_IT) or error.trace is not None:
@@ -123,8 +124,7 @@ def mention(recorder: Recorder, error: BaseException) -> None:
     path = dump_soon_again(recorder, str(error))
     if path is not None:
         error.trace = str(path)
-        told = f"What came before is in {path}; `potluck trace` shows it."
-        error.hint = f"{error.hint} {told}" if error.hint else told
+        error.add_note(f"What came before is in {path}; `potluck trace` shows it.")
 
 
 _last: dict[int, tuple[float, Path]] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
@@ -17,9 +18,24 @@ from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.recording import MessageNote
 from potluck.runtime.work import Work
 
-__all__ = ["Transfer", "Transfers"]
+__all__ = ["Arbiter", "Transfer", "Transfers"]
 
 A = TypeVar("A")
+
+
+class Arbiter(Protocol):
+    """Decides what a message ends with whose connection broke, where that is not known at once."""
+
+    def is_open(self, error: DistributedError) -> bool:
+        """Whether that is not decided yet."""
+
+    def decided(self, error: DistributedError) -> DistributedError:
+        """What the message ends with."""
+
+    def wait(
+        self, error: DistributedError, deadline: float | None, seconds: float
+    ) -> DistributedError | None:
+        """Wait for the decision until a moment; the error of who waited too long, or None."""
 
 
 class Transfer(Work[A], Generic[A]):
@@ -38,6 +54,7 @@ class Transfer(Work[A], Generic[A]):
         self._progress = progress
         self._finish = finish
         self._settling = threading.RLock()  # a callback may ask how it has ended
+        self.arbiter: Arbiter | None = None
 
     @property
     def done(self) -> bool:
@@ -60,12 +77,19 @@ class Transfer(Work[A], Generic[A]):
         return cancelled
 
     def _drive(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             self._operation.wait(timeout)
         except DistributedError:
             if not self._operation.done:
                 raise  # the time-out of this wait, not an error of the message
-        self._settle()
+        error = self._operation.error
+        while not self._settle():
+            assert self.arbiter is not None
+            assert error is not None
+            late = self.arbiter.wait(error, deadline, timeout or 0.0)
+            if late is not None:
+                raise late
 
     def _settle(self) -> bool:
         """Note how it has ended, once; False while it has not."""
@@ -73,9 +97,14 @@ class Transfer(Work[A], Generic[A]):
             return False
         with self._settling:
             if not self._ended.is_set():
-                self._note(self._operation.error)
-                if self._operation.error is not None:
-                    self.fail(self._operation.error)
+                error = self._operation.error
+                if error is not None and self.arbiter is not None:
+                    if self.arbiter.is_open(error):
+                        return False
+                    error = self.arbiter.decided(error)
+                self._note(error)
+                if error is not None:
+                    self.fail(error)
                 else:
                     self.succeed(self._finish())
         return True

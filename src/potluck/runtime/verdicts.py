@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import Aborted, CollectiveMismatch, DistributedError, PeerLost, Timeout
 from potluck.runtime.fingerprint import Fingerprint, describe_mismatch
-from potluck.runtime.notices import Notice, Word
+from potluck.runtime.notices import FOR_EVER, Notice, Word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,9 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
             text = notice.text if is_relayed else f"Rank {rank} gave up: {notice.text}"
             return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
         case Word.ABORTED:
-            return Aborted(notice.text, rank=culprit, host=host)
+            aborted = Aborted(notice.text, rank=culprit, host=host)
+            aborted.is_final = notice.last_call >= FOR_EVER - 1
+            return aborted
     return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
 
 

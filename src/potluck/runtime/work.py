@@ -45,6 +45,8 @@ class Work(Generic[Result]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self.make_late: Callable[[float], Timeout | None] | None = None
+        """May say more than that it was not done in time."""
 
     def __str__(self) -> str:
         """What it is, as the subject of a sentence."""
@@ -65,10 +67,13 @@ class Work(Generic[Result]):
         if self._help is not None:
             self._help(self)  # this may be the very thread that has to do it
         if not self._ended.wait(limit):
-            raise Timeout(
-                f"{self._describe()} was not done within {limit:g} s", seconds=limit or 0.0
-            )
+            raise self._late(limit or 0.0)
         return self.result()
+
+    def _late(self, seconds: float) -> Timeout:
+        error = None if self.make_late is None else self.make_late(seconds)
+        text = f"{self._describe()} was not done within {seconds:g} s"
+        return error or Timeout(text, seconds=seconds)
 
     def ends_within(self, deadline: float | None) -> bool:
         """Wait until it ends (True), well or not, or a moment has come (False)."""

@@ -28,6 +28,8 @@ _FAULTS = {  # verb -> how often, among all
     "wake": 6,
     "jump": 5,
     "drift": 3,
+    "lag": 4,
+    "slow": 4,
     "leave": 4,
     "abdicate": 4,
 }
@@ -59,8 +61,12 @@ class _Author:
                 self._contest,
                 self._meeting,
                 self._endurance,
+                self._reconnection,
+                self._flapping,
+                self._power_cut,
+                self._rivalry,
             ),
-            (25, 29, 14, 20, 9, 3),
+            (21, 23, 12, 15, 8, 3, 7, 4, 4, 3),
         )[0]
 
     def lines(self) -> list[str]:
@@ -77,21 +83,17 @@ class _Author:
     # --- how it begins ---
 
     def _beginning(self) -> list[str]:
-        chance, names = self._chance, self._names
-        lines = [f"# The story of seed {self._seed}.", f"seed {self._seed}"]
-        lines.append(f"beat {chance.choice((0.25, 0.3, 0.33))} pausing after 1")
-        if self._happens(0.06):
-            lines.append("quorum any")
-        if self._happens(0.7):
-            lines.append(f"founders {chance.randint(2, len(names))}")
-        if self._happens(0.25):
-            lines.append("links routed")
-        if self._happens(0.25):
-            lines.append(f"delay 0.0005 to {chance.choice((0.01, 0.05, 0.15))}")
+        lines = [f"# The story of seed {self._seed}.", f"seed {self._seed}", *self._settings()]
         if self._middle == self._meeting:
             return [*lines, *self._apart()]
+        chance, names = self._chance, self._names
         late = names[-1] if len(names) > _FEWEST and self._happens(0.25) else ""
-        lines.append("nodes " + " ".join(name for name in names if name != late))
+        first = [name for name in names if name != late]
+        lines.append("nodes " + " ".join(first))
+        if self._happens(0.08):
+            lines.append(f"node {first[-1]}{first[-1]} on {first[-1]}")
+        if self._happens(0.12):
+            lines.append(f"firewall {chance.choice(first)}")
         if self._happens(0.05):
             lines.append("observers o")
         if self._happens(0.04):
@@ -102,12 +104,89 @@ class _Author:
             lines.append(f"loss {chance.choice((0.02, 0.1, 0.3))}")
         return [*lines, f"wait {chance.choice((0.25, 0.4, 0.6, 1.0))}"]
 
+    def _settings(self) -> list[str]:
+        """What holds for the whole story."""
+        chance = self._chance
+        lines = [f"beat {chance.choice((0.25, 0.3, 0.33))} pausing after 1"]
+        if self._happens(0.06):
+            lines.append("quorum any")
+        if self._happens(0.4 if self._middle == self._rivalry else 0.7):
+            lines.append(f"founders {chance.randint(2, len(self._names))}")
+        if self._happens(0.2):
+            lines.append("links routed")
+        if self._happens(0.25):
+            lines.append(f"delay 0.0005 to {chance.choice((0.01, 0.05, 0.15))}")
+        if self._middle == self._rivalry:
+            lines.append("trainers saving")
+        elif self._happens(0.4):
+            lines.append(chance.choice(("trainers", "trainers saving")))
+        return lines
+
     def _apart(self) -> list[str]:
         """Two clusters form without knowing of each other."""
         lines = [f"nodes {' '.join(self._names)}", self._split("|"), "founders 1"]
         return [*lines, f"wait {self._chance.uniform(1.0, 2.0):.3f}", "heal"]
 
     # --- what happens ---
+
+    def _reconnection(self) -> list[str]:
+        """A side is cut off, is back for a moment in which it learns that, and is cut off again."""
+        chance = self._chance
+        cut = self._split("|")
+        lines = []
+        for _ in range(chance.choice((1, 1, 2))):
+            lines += [cut, f"wait {chance.uniform(2.0, 4.0):.2f}"]
+            lines += ["heal", f"wait {chance.uniform(0.2, 0.9):.2f}"]
+        if self._happens(0.3):
+            lines.append(self._fault())
+        if self._happens(0.2):
+            lines += [cut, f"after {chance.uniform(2.0, 3.5):.2f} continue {self._one()}"]
+        return [*lines, cut, f"wait {chance.uniform(4.0, 8.0):.2f}"]
+
+    def _flapping(self) -> list[str]:
+        """A link comes and goes, while something else may happen."""
+        chance = self._chance
+        sides = self._split("|").removeprefix("cut ").removesuffix(" losing")
+        down, up = chance.choice((0.5, 1.2, 2.0, 2.5)), chance.choice((0.3, 0.6, 1.0, 2.0))
+        times = chance.choice((2, 3, 4))
+        lines = [f"flap {sides} down {down} up {up} times {times}"]
+        if self._happens(0.4):
+            lines.append(f"after {chance.uniform(0.1, down + up):.2f} {self._fault()}")
+        return [*lines, f"wait {times * (down + up) * chance.uniform(0.6, 1.0):.2f}"]
+
+    def _power_cut(self) -> list[str]:
+        """Most or all lose their power or die, and some come back, while others are cut off."""
+        chance, names = self._chance, self._names
+        gone = chance.sample(names, chance.randint(max(1, len(names) - 2), len(names)))
+        lines = [f"{chance.choice(('unplug', 'kill'))} {name}" for name in gone]
+        if self._happens(0.5):
+            lines.insert(0, f"{self._split()}")
+            lines.insert(1, f"wait {chance.choice((0.3, 1.0, 2.5))}")
+        lines.append(f"wait {chance.choice((0.3, 1.0, 2.5, 5.0))}")
+        back = chance.sample(gone, chance.randint(1, len(gone)))
+        lines += [f"after {chance.uniform(0.0, 0.5):.2f} restart {name}" for name in back]
+        return [*lines, f"wait {chance.choice((0.5, 1.5, 3.0))}"]
+
+    def _rivalry(self) -> list[str]:
+        """Some start again from their checkpoints, or are told to continue, out of sight of others.
+
+        When the two meet, the one that went back has perhaps done more work.
+        """
+        chance, names = self._chance, self._names
+        mixed = chance.sample(names, len(names))
+        edge = chance.randint(1, len(mixed) - 1)
+        left, right = mixed[:edge], mixed[edge:]
+        lines = [f"wait {chance.uniform(0.8, 2.5):.2f}"]
+        lines.append(f"cut {' '.join(left)} | {' '.join(right)}")
+        if self._happens(0.6):
+            lines += [f"{chance.choice(('kill', 'unplug'))} {name}" for name in right]
+            lines.append(f"wait {chance.uniform(0.2, 3.0):.2f}")
+            lines.append("restart " + " ".join(right))
+        else:
+            lines += [f"wait {chance.uniform(1.5, 3.0):.2f}", f"continue {chance.choice(right)}"]
+        if self._happens(0.6):  # the others get less done
+            lines.append(f"after {chance.uniform(0.1, 1.5):.2f} pause {chance.choice(left)}")
+        return [*lines, f"wait {chance.uniform(2.0, 5.0):.2f}"]
 
     def _anything(self) -> list[str]:
         """Faults at any time, some at a message."""
@@ -210,6 +289,11 @@ class _Author:
                 return "heal"
             case "jump":
                 return f"jump {name} by {chance.uniform(0.3, 4.0):.2f}"
+            case "lag":
+                one, other = chance.sample(self._names, 2)
+                return f"lag {one} > {other} 0.01 to {chance.choice((0.1, 0.3, 0.6))}"
+            case "slow":
+                return f"slow {name} to {chance.choice((0.2, 0.05, 0.02))}"
             case "drift":
                 return f"drift {name} to {chance.uniform(0.955, 1.05):.3f}"
         return f"{verb} {name}"

@@ -7,7 +7,9 @@ invariants of :mod:`potluck.testing.invariants` are checked all along.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol, cast
 
+from potluck.core import cluster_effects as effects
 from potluck.core.cluster import ClusterCore
 from potluck.core.cluster_events import ClusterState
 from potluck.testing.network import LinkQuality
@@ -18,6 +20,10 @@ from potluck.vocabulary import View
 __all__ = ["SimulatedCluster"]
 
 STAYING = 0.5  # seconds for which a view must hold that everything was settled into
+
+
+class _MayContinue(Protocol):
+    def continue_without_missing(self, now: float) -> list[effects.Effect]: ...
 
 
 class SimulatedCluster(SimulatedWorld):
@@ -32,19 +38,25 @@ class SimulatedCluster(SimulatedWorld):
     True
     """
 
+    # --- who does what ---
+
+    def train(self, *, saving: bool = False) -> None:
+        """Let processes that start from now on train; ``saving``: and write checkpoints."""
+        self.has_trainers, self.saves_checkpoints = True, saving
+
     # --- faults ---
 
     def kill(self, *names: str) -> None:
         """End processes at once; their machines close the connections and refuse new ones."""
         for place in self.named(names):
             if place.core is not None:
-                self.disturbed(f"{place.name} is killed")
+                self.disturbed(f"{place.name} is killed", place)
                 place.end("the connection was closed")
 
     def unplug(self, *names: str) -> None:
         """Take the power from machines: everything on them is gone, and nobody says so."""
         for place in self.named(names):
-            self.disturbed(f"the machine of {place.name} loses its power")
+            self.disturbed(f"the machine of {place.name} loses its power", place)
             self._boots[place.host] = self._boots.get(place.host, 0) + 1
             for other in self.on_machine(place.host):
                 other.end("", silently=True)
@@ -53,21 +65,22 @@ class SimulatedCluster(SimulatedWorld):
         """Stop processes as SIGSTOP does; connections stay."""
         for place in self.named(names):
             if place.is_running:
-                self.disturbed(f"{place.name} is stopped")
+                self.disturbed(f"{place.name} is stopped", place)
                 place.stop()
 
     def suspend(self, *names: str) -> None:
         """Stop processes and their clocks, as a closed laptop does."""
         for place in self.named(names):
             if place.is_running:
-                self.disturbed(f"{place.name} is suspended")
+                self.disturbed(f"{place.name} is suspended", place)
                 place.stop(clock_too=True)
 
     def wake(self, *names: str) -> None:
         """Let stopped or suspended processes go on."""
         for place in self.named(names):
             if place.is_alive and place.is_stopped:
-                self.disturbed(f"{place.name} goes on")
+                self.disturbed(f"{place.name} goes on", place)
+                self.invariants.ran_late()
                 place.wake()
                 self.invariants.woke(place)
 
@@ -97,13 +110,49 @@ class SimulatedCluster(SimulatedWorld):
 
     def jump(self, name: str, seconds: float) -> None:
         """Let the clock of a process leap ahead."""
-        self.disturbed(f"the clock of {name} leaps ahead by {seconds:g} s")
+        self.disturbed(f"the clock of {name} leaps ahead by {seconds:g} s", self.place(name))
+        self.invariants.ran_late()
         self.place(name).jump(seconds)
 
     def drift(self, name: str, rate: float) -> None:
         """Let the clock of a process run faster or slower from now on."""
-        self.disturbed(f"the clock of {name} runs at {rate:g} times the speed")
+        self.disturbed(f"the clock of {name} runs at {rate:g} times the speed", self.place(name))
         self.place(name).drift(rate)
+
+    def flap(
+        self, left: Iterable[str], right: Iterable[str], *, down: float, up: float, times: int
+    ) -> None:
+        """Cut links, mend them and so on, from now on, until ``calm`` or the last mending."""
+        sides = tuple(left), tuple(right)
+        for count in range(times):
+            begin = count * (down + up)
+            self._flaps.append(self.clock.after(begin, self.cut, *sides))
+            self._flaps.append(self.clock.after(begin + down, self.heal, *sides))
+
+    def lag(self, source: str, target: str, shortest: float, longest: float) -> None:
+        """Let what one machine sends to another take this long, in this direction only."""
+        quality = LinkQuality(shortest, longest, self.network.quality.loss)
+        self.disturbed(f"from {source} to {target}: {quality}")
+        self.network.shape(self.place(source).host, self.place(target).host, quality)
+
+    def slow(self, name: str, share: float) -> None:
+        """Give a process this share of a processor."""
+        self.disturbed(f"{name} has {share:g} of a processor", self.place(name))
+        self.invariants.ran_late()
+        self.place(name).slow_down(share)
+
+    def firewall(self, *names: str) -> None:
+        """Let machines drop connections to ports of the dead instead of refusing them."""
+        for place in self.named(names):
+            self.dialling.firewalls.add(place.host)
+
+    def continue_without_missing(self, name: str) -> None:
+        """Let a person tell a process to continue without those it misses."""
+        self.disturbed(f"{name} shall continue without the missing", self.place(name))
+        self.invariants.families.told_to_continue(self.place(name).process)
+        self.place(name).ask(
+            lambda core, now: cast("_MayContinue", core).continue_without_missing(now)
+        )
 
     def shape(self, quality: LinkQuality) -> None:
         """Give all links this quality from now on."""
@@ -114,13 +163,13 @@ class SimulatedCluster(SimulatedWorld):
         """Let processes say goodbye and end."""
         for place in self.named(names):
             if place.is_running:
-                self.disturbed(f"{place.name} leaves")
+                self.disturbed(f"{place.name} leaves", place)
                 place.ask(ClusterCore.leave)
                 place.end("the process has left")
 
     def step_down(self, name: str) -> None:
         """Let a process hand over rank 0, if it has it."""
-        self.disturbed(f"{name} shall step down")
+        self.disturbed(f"{name} shall step down", self.place(name))
         # Not within whatever it is doing just now: this may happen as it sends a message.
         self.clock.after(0.0, self.place(name).ask, ClusterCore.step_down)
 
@@ -128,7 +177,7 @@ class SimulatedCluster(SimulatedWorld):
         """Let a process have committed so many training steps."""
         core = self.place(name).core
         if core is not None:
-            core.steps = steps
+            core.samples = steps
 
     def when_sends(self, name: str, message: str, action: Callable[[], None]) -> None:
         """Do something, once, just before a process sends a message of this kind."""
@@ -137,33 +186,46 @@ class SimulatedCluster(SimulatedWorld):
     def calm(self) -> None:
         """End all faults: mend, wake, forget what was to happen; the dead stay dead."""
         self.triggers.clear()
+        for flap in self._flaps:
+            flap.cancel()
+        self._flaps.clear()
         self.network.heal_all()
+        self.network.shape_alike()
         self.shape(LinkQuality())
         for place in self.places.values():
             place.drift(1.0)
+            if place.share < 1:
+                self.invariants.ran_late()
+            place.slow_down(1.0)
             self.wake(place.name)
 
     def settle(self) -> None:
         """Demand that all who live find together, and stay so; raises a Violation otherwise.
 
-        Where the living cannot decide without the dead, the dead are started again.
+        Where some are dead, the others may also wait, if they say for whom; then the dead are
+        started again, and all must find together.
         """
-        living = sum(place.is_alive for place in self.places.values())
-        if living < self.config.min_nodes or not self.invariants.can_decide():
-            self.restart(*self.places)
-        if not self._settles():
-            self.needed_the_dead = True  # e.g. a change that had been agreed left too few alive
-            if all(place.is_alive for place in self.places.values()):
+        patience = self.invariants.patience
+        if self._settles(self.invariants.bounds.settling + patience):
+            return
+        may_wait = any(not place.is_alive for place in self.places.values())
+        if not (may_wait and self.invariants.why_not_waiting(self.dialling) is None):
+            bounds = self.invariants.bounds
+            if self._settles(bounds.converging - bounds.settling):
+                return
+            why = self.invariants.why_not_waiting(self.dialling) if may_wait else ""
+            if why is not None:
                 raise Violation(
-                    f"{self.invariants.bounds.converging:g} s after the last fault "
-                    f"{self.invariants.why_not_converged()}; {self.summary()}"
+                    f"{bounds.converging:g} s after the last fault "
+                    f"{self.invariants.why_not_converged()}; {why}; {self.summary()}"
                 )
-            self.restart(*self.places)
-            self.settle()
+        self.needed_the_dead = True
+        self.restart(*self.places)
+        self.settle()
 
-    def _settles(self) -> bool:
+    def _settles(self, within: float) -> bool:
         begun = self.clock.now
-        end = begun + self.invariants.bounds.converging
+        end = begun + within
         while self.run_until(self._is_converged, within=end - self.clock.now):
             self.settled_in = self.clock.now - begun
             if not self.run_until(lambda: not self._is_converged(), within=STAYING):

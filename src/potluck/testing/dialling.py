@@ -44,10 +44,16 @@ class Dialling:
     ) -> None:
         self.is_routed = False
         """Whether a router is between the machines, so that a refusal proves nothing."""
+        self.firewalls: set[str] = set()
+        """Machines that drop what comes from elsewhere to a port of a dead process."""
         self._clock = network.clock
         self._network = network
         self._places = places
         self._draw = draw
+
+    def is_provable(self, place: SimulatedProcess) -> bool:
+        """Whether the port of a dead process says so to others."""
+        return place.is_powered and not self.is_routed and place.host not in self.firewalls
 
     def begin(self, process: SimulatedProcess) -> None:
         """A process has started: let it look around from now on."""
@@ -130,7 +136,8 @@ class Dialling:
         if not self._network.is_open(process.host, place.host) or not place.is_powered:
             return Outcome.SILENT
         if place.core is None:
-            return Outcome.REFUSED
+            is_dropped = place.host in self.firewalls and process.host != place.host
+            return Outcome.SILENT if is_dropped else Outcome.REFUSED
         if place.is_stopped or not process.is_running:
             return Outcome.SILENT
         if place.process in process.barred or process.process in place.barred:

@@ -8,6 +8,8 @@
 ``a leads b``             rank 0 of the view of b is a
 ``a was removed``         it learned that it was excluded, since its last start
 ``a says "no quorum"``    these words are in its present reason, or in a note since its last start
+``a trained at least 20`` this many steps are in its state
+``a gave up steps``       it counted some that it lost in a merge, since its last start
 ``not …``                 the opposite of any of these
 ========================  =======================================================================
 """
@@ -72,6 +74,15 @@ def _says(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
     return match[2] in reason or any(match[2] in note for note in notes)
 
 
+def _trained(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    trainer = cluster.trainer_of(match[1])
+    return trainer is not None and trainer.value.depth >= int(match[2])
+
+
+def _gave_up(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    return cluster.place(match[1]).process in cluster.invariants.ledger.losers
+
+
 _CONDITIONS: tuple[
     tuple[re.Pattern[str], Callable[[SimulatedCluster, re.Match[str]], bool]], ...
 ] = (
@@ -81,6 +92,8 @@ _CONDITIONS: tuple[
     (re.compile(r"(\w+) leads (\w+)"), _leads),
     (re.compile(r"(\w+) was removed"), _was_removed),
     (re.compile(r'(\w+) says "([^"]+)"'), _says),
+    (re.compile(r"(\w+) trained at least (\d+)"), _trained),
+    (re.compile(r"(\w+) gave up steps"), _gave_up),
     (re.compile(rf"({NAMES}) (active|paused|joining|gone)"), _in_state),
 )
 

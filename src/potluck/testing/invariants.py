@@ -27,7 +27,12 @@ from potluck.core.cluster_cards import Role
 from potluck.core.cluster_events import ClusterState
 from potluck.core.cluster_messages import Commit, Proposal
 from potluck.core.election_events import ElectionEvent, ElectionKind
+from potluck.core.pace import LENGTHENED
 from potluck.testing.ballots import Ballots
+from potluck.testing.calm import Calm
+from potluck.testing.dialling import Dialling
+from potluck.testing.families import Families
+from potluck.testing.ledger import Ledger
 from potluck.testing.network import LossyNetwork
 from potluck.testing.process import SimulatedProcess
 from potluck.testing.violation import Names, Violation
@@ -44,6 +49,8 @@ class Bounds:
     """From the end of a stop or suspension until a process has noticed that it was excluded."""
     settling: float
     """From the last change of the surroundings until views contain only who can work together."""
+    patience: float
+    """For this long after a process ran late, the others are patient with it, and it with them."""
     converging: float
     """From the end of all faults until all are in one view."""
 
@@ -54,6 +61,7 @@ class Bounds:
         return cls(
             waking=1.5 * pause,
             settling=4 * pause + 5 * config.election.election_timeout,
+            patience=2 * LENGTHENED * pause + 2 * pause,
             converging=8 * pause + 10 * config.election.election_timeout + config.solo_delay,
         )
 
@@ -66,8 +74,11 @@ class Invariants:
         places: Mapping[str, SimulatedProcess],
         network: LossyNetwork,
         bounds: Bounds,
+        *,
+        is_one_at_work: bool = True,
     ) -> None:
         self.bounds = bounds
+        self._is_one_at_work = is_one_at_work  # not under the quorum "any"
         self.committed: dict[tuple[str, int], View] = {}
         """Every view that anybody installed or announced as agreed."""
         self._places = places
@@ -76,7 +87,13 @@ class Invariants:
         self._newest: dict[str, int] = {}  # lineage -> the last committed epoch
         self.names = Names(places)
         self.ballots = Ballots(self.names, self._is_alive)
+        self.calm = Calm(places, network, self.names, bounds.settling, bounds.converging)
+        self.families = Families(places, self.names, self._is_waking)
+        self.ledger = Ledger(
+            self.names, self.families, self._is_alive, is_one_at_work=is_one_at_work
+        )
         self._disturbances = 0
+        self._patient_until = 0.0
 
     # --- at every event ---
 
@@ -91,6 +108,10 @@ class Invariants:
         """Check what a core has decided."""
         if isinstance(effect, effects.Installed):
             self._installs(process, effect.view)
+            if effect.commits:
+                self.families.succeeded(process, effect.commits)
+        elif isinstance(effect, effects.Removed):
+            self._leaves(process, effect.commit)
         elif isinstance(effect, effects.Note):
             event = effect.event
             if isinstance(event, ElectionEvent) and event.kind is ElectionKind.SPLIT_BRAIN:
@@ -99,6 +120,7 @@ class Invariants:
     def changed(self, process: SimulatedProcess) -> None:
         """Check where a core stands after its view or state changed."""
         core = process.core
+        self.calm.changed(process)
         if core is None or core.state is not ClusterState.ACTIVE:
             return
         view = core.view
@@ -109,6 +131,8 @@ class Invariants:
                 f"{process.name} is active in {self.names.view(view)}, which is not agreed"
             )
         self._check_excluded(process)
+        if self._is_one_at_work:
+            self.families.check()
 
     def restless(self, process: SimulatedProcess) -> None:
         """A core that wants to be woken at once, again and again, would burn a processor."""
@@ -121,7 +145,15 @@ class Invariants:
 
     def woke(self, process: SimulatedProcess) -> None:
         """A process goes on: it has a while to notice what it missed."""
-        self._clock.after(self.bounds.waking, self._check_excluded, process)
+        self._clock.after(self.bounds.waking, self._has_woken, process)
+
+    def _has_woken(self, process: SimulatedProcess) -> None:
+        self._check_excluded(process)
+        if self._is_one_at_work:
+            self.families.check()
+
+    def _is_waking(self, process: SimulatedProcess) -> bool:
+        return self._clock.now < process.woke_at + self.bounds.waking
 
     def _installs(self, process: SimulatedProcess, view: View) -> None:
         if process.process not in view.members:
@@ -138,6 +170,15 @@ class Invariants:
                 f"{process.name} goes back from {names.view(before)} to {names.view(view)}"
             )
         self._commits(process, view)
+        self.families.installed(process, view)
+
+    def _leaves(self, process: SimulatedProcess, commit: Commit | None) -> None:
+        """A process is in no view any more; a lineage of one dissolves without a message."""
+        view = process.seen[0]
+        if commit is None and view is not None and process.core is not None:
+            commit = process.core._situation.archive.newest(view.lineage)  # noqa: SLF001
+        if commit is not None and commit.proposal.into:
+            self._commits(process, commit.view, commit.proposal)
 
     def _commits(
         self, process: SimulatedProcess, view: View, proposal: Proposal | None = None
@@ -154,6 +195,11 @@ class Invariants:
     def _agrees(self, process: SimulatedProcess, view: View, proposal: Proposal) -> None:
         """A view is announced as agreed for the first time."""
         self.committed[view.lineage, view.epoch] = view
+        self.calm.agreed(view)
+        self.families.agreed(view, proposal.into)
+        if proposal.into:
+            newest = self.families.newest_epoch(proposal.into)
+            self.ledger.dissolves(view, proposal.into, newest)
         before = self.committed.get((view.lineage, view.epoch - 1))
         if before is not None:
             self.ballots.check_quorum(process, before, proposal)
@@ -168,7 +214,7 @@ class Invariants:
         if core is None or process.is_stopped or core.state is not ClusterState.ACTIVE:
             return
         view = core.view
-        if view is None or self._clock.now < process.woke_at + self.bounds.waking:
+        if view is None or self._is_waking(process):
             return
         for epoch in range(view.epoch + 1, self._newest.get(view.lineage, 0) + 1):
             later = self.committed.get((view.lineage, epoch))
@@ -185,14 +231,27 @@ class Invariants:
 
     # --- when nothing has changed for a while ---
 
+    def ran_late(self) -> None:
+        """A process was held up, or its clock leapt: all are patient for a while."""
+        self._patient_until = self._clock.now + self.bounds.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which decisions may still take longer."""
+        return max(0.0, self._patient_until - self._clock.now)
+
     def disturbed(self) -> None:
         """The surroundings have changed: what must settle begins to settle now."""
         self._disturbances += 1
+        self.calm.disturbed()
         self._clock.after(self.bounds.settling, self._check_settled, self._disturbances)
 
     def _check_settled(self, disturbance: int) -> None:
         if disturbance != self._disturbances or self._network.quality.loss:
             return  # with luck a lossy network lets nobody agree on anything for ever
+        if self.patience:
+            self._clock.after(self.patience, self._check_settled, disturbance)
+            return
         for process in self._places.values():
             core = process.core
             if core is None or process.is_stopped or core.state is not ClusterState.ACTIVE:
@@ -224,13 +283,34 @@ class Invariants:
             return f"is in {self.names.view(place.core.view)}"
         return None
 
-    def can_decide(self) -> bool:
-        """Whether the living can agree on a next view in every lineage that somebody is in."""
-        cores = [place.core for place in self._places.values() if place.core is not None]
-        living = {core.me.process for core in cores}
-        views = {core.view for core in cores if core.view is not None}
-        views |= {self.committed[view.lineage, self._newest[view.lineage]] for view in views}
-        return all(2 * len(living.intersection(view.members)) > len(view.members) for view in views)
+    def why_not_waiting(self, dialling: Dialling) -> str | None:
+        """Who does not wait as it should, for a process that may be at work; None if all do.
+
+        At most one view is at work.  A process that was in a view and is not in this one names one
+        that is dead, and of which nobody can know that.
+        """
+        living = [
+            place
+            for place in self._places.values()
+            if place.core is not None and place.card.role is Role.MEMBER
+        ]
+        missing = {
+            str(who)
+            for place in self._places.values()
+            if place.core is None and not dialling.is_provable(place)
+            for who in place.past
+        }
+        working = set()
+        for place in living:
+            core = place.core
+            assert core is not None
+            if core.state is ClusterState.ACTIVE and core.view is not None:
+                working.add(self.families.heir(core.view.lineage))
+            elif self.families.has_been_in_a_view(place.process) and not any(
+                name in core.reason for name in missing
+            ):
+                return f"{place.name} does not wait for one that is missing: {core.reason}"
+        return "two lineages are at work" if len(working) > 1 else None
 
     def why_not_converged(self) -> str | None:
         """What keeps the living members from being in one view; None if they are."""

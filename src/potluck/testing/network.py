@@ -68,6 +68,7 @@ class LossyNetwork:
         self.quality = quality or LinkQuality()
         self._own: dict[tuple[str, str], LinkQuality] = {}
         self._cuts: dict[tuple[str, str], bool] = {}  # whether what is sent arrives afterwards
+        self._changed_at: dict[tuple[str, str], float] = {}  # cut or mended
         self._held: dict[tuple[str, str], list[tuple[Flow, Callable[..., object], Any]]] = {}
 
     def flow(self, source: str, target: str) -> Flow:
@@ -81,14 +82,20 @@ class LossyNetwork:
         else:
             self._own[source, target] = quality
 
+    def shape_alike(self) -> None:
+        """Take back every quality of its own."""
+        self._own.clear()
+
     def cut(self, source: str, target: str, *, keep: bool = True) -> None:
         """Let nothing through in one direction; ``keep``: what is sent meanwhile arrives later."""
         self._cuts[source, target] = keep
+        self._changed_at[source, target] = self.clock.now
 
     def heal(self, source: str, target: str) -> None:
         """Let everything through again."""
         if self._cuts.pop((source, target), None) is None:
             return
+        self._changed_at[source, target] = self.clock.now
         for flow, action, argument in self._held.pop((source, target), []):
             flow.send(action, argument, certain=True)
 
@@ -112,6 +119,19 @@ class LossyNetwork:
     def is_open(self, one: str, other: str) -> bool:
         """Whether both directions let something through."""
         return (one, other) not in self._cuts and (other, one) not in self._cuts
+
+    def is_steady(self, one: str, other: str, since: float) -> bool:
+        """Whether both directions have been open for as long, and no worse than others."""
+        return all(
+            link not in self._cuts
+            and link not in self._own
+            and self._changed_at.get(link, since - 1) < since
+            for link in ((one, other), (other, one))
+        )
+
+    def is_quick(self, longest: float) -> bool:
+        """Whether all links carry everything, within this many seconds."""
+        return not self._own and not self.quality.loss and self.quality.longest <= longest
 
     @property
     def cuts(self) -> tuple[tuple[str, str], ...]:

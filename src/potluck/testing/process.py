@@ -9,13 +9,14 @@ power (nobody says anything).  A restart is a new core in the same place, one in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from potluck.core import cluster_effects as effects
 from potluck.core.cluster import ClusterConfig, ClusterCore
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_events import ClusterState
-from potluck.core.cluster_messages import Heartbeat, decode, encode
+from potluck.core.cluster_messages import Commit, Heartbeat, Relayed, decode, encode
 from potluck.core.health_records import HealthEvent, HealthStatus
 from potluck.testing.clock import Appointment, LocalClock
 from potluck.testing.lanes import LaneEnd
@@ -28,6 +29,7 @@ CoreFactory = Callable[[ProcessCard, ClusterConfig, float], ClusterCore]
 
 LATENESS = 0.0005  # seconds by which a loop wakes up late at most
 PERMITTED_RETURNS = 10  # of a core that wants to be woken at once; more would burn a processor
+WORK = 0.0005  # seconds that a whole processor takes for one input, where its share is limited
 ROUNDING = 1e-6  # seconds; a deadline turned into simulated time and back must have passed
 
 
@@ -45,9 +47,14 @@ class SimulatedProcess:
         self.is_powered = True
         self.is_stopped = False
         """Stopped by a signal, or suspended: it does nothing until it is woken."""
+        self.share = 1.0
+        """Of a processor; with less than all of it, inputs queue up and each takes its time."""
         self.clock = LocalClock(world.clock, 1000.0 * world.draw())
         self.died_at: float | None = None
-        self.woke_at = 0.0
+        self.touched_at = -inf
+        """When something was last done to it from outside."""
+        self.woke_at = -inf
+        """When it went on after a stop or suspension."""
         self.lanes: dict[ProcessId, LaneEnd] = {}
         self.past: set[ProcessId] = set()
         """All processes that ran here."""
@@ -59,10 +66,15 @@ class SimulatedProcess:
         """What its core decided since the start, beside messages and probes."""
         self.seen: tuple[View | None, ClusterState] = (None, ClusterState.JOINING)
         """View and state of the core when it was last looked at."""
+        self.entered: View | None = None
+        """The view that it entered last, unless it was removed since."""
         self._world = world
         self._backlog: list[tuple[Callable[..., list[effects.Effect]], tuple[Any, ...]]] = []
         self._alarm: Appointment | None = None
         self._due = 0.0  # when it goes off, but for the lateness of the loop
+        self._is_working = False  # on an input, with a share of a processor
+        self._second = 0  # of the simulated time
+        self._sent = 0  # messages within that
         self._restless = 0  # times in a row that the core wanted to be woken at once
 
     # --- questions ---
@@ -89,14 +101,15 @@ class SimulatedProcess:
         self.core = core
         self.card = core.me
         self.is_powered = True
-        self.is_stopped = False
+        self.is_stopped = self._is_working = False
         self.died_at = None
-        self.woke_at = self._world.clock.now
+        self.woke_at = -inf
         self.clock.thaw()
         self.past.add(self.process)
         self.barred.clear()
         self.told.clear()
         self.seen = core.view, core.state
+        self.entered = None
         self._arm()
 
     def end(self, cause: str, *, silently: bool = False) -> None:
@@ -136,6 +149,11 @@ class SimulatedProcess:
         for stimulus, arguments in backlog[place:]:
             self._take_in(stimulus, arguments)
         self._arm()
+
+    def slow_down(self, share: float) -> None:
+        """Have this share of a processor from now on; what has queued up is worked off."""
+        self.share = share
+        self._work()
 
     def jump(self, seconds: float) -> None:
         """Its clock leaps ahead."""
@@ -194,9 +212,27 @@ class SimulatedProcess:
             return
         if self.is_stopped:
             self._backlog.append((stimulus, arguments))
+        elif self.share < 1 or self._is_working:
+            self._backlog.append((stimulus, arguments))
+            self._work()
         else:
             self._take_in(stimulus, arguments)
             self._arm()
+
+    def _work(self) -> None:
+        """Take in what has queued up, one after the other, each in its time."""
+        if self._backlog and not self._is_working and self.is_running:
+            self._is_working = True
+            self._world.clock.after(WORK / self.share, self._worked, self.core)
+
+    def _worked(self, core: ClusterCore) -> None:
+        if self.core is not core:
+            return
+        self._is_working = False
+        if self._backlog and not self.is_stopped:
+            self._take_in(*self._backlog.pop(0))
+            self._arm()
+            self._work()
 
     def _take_in(
         self, stimulus: Callable[..., list[effects.Effect]], arguments: tuple[Any, ...]
@@ -226,6 +262,8 @@ class SimulatedProcess:
     def _received(self, core: ClusterCore, end: LaneEnd, message: Any) -> list[effects.Effect]:
         if self.lanes.get(end.peer) is not end:
             return []
+        if type(message) is Commit or type(message) is Relayed:
+            self._world.receives(self, message)
         return core.receive(end.peer, message, self.clock.now)
 
     def _ticked(self, core: ClusterCore) -> list[effects.Effect]:
@@ -235,11 +273,15 @@ class SimulatedProcess:
 
     def _carry_out(self, outcome: Iterable[effects.Effect]) -> None:
         world, lanes, core = self._world, self.lanes, self.core
+        if (second := int(world.clock.now)) != self._second:
+            world.counts(self, self._sent)
+            self._second, self._sent = second, 0
         for effect in outcome:
             if self.core is not core:
                 return  # it died of what the story does when this message leaves
             if isinstance(effect, effects.Send):
                 message = effect.message
+                self._sent += 1
                 if type(message) is not Heartbeat:
                     world.sends(self, effect.to, message)
                 lane = lanes.get(effect.to)
@@ -248,12 +290,20 @@ class SimulatedProcess:
             elif isinstance(effect, effects.Probe | effects.Meet):
                 world.wants(self, effect)
             else:
-                if isinstance(effect, effects.Disconnect):
-                    self._bar(effect.peer, effect.reason)
-                elif isinstance(effect, effects.Note) and isinstance(effect.event, HealthEvent):
-                    self._judged(effect.event)
-                self.told.append(effect)
-                world.tells(self, effect)
+                self._decided(effect)
+
+    def _decided(self, effect: effects.Effect) -> None:
+        """The core has decided something that is neither a message nor a question."""
+        if isinstance(effect, effects.Disconnect):
+            self._bar(effect.peer, effect.reason)
+        elif isinstance(effect, effects.Note) and isinstance(effect.event, HealthEvent):
+            self._judged(effect.event)
+        self.told.append(effect)
+        self._world.tells(self, effect)
+        if isinstance(effect, effects.Installed):
+            self.entered = effect.view
+        elif isinstance(effect, effects.Removed):
+            self.entered = None
 
     def _judged(self, event: HealthEvent) -> None:
         """What waits in a lane that was silent for long comes late: begin with a new one."""
@@ -286,8 +336,17 @@ class SimulatedProcess:
 
     def _go_off(self) -> None:
         self._alarm = None
-        if self.is_running:
+        if not self.is_running:
+            return
+        if self.share < 1 or self._is_working:
+            self._backlog.append((self._late_tick, ()))
+            self._work()
+        else:
             self._arm(was_woken=self._ring())
+
+    def _late_tick(self, core: ClusterCore) -> list[effects.Effect]:
+        due = core.next_deadline
+        return core.tick(self.clock.now) if due is not None and due <= self.clock.now else []
 
     def _ring(self) -> bool:
         """Tick, if that is due; whether it was."""

@@ -96,6 +96,7 @@ VERBS = {
     "seed": Verb(r"(\d+)", "seed 7"),
     "quorum": Verb(r"(majority|any)", "quorum any"),
     "links": Verb(r"(attached|routed)", "links routed"),
+    "trainers": Verb(r"(saving)?", "trainers saving"),
     "messages": Verb(r"(objects|bytes)", "messages bytes"),
     "beat": Verb(rf"({NUMBER}) (?:pausing after) ({NUMBER})", "beat 0.2 pausing after 1"),
     "founders": Verb(r"(\d+)", "founders 2"),
@@ -115,6 +116,13 @@ VERBS = {
     "drift": Verb(rf"(\w+) to ({NUMBER})", "drift a to 1.1"),
     "loss": Verb(rf"({NUMBER})", "loss 0.1"),
     "delay": Verb(rf"({NUMBER}) to ({NUMBER})", "delay 0.001 to 0.02"),
+    "flap": Verb(
+        rf"{SIDES} down ({NUMBER}) up ({NUMBER}) times (\d+)", "flap a | b c down 2 up 0.5 times 3"
+    ),
+    "lag": Verb(rf"(\w+) > (\w+) ({NUMBER}) to ({NUMBER})", "lag a > b 0.05 to 0.3"),
+    "slow": Verb(rf"(\w+) to ({NUMBER})", "slow a to 0.1"),
+    "firewall": Verb(rf"({NAMES})", "firewall a"),
+    "continue": Verb(r"(\w+)", "continue a"),
     "steps": Verb(r"(\w+) (\d+)", "steps a 100"),
     "leave": Verb(rf"({NAMES})", "leave a"),
     "abdicate": Verb(r"(\w+)", "abdicate a"),

@@ -7,6 +7,7 @@ hold.  One that fails is told again, shortened to what matters, with the command
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from potluck.testing.violation import Violation
 __all__ = ["Failure", "Report", "check_seed", "check_seeds", "main", "shorten"]
 
 _FRAME = frozenset({"seed", "beat", "nodes", "calm", "settle"})  # without them it is no such story
+_GARBAGE = 200_000  # objects; stories make many, and most of them end with their story
 BATCH = 50  # seeds that a worker takes at once, at most
 
 
@@ -58,6 +60,10 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
     settled_in: list[float] = field(default_factory=list)
     """Seconds from the last fault until all were in one view, for each seed that got there."""
+    exceptions: int = 0
+    """Children that were at work beside a lineage of which their founders could not know."""
+    taken_back: int = 0
+    """Times that a process gave up counted steps, because its lineage had lost a merge."""
     elapsed: float = 0.0
     """Real seconds."""
 
@@ -66,6 +72,8 @@ class Report:
         self.seeds += other.seeds
         self.failures += other.failures
         self.settled_in += other.settled_in
+        self.exceptions += other.exceptions
+        self.taken_back += other.taken_back
 
     def as_dict(self) -> dict[str, object]:
         """For ``--json``."""
@@ -73,6 +81,8 @@ class Report:
         return {
             "seeds": self.seeds,
             "failures": [{"seed": f.seed, "reason": f.reason} for f in self.failures],
+            "exceptions": self.exceptions,
+            "taken_back": self.taken_back,
             "seconds": round(self.elapsed, 1),
             "seeds_per_second": round(self.seeds / self.elapsed, 1) if self.elapsed else None,
             "settled_in_seconds": {
@@ -98,12 +108,14 @@ def check_seeds(seeds: Sequence[int], *, core: CoreFactory = ClusterCore) -> Rep
     for seed in seeds:
         report.seeds += 1
         try:
-            settled = check_seed(seed, core=core)
+            cluster = play(random_story(seed), core=core)
         except Exception as error:  # noqa: BLE001 - a core that raises is a finding like any other
             report.failures.append(Failure(seed, f"{type(error).__name__}: {error}"))
         else:
-            if settled is not None:
-                report.settled_in.append(settled)
+            if cluster.settled_in is not None:
+                report.settled_in.append(cluster.settled_in)
+            report.exceptions += len(cluster.invariants.families.exceptions)
+            report.taken_back += cluster.invariants.ledger.taken_back
     return report
 
 
@@ -202,15 +214,19 @@ def _many(seeds: range, workers: int, console: Console, *, minutes: float) -> Re
     return report
 
 
+def _begin_worker() -> None:
+    signal(SIGINT, SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
+
+
 def _parts(seeds: range, workers: int) -> Generator[Report]:
     size = max(1, min(BATCH, len(seeds) // (4 * workers)))
     batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     if workers <= 1:
         yield from map(check_seeds, batches)
         return
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=signal, initargs=(SIGINT, SIG_IGN)
-    )
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker)
     try:
         yield from pool.map(check_seeds, batches)
     finally:
@@ -227,7 +243,9 @@ def _explain(report: Report, console: Console) -> None:
     facts = report.as_dict()
     console.print(
         f"{report.seeds} seeds, {len(report.failures)} failed, in {facts['seconds']} s "
-        f"({facts['seeds_per_second']} per second); settled in: {facts['settled_in_seconds']}",
+        f"({facts['seeds_per_second']} per second); settled in: {facts['settled_in_seconds']}; "
+        f"children beside an unknown view: {report.exceptions}; "
+        f"steps taken back by a lost merge: {report.taken_back}",
         soft_wrap=True,
     )
 

@@ -104,6 +104,16 @@ def _cut(cluster: SimulatedCluster, left: str, how: str, right: str, losing: str
     cluster.cut(left.split(), right.split(), one_way=how == ">", keep=not losing)
 
 
+def _flap(cluster: SimulatedCluster, left: str, _: str, right: str, *rhythm: str) -> None:
+    sides = left.split(), right.split()
+    down, up, times = rhythm
+    cluster.flap(*sides, down=float(down), up=float(up), times=int(times))
+
+
+def _lag(cluster: SimulatedCluster, source: str, target: str, shortest: str, longest: str) -> None:
+    cluster.lag(source, target, float(shortest), float(longest))
+
+
 def _write_bytes(cluster: SimulatedCluster, what: str) -> None:
     for place in cluster.places.values():
         place.writes_bytes = what == "bytes"
@@ -139,10 +149,16 @@ _ACTIONS: dict[str, Callable[..., None]] = {
     "heal": lambda cluster, left, _, right: cluster.heal(left.split(), right.split()),
     "jump": lambda cluster, name, seconds: cluster.jump(name, float(seconds)),
     "drift": lambda cluster, name, rate: cluster.drift(name, float(rate)),
+    "flap": _flap,
+    "lag": _lag,
+    "slow": lambda cluster, name, share: cluster.slow(name, float(share)),
+    "firewall": lambda cluster, names: cluster.firewall(*names.split()),
+    "continue": lambda cluster, name: cluster.continue_without_missing(name),
     "steps": lambda cluster, name, count: cluster.set_steps(name, int(count)),
     "loss": _lose,
     "delay": _delay,
     "links": _route,
+    "trainers": lambda cluster, saving: cluster.train(saving=bool(saving)),
     "messages": _write_bytes,
     "wait": lambda cluster, seconds: cluster.run(float(seconds)),
     "calm": lambda cluster: cluster.calm(),

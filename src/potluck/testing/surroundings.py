@@ -24,8 +24,14 @@ class Surroundings(Protocol[Process_contra]):
     def sends(self, process: Process_contra, to: ProcessId, message: Any) -> None:
         """A message that is no heartbeat is about to leave."""
 
+    def receives(self, process: Process_contra, message: Any) -> None:
+        """A process takes in a commit, or something that was relayed."""
+
     def wants(self, process: Process_contra, effect: effects.Probe | effects.Meet) -> None:
         """The core asks for a probe or an acquaintance."""
+
+    def counts(self, process: Process_contra, sent: int) -> None:
+        """A process has sent this many messages within a second."""
 
     def lost_lane(self, process: Process_contra, peer: ProcessId) -> None:
         """A lane of the process has ended."""

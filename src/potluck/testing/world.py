@@ -16,12 +16,15 @@ import msgspec
 from potluck.core import cluster_effects as effects
 from potluck.core.cluster import ClusterConfig, ClusterCore
 from potluck.core.cluster_cards import ProcessCard, Role
-from potluck.testing.clock import VirtualClock
+from potluck.core.cluster_messages import Commit, Relayed, decode
+from potluck.testing.clock import Appointment, VirtualClock
 from potluck.testing.dialling import Dialling
 from potluck.testing.invariants import Bounds, Invariants
 from potluck.testing.network import LinkQuality, LossyNetwork
 from potluck.testing.process import CoreFactory, SimulatedProcess
 from potluck.testing.trace import in_short
+from potluck.testing.trainer import Checkpoint, SimulatedTrainer
+from potluck.testing.trainer_state import States
 from potluck.vocabulary import NodeId, ProcessId
 
 __all__ = ["SimulatedWorld"]
@@ -40,15 +43,21 @@ class SimulatedWorld:
         quality: LinkQuality | None = None,
         core: CoreFactory = ClusterCore,
         tell: Callable[[str], None] | None = None,
+        chance: Random | None = None,
     ) -> None:
-        chance = Random(seed)  # noqa: S311 - chance that shall repeat
+        chance = chance or Random(seed)  # noqa: S311 - chance that shall repeat
         self.config = config or ClusterConfig()
         self.clock = VirtualClock()
         self.network = LossyNetwork(self.clock, chance, quality)
         self.places: dict[str, SimulatedProcess] = {}
         self.draw = chance.random
         self.dialling = Dialling(self.network, self.places, chance.random)
-        self.invariants = Invariants(self.places, self.network, Bounds.of(self.config))
+        self.invariants = Invariants(
+            self.places,
+            self.network,
+            Bounds.of(self.config),
+            is_one_at_work=self.config.quorum == "majority",
+        )
         self.changes = 0
         """Counts whatever could make an expectation true."""
         self.settled_in: float | None = None
@@ -58,6 +67,12 @@ class SimulatedWorld:
         self._core = core
         self._tell = tell
         self.triggers: list[tuple[str, str, Callable[[], None]]] = []
+        self.has_trainers = False
+        """Whether processes that start from now on train."""
+        self.saves_checkpoints = False
+        self._states = States()
+        self._trainers: dict[ProcessId, SimulatedTrainer] = {}
+        self._flaps: list[Appointment] = []
         self._boots: dict[str, int] = {}
         self._incarnations: dict[str, int] = {}
 
@@ -84,6 +99,7 @@ class SimulatedWorld:
             port=7000 + slot,
             role=role,
             pause_after=self.config.health.pause_after,
+            quorum=self.config.quorum,
         )
         self.places[name] = SimulatedProcess(self, card, host, name)
         self._begin(self.places[name])
@@ -103,9 +119,25 @@ class SimulatedWorld:
             incarnation=self._incarnations[place.card.node],
             boot=f"{place.host}-{self._boots.get(place.host, 0)}",
         )
-        self.disturbed(f"{place.name} starts as {card.process}")
+        before = self._trainers.pop(place.process, None)
+        self.disturbed(f"{place.name} starts as {card.process}", place)
         place.start(self._core(card, self.config, place.clock.now))
+        if self.has_trainers and card.role is Role.MEMBER:
+            self._begin_training(place, None if before is None else before.saved)
         self.dialling.begin(place)
+
+    def _begin_training(self, place: SimulatedProcess, saved: Checkpoint | None) -> None:
+        trainer = SimulatedTrainer(
+            place, self.network, self._states, self.invariants.ledger, self._trainers.get
+        )
+        trainer.saves = self.saves_checkpoints
+        self._trainers[place.process] = trainer
+        if saved is not None:
+            trainer.load(saved)
+
+    def trainer_of(self, name: str) -> SimulatedTrainer | None:
+        """The trainer of a process, or of the last one in its place."""
+        return self._trainers.get(self.place(name).process)
 
     def place(self, name: str) -> SimulatedProcess:
         """The place of this name."""
@@ -124,9 +156,11 @@ class SimulatedWorld:
 
     # --- what processes need of their surroundings ---
 
-    def disturbed(self, what: str) -> None:
-        """Something happens to the cluster from outside."""
+    def disturbed(self, what: str, place: SimulatedProcess | None = None) -> None:
+        """Something happens to the cluster from outside; to one process, or to the network."""
         self.changes += 1
+        if place is not None:
+            place.touched_at = self.clock.now
         self.invariants.disturbed()
         if self._tell is not None:
             self.tell("", what)
@@ -148,12 +182,25 @@ class SimulatedWorld:
                 self.triggers.remove(trigger)
                 trigger[2]()
 
+    def receives(self, process: SimulatedProcess, message: Commit | Relayed) -> None:
+        """A process takes in a commit, perhaps by way of another."""
+        if isinstance(message, Relayed):
+            content = decode(message.content) if message.to == process.process else None
+            if not isinstance(content, Commit):
+                return
+            message = content
+        self.invariants.families.receives(process.process, message)
+
     def wants(self, process: SimulatedProcess, effect: effects.Probe | effects.Meet) -> None:
         """A core asks for a probe or an acquaintance."""
         if isinstance(effect, effects.Probe):
             self.dialling.probe(process, effect)
         else:
             self.dialling.meet(process, effect)
+
+    def counts(self, process: SimulatedProcess, sent: int) -> None:
+        """A process has sent this many messages within a second."""
+        self.invariants.calm.counted(process, sent)
 
     def lost_lane(self, process: SimulatedProcess, peer: ProcessId) -> None:
         """A lane of a process has ended."""
@@ -167,6 +214,9 @@ class SimulatedWorld:
             self.tell(process.name, getattr(effect, "event", effect))
         self.changes += 1
         self.invariants.tells(process, effect)
+        trainer = self._trainers.get(process.process)
+        if trainer is not None:
+            trainer.tells(effect)
 
     def changed(self, process: SimulatedProcess) -> None:
         """The view or state of a core has changed."""

@@ -21,6 +21,7 @@ import numpy as np
 from potluck.arrays.base import Array
 from potluck.backend.base import read_view
 from potluck.closing import Closing
+from potluck.core.histories import History, Position
 from potluck.logs import get_logger
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.work import Work
@@ -100,6 +101,7 @@ class Checkpointer(Closing):
         *,
         lineage: str = "",
         epoch: int = 0,
+        history: History | None = None,
         own: Any = None,
         wait: bool = False,
     ) -> Work[Path]:
@@ -107,7 +109,9 @@ class Checkpointer(Closing):
 
         Returns when this rank's part has been copied; the files are written meanwhile.  One save is
         under way at a time: the next waits for it, and raises what went wrong with it, once.
-        ``own`` is a tree that this rank alone has.
+        ``own`` is a tree that this rank alone has.  ``history`` says which steps the state consists
+        of, so that ancestry decides when it meets another; :class:`~potluck.ElasticTrainer` gives
+        it.
         """
         before = self._work
         if before is not None:
@@ -116,7 +120,9 @@ class Checkpointer(Closing):
             finally:
                 if before.done:
                     self._work = None  # a disk that was full for a while ends nothing
-        job = self._prepare(tree, own, (lineage, epoch, step))
+        if history is None:
+            history = History(Position(lineage, epoch, step), samples=step)
+        job = self._prepare(tree, own, (lineage, epoch, step), history)
         self.last_nbytes = job.manifest.size
         work: Work[Path] = Work(lambda: f"Saving step {step}")
         self._work = work
@@ -150,7 +156,9 @@ class Checkpointer(Closing):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def _prepare(self, tree: Any, own: Any, position: tuple[str, int, int]) -> _Job:
+    def _prepare(
+        self, tree: Any, own: Any, position: tuple[str, int, int], history: History
+    ) -> _Job:
         shape, arrays = trees.written(tree)
         own_shape, own_arrays = trees.written(own)
         chosen = [
@@ -186,6 +194,9 @@ class Checkpointer(Closing):
             pieces=tuple(pieces),
             shape=shape,
             own=own_shape,
+            ancestry=history.ancestry,
+            samples=history.samples,
+            trail=history.trail,
         )
         name = f"step-{step:012d}-{epoch:06d}-{_short(lineage)}-of-{self.world_size}"
         return _Job(self.folder / name, manifest, copies)

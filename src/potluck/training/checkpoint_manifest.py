@@ -11,6 +11,8 @@ import math
 
 import msgspec
 
+from potluck.core.cluster_bounds import Ancestry, Count
+from potluck.core.histories import Trail
 from potluck.decoding import decode_json
 from potluck.errors import IoError
 from potluck.training.checkpoint_format import dtype_of
@@ -23,6 +25,7 @@ BLOCK = 1 << 20
 MAX_MANIFEST = 256 << 20
 _MAGIC = b"potluck-checkpoint 1 "
 _DIGEST = 16
+_LARGEST = 1 << 62
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -60,6 +63,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """The tree to which the arrays belong, as :func:`potluck.training.trees.written` gives it."""
     own: bytes = b""
     """The same for what this rank alone has."""
+    ancestry: Ancestry = ()
+    """Of the lineage; empty in checkpoints of earlier versions."""
+    samples: Count = 0
+    """Committed samples; 0 in checkpoints of earlier versions."""
+    trail: Trail = ()
+    """The last step of each earlier lineage that is part of the state."""
 
     def encode(self) -> bytes:
         """As the content of a file."""
@@ -86,6 +95,8 @@ class Manifest(msgspec.Struct, frozen=True):
         blocks = -(-self.size // BLOCK)
         if not 0 <= self.rank < self.world_size or len(self.checksums) != blocks:
             raise IoError("The manifest of a checkpoint contradicts itself")
+        if not (0 <= self.epoch < _LARGEST and 0 <= self.step < _LARGEST):
+            raise IoError("The manifest of a checkpoint has an impossible epoch or step")
         claimed = 0
         for piece in self.pieces:
             whole, width = math.prod(piece.shape), dtype_of(piece.dtype).itemsize

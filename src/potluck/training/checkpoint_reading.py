@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from potluck.arrays.base import Array
+from potluck.core.histories import History, Position, ranked
 from potluck.errors import IoError
 from potluck.training import trees
 from potluck.training.checkpoint_files import read_limited
@@ -38,6 +40,8 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     """Of the whole array."""
 
+
+_LONGEST = 32  # characters of a lineage's id that members accept
 
 SMALLEST_PART = 256
 """Elements for each rank below which an array is not divided: one rank has all of it."""
@@ -72,6 +76,8 @@ class Checkpoint:
         self._manifests = _manifests(folder)
         first = self._manifests[0]
         self.lineage, self.epoch, self.step = first.lineage, first.epoch, first.step
+        self.history = _history(first)
+        """Which steps and samples the state consists of, and where its lineage comes from."""
         self.world_size = first.world_size
         """How many ranks have written it."""
         self._last: tuple[tuple[int, int], bytes] = (-1, -1), b""
@@ -196,6 +202,15 @@ class Checkpoint:
             raise IoError(f"The parts of {name[:100]!r} in {self.folder} do not fit together")
 
 
+def _history(manifest: Manifest) -> History:
+    lineage = manifest.lineage
+    if len(lineage) > _LONGEST:  # other members would refuse it
+        lineage = digest(lineage.encode())
+    position = Position(lineage, manifest.epoch, manifest.step)
+    # Earlier versions wrote no samples; a step has at least one.
+    return History(position, manifest.ancestry, manifest.samples or manifest.step, manifest.trail)
+
+
 def _manifests(folder: Path) -> list[Manifest]:
     found = sorted(folder.glob("part-*-of-*.json"))
     if not found:
@@ -223,12 +238,26 @@ def _size(path: Path) -> int:
 
 
 def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:
-    """Complete checkpoints in a folder, the latest first; others are passed over."""
+    """Complete checkpoints in a folder, the one to continue from first; others are passed over.
+
+    Lineages come in the order of :func:`potluck.core.histories.best`, and of each the latest step
+    first: the work of a side that lost a merge comes after that of the side that won.
+    """
+    found = []
     for path in sorted(folder.glob("step-*"), reverse=True):
+        with contextlib.suppress(IoError):
+            found.append(Checkpoint(path))
+    order = ranked(each.history for each in found)
+    found.sort(key=lambda each: _place(each, order))
+    for checkpoint in found:
         try:
-            checkpoint = Checkpoint(path)
             if verify:
                 checkpoint.verify()
         except IoError:
             continue
         yield checkpoint
+
+
+def _place(checkpoint: Checkpoint, order: list[str]) -> tuple[int, int, int]:
+    lineage, epoch, step = checkpoint.history.position
+    return order.index(lineage), -epoch, -step

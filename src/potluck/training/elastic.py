@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from potluck.closing import Closing
 from potluck.collective.compression.compressor import GradientCompressor
-from potluck.core.steps import Position
 from potluck.logs import get_logger
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.work import Work
@@ -137,7 +136,7 @@ class ElasticTrainer(HeadStart, Closing):
         # Otherwise the last call was interrupted: the others may have what it was about.
         outcome = count_step(self._group.metrics, lambda: self._repeat(self._try))
         if outcome.counted and self._saving.is_due(outcome.step):
-            work = self._saving.save(self._state.capture(), self._own(), self.position)
+            work = self._saving.save(self._state.capture(), self._own(), self._report.history)
             if work is not None:
                 count_save(self._group.metrics, work, self._saving.last_nbytes)
         return outcome
@@ -162,13 +161,19 @@ class ElasticTrainer(HeadStart, Closing):
 
     def save(self, checkpointer: Checkpointer) -> Work[Any]:
         """Save the state after the last committed step, meanwhile."""
-        lineage, epoch, step = self.position
-        tree = self._state.capture()
-        work = checkpointer.save(tree, step, lineage=lineage, epoch=epoch, own=self._own())
+        history, tree = self._report.history, self._state.capture()
+        lineage, epoch, step = history.position
+        work = checkpointer.save(
+            tree, step, lineage=lineage, epoch=epoch, history=history, own=self._own()
+        )
         return count_save(self._group.metrics, work, checkpointer.last_nbytes)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint; call it before :meth:`start`."""
+        """Continue from a checkpoint; call it before :meth:`start`.
+
+        If the members resume from different checkpoints, the one that contains the other counts,
+        then the one that followed a common ancestor longer, then the one with more samples.
+        """
         if self._settled is not None:
             msg = "A checkpoint is loaded before the trainer starts: the others have a state now"
             raise ValueError(msg)
@@ -183,8 +188,9 @@ class ElasticTrainer(HeadStart, Closing):
             raise ValueError(msg) from error
         if self._compressor is not None:
             restore_own(checkpoint, self._compressor, self._group.rank, self._group.world_size)
-        logger.info("Going on from step %d, saved in %s", checkpoint.step, checkpoint.folder)
-        self._become(Position(checkpoint.lineage, checkpoint.epoch, checkpoint.step))
+        logger.info("Continuing from step %d, saved in %s", checkpoint.step, checkpoint.folder)
+        self._loaded = checkpoint.history.position
+        self._become(checkpoint.history)
 
     def _own(self) -> Any:
         return own_part(self._compressor, self._rank)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
+from potluck.core.ancestry import Branch
 from potluck.core.cluster_events import MembershipEvent
 from potluck.errors import DistributedError
 from potluck.runtime.cluster import Cluster
@@ -15,9 +17,6 @@ from potluck.runtime.recorder_logs import log_of
 from potluck.vocabulary import NodeId, ProcessId, View
 
 __all__ = ["Ground"]
-
-VERDICT = 30.0
-"""Seconds in which a cluster that has lost somebody goes on to another view, on a busy machine."""
 
 
 class Ground:
@@ -31,14 +30,14 @@ class Ground:
         self._steps = Steps()
 
     def can_go_on(self, error: DistributedError) -> bool:
-        """Whether another view follows the one in which something failed.
+        """Whether the error says that the view is over: then another follows, or will.
 
-        What a member sees first may be but a symptom, long before the cluster has agreed on what
-        has happened; and what somebody ended on purpose is not to be tried again.
+        What a program ended on purpose is not to be tried again.
         """
-        if self._stage is None or not error.recoverable:
+        if self._cluster is None or not error.recoverable:
             return False
-        return self._stage.over.wait(VERDICT)
+        # Before this member stood in any view, only the end of a view can be reported.
+        return self._stage is None or self._stage.ending is not None
 
     @contextlib.contextmanager
     def stand(self, timeout: float | None) -> Iterator[View]:
@@ -63,25 +62,35 @@ class Ground:
         return tuple(map(min, group.links.up, group.links.down))
 
     def has_founded(self, view: View) -> bool:
-        """Whether this member has been in the lineage from its first view on."""
-        if self._cluster is None or view.epoch == 1:
+        """Whether this member was in the first view of this lineage and of all its ancestors."""
+        if self._cluster is None:
             return True
         for event in self._cluster.events():
             told = event.event
             if isinstance(told, MembershipEvent) and told.view and told.view.epoch == 1:
                 self._founded.add(told.view.lineage)
-        return view.lineage in self._founded
+        if view.epoch == 1:
+            self._founded.add(view.lineage)
+        ancestors = {lineage for lineage, _ in view.ancestry}
+        return {view.lineage, *ancestors} <= self._founded
 
-    def note_steps(self, steps: int, what: str = "step") -> None:
-        """Let the cluster know how much is behind us: it decides what happens when two meet."""
+    def note_progress(
+        self, samples: int, origin: tuple[Branch, ...], steps: int, what: str = "step"
+    ) -> None:
+        """Tell the cluster how many samples are committed, and from what its lineage continues.
+
+        Both decide which of two clusters stays when they meet.
+        """
         backend = self.group if self._stage is None else self._stage.backend
         if backend is not None:
             self._steps.note(log_of(backend), steps, what)
-        note = (
-            None if self._cluster is None else getattr(self._cluster.innermost, "note_steps", None)
-        )
-        if note is not None:
-            note(steps)
+        if self._cluster is not None:
+            self._cluster.note_progress(samples, origin)
+
+    def note_event(self, event: object) -> None:
+        """Keep something that the user should know among the events of the cluster."""
+        if self._cluster is not None:
+            self._cluster.note_event(event, logging.WARNING)
 
 
 def _lasting(size: int) -> View:

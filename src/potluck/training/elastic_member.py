@@ -16,19 +16,25 @@ import numpy as np
 
 from potluck.arrays.base import Array
 from potluck.collective.compression.compressor import GradientCompressor
-from potluck.core.steps import Action, Position, Report
+from potluck.core.histories import History, Position
+from potluck.core.steps import Action, Report, ancestry_in
 from potluck.errors import Aborted, BackendUnavailable, Disconnected, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.context import DistributedContext
 from potluck.training.elastic_ground import Ground
-from potluck.training.elastic_outcome import Pending, StepOutcome
+from potluck.training.elastic_outcome import (
+    DiscardedWork,
+    Pending,
+    StepOutcome,
+    compare_states,
+)
 from potluck.training.elastic_pace import Pace
 from potluck.training.elastic_record import Record, check_records
 from potluck.training.elastic_saving import Saving
 from potluck.training.elastic_settling import Standing, pieces, settle
 from potluck.training.elastic_try import Try
 from potluck.training.sampler import ElasticSampler
-from potluck.training.sampler_intervals import Intervals
+from potluck.training.sampler_intervals import Intervals, total
 from potluck.training.shares import Condition, Straggler
 from potluck.training.shares_conditions import measure_condition
 from potluck.training.state import TrainingState
@@ -41,6 +47,9 @@ logger = get_logger(__name__)
 
 PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 """Machines of which this is the same compute the same bits."""
+
+MAX_SAMPLES = (1 << 62) - 1
+"""More committed samples than this are not told apart."""
 
 Result = TypeVar("Result")
 
@@ -76,6 +85,10 @@ class Member:
         self._reserved: tuple[Intervals, ...] = ()
         self._others_wait = False
         self._broken: BaseException | None = None
+        self._lineage = ""  # of the view in which this member settled last
+        self._loaded: Position | None = None  # from a checkpoint
+        self.discarded: DiscardedWork | None = None
+        """The committed steps of this machine that were discarded last, and the total; or None."""
         self.last_sync: SyncReport | None = None
         """What the last exchange of states did, if there was one."""
 
@@ -125,6 +138,7 @@ class Member:
     def _settle(self, view: View) -> None:
         self._settled = None
         self._drop_try()  # of a view that is over
+        self._lineage = view.lineage
         self._report = replace(self._report, founder=self._ground.has_founded(view))
         standing = Standing(
             self._report,
@@ -136,10 +150,10 @@ class Member:
         )
         self._saving.mark()
         found = settle(self._group, view, standing)
-        decision = found.decision
+        decision, before = found.decision, self._report.history
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
         if found.action is Action.APPLY:
-            self._commit()
+            self._commit(decision.history)
         elif self._report.attempt is not None and self._report.attempt[:2] == (
             view.lineage,
             view.epoch,
@@ -155,18 +169,21 @@ class Member:
         kept = found.kept(alike)
         is_kept = kept[self._group.rank] is not None
         if found.action is Action.RECEIVE or not is_kept:
-            self._become(decision.target, keep=is_kept)
+            self._become(decision.history, keep=is_kept)
+        if found.action is Action.RECEIVE:
+            self._tell_discarded(before)
         self._report = replace(self._report, attended=(view.lineage, view.epoch))
         self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
         self._saving.meet(found.tokens)
         self._rank, self._settled = self._group.rank, view
 
-    def _become(self, target: Position, *, keep: bool = False) -> None:
-        """Stand elsewhere; what was computed for another state is of no use, unless told so."""
+    def _become(self, history: History, *, keep: bool = False) -> None:
+        """Have another state; what was computed for the last one is of no use, unless kept."""
         if not keep:
             if self._pending is not None:
                 size = self._group.world_size
-                self._outcome = StepOutcome(target.step, False, size, 0.0, self._pending.tries)
+                step = history.position.step
+                self._outcome = StepOutcome(step, False, size, 0.0, self._pending.tries)
                 logger.warning(
                     "The gradients at %s do not count: they were for a state that is gone, or for "
                     "samples that another member has now",
@@ -175,8 +192,28 @@ class Member:
             self._pending, self._taken = None, None
         if self._compressor is not None:
             self._compressor.discard()
-        self._report = replace(self._report, position=target, attempt=None, holds=False)
-        self._ground.note_steps(target.step, "state received")
+        if self.sampler is not None:
+            history = replace(history, samples=self.sampler.counted)
+        self._report = replace(self._report.at(history), attempt=None, holds=False)
+        self._note_progress("state received")
+
+    def _tell_discarded(self, before: History) -> None:
+        """Another state has replaced ours: say which of our committed steps are not in it."""
+        lost = compare_states(before, self._report.history, self._lineage, self.discarded)
+        if lost is None:
+            return
+        self.discarded = replace(lost, is_loaded=lost.before == self._loaded)
+        # A step that was committed in this very call is not in the state that we have now.
+        self._outcome = replace(self._outcome, counted=False)
+        logger.warning("%s", self.discarded)
+        self._ground.note_event(self.discarded)
+        if self._group.metrics is not None:
+            self._group.metrics.training.withdraw(lost.steps)
+
+    def _note_progress(self, what: str = "step") -> None:
+        history = self._report.history
+        origin = history.origin_of(self._lineage)
+        self._ground.note_progress(history.samples, origin, history.position.step, what)
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -193,7 +230,9 @@ class Member:
                 return self._outcome
         # Otherwise an earlier call was interrupted here, and the others wait.
         self._group.barrier(self._timeout)
-        self._commit()
+        base = self._report.history
+        ancestry = ancestry_in(view, attempt, base)
+        self._commit(base.extended(attempt, ancestry, self._report.samples_held))
         return self._outcome
 
     def _begin(self, weight: float, signature: int, attempt: Position) -> Try:
@@ -236,7 +275,15 @@ class Member:
         if self._verify_every and made and made % self._verify_every == 0:
             self._compare(view)
         pending.records, self._begun = records, None
-        self._report = replace(self._report, holds=True)
+        self._report = replace(self._report, holds=True, samples_held=self._samples_with(records))
+
+    def _samples_with(self, records: Sequence[Record]) -> int:
+        """Committed samples once a step counts; the same on all members."""
+        if self.sampler is not None:
+            return self.sampler.counted + sum(total(record.share) for record in records)
+        # Weights are samples, unless they are fractions: then each step counts as one.
+        weight = sum(record.weight for record in records)
+        return min(self._report.samples + max(1, round(weight)), MAX_SAMPLES)
 
     def _set_aside(self, pending: Pending) -> None:
         """Those who had the last samples are gone: nobody brings any, and all take them anew."""
@@ -259,11 +306,11 @@ class Member:
             trial.committed = self.sampler.committed
             trial.commit(record.share for record in records)
 
-    def _commit(self) -> None:
-        """Everybody holds the result: apply it, and count what went into it."""
-        pending, attempt = self._pending, self._report.attempt
+    def _commit(self, history: History) -> None:
+        """Every member holds the result: apply it, and count what went into it."""
+        pending, attempt = self._pending, history.position
         assert pending is not None
-        assert attempt is not None
+        assert self._report.attempt == attempt
         try:
             self._apply(pending.gradients.mean())
         except BaseException as error:
@@ -280,8 +327,8 @@ class Member:
         self._pace.note(pending.records, self._ground.rates(), nbytes)
         self._reserved, self._others_wait = (), False
         self._pending, self._taken = None, None
-        self._report = replace(self._report, position=attempt, holds=False)
-        self._ground.note_steps(attempt.step)
+        self._report = replace(self._report.at(history), holds=False)
+        self._note_progress()
 
     # -- samples -----------------------------------------------------------------------------------
 

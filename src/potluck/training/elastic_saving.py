@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from potluck.collective.compression.compressor import GradientCompressor
-from potluck.core.steps import Position
+from potluck.core.histories import History
 from potluck.errors import DistributedError, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.work import Work
@@ -111,7 +111,7 @@ class Saving:
         """Whether the state after this step is to be saved."""
         return self.folder is not None and self.every > 0 and step > 0 and step % self.every == 0
 
-    def save(self, tree: Any, own: Any, position: Position) -> Work[Path] | None:
+    def save(self, tree: Any, own: Any, history: History) -> Work[Path] | None:
         """Save meanwhile; what goes wrong is said, and training goes on."""
         assert self.folder is not None
         if self._checkpointer is None:
@@ -123,10 +123,12 @@ class Saving:
             self._farewell = functools.partial(_finish, self._checkpointer)
             atexit.register(self._farewell)
         saver = self._checkpointer
-        lineage, epoch, step = position
+        lineage, epoch, step = history.position
         for _ in range(2):
             try:
-                return saver.save(tree, step, lineage=lineage, epoch=epoch, own=own)
+                return saver.save(
+                    tree, step, lineage=lineage, epoch=epoch, history=history, own=own
+                )
             except (OSError, DistributedError) as error:  # of the one before
                 logger.warning("The last checkpoint here failed: %s", error)
                 if isinstance(error, Timeout):

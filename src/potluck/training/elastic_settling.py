@@ -10,6 +10,10 @@ from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import msgspec
+
+from potluck.core.cluster_bounds import Ancestry, Count, Lineage
+from potluck.core.histories import Trail
 from potluck.core.steps import Action, Decision, Position, Report, decide
 from potluck.errors import BackendUnavailable, MalformedFrame
 from potluck.runtime.distributed import DistributedBackend
@@ -42,34 +46,64 @@ class Standing:
         report = self.report
         attempt = None if report.attempt is None else tuple(report.attempt)
         place = tuple(report.position), report.attended, attempt, report.holds, report.founder
-        return place, self.taken, self.speed, astuple(self.condition), self.waits, self.token
+        past = (
+            tuple(map(tuple, report.ancestry)),
+            report.samples,
+            tuple(map(tuple, report.trail)),
+            report.samples_held,
+        )
+        return (
+            (*place, *past),
+            self.taken,
+            self.speed,
+            astuple(self.condition),
+            self.waits,
+            self.token,
+        )
 
     @classmethod
     def decode(cls, value: Any) -> Standing:
         """From what another member sent."""
         try:
             place, taken, speed, condition, waits, token = value
-            position, attended, attempt, holds, founder = place
-            report = Report(
-                _position(position),
-                (str(attended[0]), int(attended[1])),
-                None if attempt is None else _position(attempt),
-                bool(holds),
-                bool(founder),
-            )
+            report = _report(place)
             load, on_battery, heat, link = condition
             known = Condition(int(load), bool(on_battery), int(heat), int(link))
             pairs = tuple((int(a), int(b)) for a, b in taken)
             if token != "" and not (token.isalnum() and len(token) <= MAX_TOKEN):
                 raise ValueError("its mark would be an odd name of a file")
             return cls(report, pairs, int(speed), known, bool(waits), token)
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+            msgspec.ValidationError,
+        ) as error:
             raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
 
 
-def _position(value: Any) -> Position:
-    lineage, epoch, step = value
-    return Position(str(lineage), int(epoch), int(step))
+_Place = tuple[Lineage, Count, Count]
+_Report = tuple[
+    _Place, tuple[Lineage, Count], _Place | None, bool, bool, Ancestry, Count, Trail, Count
+]
+"""The fields of a report, in the order in which they travel."""
+
+
+def _report(value: Any) -> Report:
+    fields = msgspec.convert(value, _Report)
+    position, attended, attempt, holds, founder, ancestry, samples, trail, samples_held = fields
+    return Report(
+        Position(*position),
+        attended,
+        None if attempt is None else Position(*attempt),
+        holds,
+        founder,
+        ancestry,
+        samples,
+        trail,
+        samples_held,
+    )
 
 
 @dataclass(frozen=True, slots=True)

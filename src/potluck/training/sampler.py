@@ -54,6 +54,11 @@ class ElasticSampler:
         return f"<ElasticSampler, epoch {self.epoch}, {done} of {self.size} samples>"
 
     @property
+    def counted(self) -> int:
+        """Samples that have counted, over all epochs."""
+        return self.epoch * self.size + total(self.committed)
+
+    @property
     def remaining(self) -> int:
         """Samples of this epoch that have not counted yet."""
         return self.size - total(self.committed)

@@ -15,6 +15,7 @@ import typer
 from potluck import logs
 from potluck.apps.cli import (
     bench,
+    continue_job,
     dashboard,
     demo,
     doctor,
@@ -89,11 +90,13 @@ def _add(
     examples: str,
     exit_codes: str = EXIT_CODES,
     settings: dict[str, Any] | None = None,
+    *,
+    name: str | None = None,
 ) -> None:
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     epilog = f"{examples}\n{exit_codes}"
-    app.command(help=text, epilog=epilog, context_settings=settings)(guarded(command))
+    app.command(name, help=text, epilog=epilog, context_settings=settings)(guarded(command))
 
 
 _add(demo.demo, demo.EXAMPLES, demo.EXIT_CODES)
@@ -103,6 +106,12 @@ _add(revoke.revoke, revoke.EXAMPLES)
 _add(rotate.rotate, rotate.EXAMPLES)
 _add(run.run, run.EXAMPLES, run.EXIT_CODES, run.SETTINGS)
 _add(status.status, status.EXAMPLES, status.EXIT_CODES)
+_add(
+    continue_job.continue_job,
+    continue_job.EXAMPLES,
+    continue_job.EXIT_CODES,
+    name="continue",
+)
 _add(bench.bench, bench.EXAMPLES, bench.EXIT_CODES)
 _add(dashboard.dashboard, dashboard.EXAMPLES, dashboard.EXIT_CODES)
 _add(doctor.doctor, doctor.EXAMPLES, doctor.EXIT_CODES)

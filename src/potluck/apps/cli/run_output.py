@@ -38,7 +38,7 @@ _CONTINUES = re.compile(r"^(?:\s|$|During handling|The above exception|Traceback
 """Lines inside a traceback; the first other one says what was wrong."""
 
 _SECOND_HAND = re.compile(
-    r"(?:^|running the callback: )(?:potluck\.[\w.]+\.)?(?:PeerLost|ViewChanged|Aborted)\b"
+    r"(?:^|running the callback: )(?:potluck\.[\w.]+\.)?(?:PeerLost|ViewChanged|LeftOut|Aborted)\b"
     r"|\bRank \d+ .*\bis gone\b|\bConnection closed by peer\b|\bConnection reset by peer\b"
 )
 """Ends of tracebacks that tell of somebody else's failure, also by way of a future of PyTorch."""

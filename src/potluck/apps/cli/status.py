@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potluck.runtime.control_reports import Report
     from potluck.runtime.observing import Observer
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "status"]
+__all__ = ["EXAMPLES", "EXIT_CODES", "look_around", "status"]
 
 EXAMPLES = """\
 potluck status                     every job of the namespace this machine uses
@@ -72,7 +72,7 @@ def status(
     )
     with Observer(config, job=job, journals=True) as observer:
         with working(f"Looking around for up to {wait:g} s", silent=json):
-            _look(observer, wait)
+            look_around(observer, wait)
         if watch:
             _watch(observer, job, json=json)
             return
@@ -143,7 +143,7 @@ def _console() -> Console:
     return console
 
 
-def _look(observer: Observer, wait: float) -> list[Report]:
+def look_around(observer: Observer, wait: float) -> list[Report]:
     """Wait until everybody has answered of whom anybody knows, and nobody new comes."""
     import time
 

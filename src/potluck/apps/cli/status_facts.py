@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
 from potluck.runtime.control_reports import HealthLine, Report
 
-__all__ = ["JobStatus", "NodeStatus", "is_whole", "jobs_of", "story_of", "waiting_of"]
+__all__ = [
+    "JobStatus",
+    "NodeStatus",
+    "Waiting",
+    "is_whole",
+    "jobs_of",
+    "list_names",
+    "story_of",
+    "waiting_for",
+    "waiting_of",
+]
 
 MAX_TROUBLES = 4
 """Machines that cannot be reached, of which the reasons are told."""
+
+_MINUTES, _HOURS = 120, 7200  # seconds from which a time is told in these
 
 _WORST = ("healthy", "degraded", "suspect", "dead")
 
@@ -50,6 +64,45 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Processes of a job that cannot continue, and the members of the last view they wait for."""
+
+    job: str
+    here: tuple[str, ...]
+    missing: tuple[tuple[str, float], ...]
+    """The name of each, and the seconds since any of those who wait has heard it."""
+
+    @property
+    def sentence(self) -> str:
+        """Who waits for whom, and for how long already."""
+        return self._told(lambda silence: f"silent for {_duration(silence)}")
+
+    @property
+    def story(self) -> str:
+        """The same with times of the day: it stays as it is while nothing happens."""
+        now = time.time()
+        return self._told(
+            lambda silence: f"silent since {time.strftime('%H:%M', time.localtime(now - silence))}"
+        )
+
+    def _told(self, since: Callable[[float], str]) -> str:
+        names = [f"{name} ({since(silence)})" for name, silence in self.missing]
+        verb = "waits" if len(self.here) == 1 else "wait"
+        return f"{list_names(self.here)} {verb} for {list_names(names)}."
+
+    @property
+    def advice(self) -> str:
+        """The command that continues."""
+        them = "it is" if len(self.missing) == 1 else "they are"
+        return f"If {them} switched off, continue with: potluck continue --job {quote(self.job)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        missing = [{"name": name, "silent_for": silence} for name, silence in self.missing]
+        return {"here": list(self.here), "missing": missing}
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job of a namespace."""
 
@@ -83,6 +136,9 @@ class JobStatus:
         found = []
         if told.members and told.reason and told.state == "active":
             found.append(f"View {told.epoch}: {told.reason}")
+        waiting = waiting_for(self.reports)
+        if waiting is not None:
+            found += [waiting.story, waiting.advice]
         for node in self.nodes:
             if node.reason and node.health != "healthy":
                 found.append(f"{node.name} is {node.health}: {node.reason}")
@@ -94,7 +150,7 @@ class JobStatus:
         self, figures: Mapping[tuple[str, int], Mapping[str, float]] = MappingProxyType({})
     ) -> dict[str, Any]:
         """For programs; ``figures`` are what each process has counted."""
-        told = self.authority
+        told, waiting = self.authority, waiting_for(self.reports)
         links = [
             {
                 "from": report.node,
@@ -121,6 +177,7 @@ class JobStatus:
                 for node in self.nodes
             ],
             "links": links,
+            "waiting": None if waiting is None else waiting.as_dict(),
         }
 
 
@@ -147,6 +204,32 @@ def waiting_of(reports: Iterable[Report]) -> list[dict[str, Any]]:
         for report in reports
         if report.role == "launcher"
     ]
+
+
+def waiting_for(reports: Iterable[Report]) -> Waiting | None:
+    """Which processes of one job wait for members of the last view, if any does."""
+    waiting = [each for each in reports if each.role == "member" and each.missing]
+    if not waiting:
+        return None
+    missing: dict[tuple[str, int], tuple[str, float]] = {}
+    for line in (line for report in waiting for line in report.missing):
+        key = line.node, line.incarnation
+        silence = min(line.silence, missing[key][1]) if key in missing else line.silence
+        missing[key] = line.name or line.node[:8], silence
+    here = sorted({each.name or each.node[:8] for each in waiting})
+    return Waiting(waiting[0].job, tuple(here), tuple(sorted(missing.values())))
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Several names in a sentence."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTES:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < _HOURS else f"{seconds / 3600:.0f} h"
 
 
 def story_of(

@@ -1,0 +1,401 @@
+"""A simulated trainer: steps as transactions, as :mod:`potluck.training.elastic_member` makes them.
+
+In each view the members settle first: they report, decide (:func:`potluck.core.steps.decide`), and
+bring the state to members that lack it.  A step is a record from every member, a result that each
+member holds, and a barrier; a member that passes it applies the result.  Rank 0 gathers and
+passes on.  What members of a view say to each other belongs to that view: when a core ends the
+operations of a view, pauses, or enters another view, nothing of the old one counts any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from potluck.core import cluster_effects as effects
+from potluck.core.ancestry import Branch, branch_off
+from potluck.core.steps import Action, Position, Report
+from potluck.testing import trainer_report
+from potluck.testing.clock import VirtualClock
+from potluck.testing.network import Flow, LossyNetwork
+from potluck.testing.process import SimulatedProcess
+from potluck.testing.trainer_state import Share, States, TrainingValue
+from potluck.vocabulary import ProcessId, View
+
+__all__ = ["Checkpoint", "SimulatedTrainer", "TrainerWatch"]
+
+SHORTEST = 0.08  # seconds to compute gradients, at least
+LONGEST = 0.2
+RETRY = 1.0  # seconds after which an unanswered message is sent again, as TCP would
+_EARLY = 32  # messages of a view that we have not entered yet
+_SAVE_EVERY = 4  # steps
+
+
+class TrainerWatch(Protocol):
+    """Checks what trainers do."""
+
+    def settled(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
+        """A member has the state with which a view begins."""
+
+    def applied(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
+        """A member applies a step."""
+
+    def replaced(self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue) -> None:
+        """A member gives up its state for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a process has written to its disk."""
+
+    report: Report
+    value: TrainingValue
+    ancestry: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    report: Report
+    value: TrainingValue
+    taken: Share
+
+
+_Arrived = tuple[trainer_report.Decision, TrainingValue, tuple[Branch, ...]]
+
+
+@dataclass(slots=True)
+class _Round:
+    """What rank 0 gathers from all members before it answers."""
+
+    parts: dict[int, Any]
+    answer: Any = None
+    is_answered: bool = False
+
+
+class SimulatedTrainer:
+    """The training of one start of one process."""
+
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        network: LossyNetwork,
+        states: States,
+        watch: TrainerWatch,
+        find: Callable[[ProcessId], SimulatedTrainer | None],
+    ) -> None:
+        self.process = process
+        self.who = process.process
+        self.value = states.fresh()
+        self.report = Report()
+        self.is_lost = False
+        """Whether the members that had the state are gone, so that it must be started again."""
+        self.saved: Checkpoint | None = None
+        self.saves = False
+        self._network = network
+        self._clock: VirtualClock = network.clock
+        self._states = states
+        self._watch = watch
+        self._find = find
+        self._origin: tuple[Branch, ...] = ()  # of the checkpoint that the state began with
+        self._founded: set[str] = set()
+        self._view: View | None = None
+        self._rank = 0
+        self._is_paused = False
+        self._flows: dict[int, Flow] = {}
+        self._rounds: dict[tuple[str, int], _Round] = {}
+        self._early: list[tuple[View, int, str, int, Any]] = []
+        self._waiting: tuple[str, int, Any] | None = None  # what we said last to rank 0
+        self._is_settled = False
+        self._decision: trainer_report.Decision | None = None
+        self._arrived: _Arrived | None = None
+        self._result: TrainingValue | None = None
+        self._taken: Share = ()
+        self._reserved: tuple[Share, ...] = ()
+
+    # --- life ---
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Begin with what an earlier process of this place has saved."""
+        self.saved = checkpoint
+        self.report = trainer_report.loaded(checkpoint.report)
+        self.value = checkpoint.value
+        self._origin = checkpoint.ancestry
+        self._note()
+
+    def tells(self, effect: effects.Effect) -> None:
+        """The core has decided something about the operations of a view."""
+        match effect:
+            case effects.Installed(view):
+                self._begin(view)
+            case effects.Abort() | effects.Removed():
+                self._end()
+            case effects.Paused():
+                self._is_paused = True
+            case effects.Resumed():
+                self._resume()
+
+    def _begin(self, view: View) -> None:
+        self._end()
+        rank = view.rank_of(self.who)
+        if rank is None or self.is_lost:
+            return
+        self._view, self._rank, self._is_paused = view, rank, False
+        if view.epoch == 1:
+            self._founded.add(view.lineage)
+        founder = view.lineage in self._founded
+        self.report = replace(self.report, founder=founder)
+        self._say("settle", 0, _Standing(self.report, self.value, self._taken))
+        early, self._early = self._early, []
+        for message in early:
+            self.take(message)
+
+    def _end(self) -> None:
+        """Nothing that belongs to the present view counts any more."""
+        self._view = self._waiting = self._arrived = self._decision = None
+        self._is_settled = False
+        self._flows.clear()
+        self._rounds.clear()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        if self._waiting is not None:
+            self._say(*self._waiting)
+
+    # --- messages ---
+
+    def _say(self, kind: str, number: int, content: Any) -> None:
+        """Say something to rank 0, and again until it answers."""
+        self._waiting = kind, number, content
+        if not self._is_paused:
+            self._send(0, kind, number, content)
+        if self._view is not None:  # it may be over, now that rank 0 is ourselves
+            self._clock.after(RETRY, self._retry, self._view, kind, number)
+
+    def _retry(self, view: View, kind: str, number: int) -> None:
+        waiting = self._waiting
+        if self._view is view and waiting is not None and waiting[:2] == (kind, number):
+            if self.process.is_running and not self._is_paused:
+                self._send(0, *waiting)
+            self._clock.after(RETRY, self._retry, view, kind, number)
+
+    def _send(self, rank: int, kind: str, number: int, content: Any) -> None:
+        view = self._view
+        if view is None:
+            return
+        message = view, self._rank, kind, number, content
+        if rank == self._rank:
+            self.take(message)
+            return
+        flow = self._flows.get(rank)
+        other = self._find(view.members[rank])
+        if other is None:
+            return
+        if flow is None:
+            flow = self._network.flow(self.process.host, other.process.host)
+            self._flows[rank] = flow
+        flow.send(other.receive, message, certain=True)
+
+    def receive(self, message: tuple[View, int, str, int, Any]) -> None:
+        """A message has come over the network."""
+        self._do(self.take, message)
+
+    def _do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do something now, or when the process has time for it."""
+        process = self.process
+        if process.process != self.who or process.core is None:
+            return
+        if process.is_stopped or process.share < 1:
+            process.ask(lambda *_: self._then_nothing(action, arguments))
+        else:
+            action(*arguments)
+
+    @staticmethod
+    def _then_nothing(
+        action: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> list[effects.Effect]:
+        action(*arguments)
+        return []
+
+    def take(self, message: tuple[View, int, str, int, Any]) -> None:
+        """A message of a member is worked on."""
+        view, rank, kind, number, content = message
+        mine = self._view
+        if mine is None or view.epoch != mine.epoch or view.lineage != mine.lineage:
+            if not self.is_lost and len(self._early) < _EARLY:
+                self._early.append(message)
+            return
+        if self._is_paused:
+            return  # it is sent again
+        match kind:
+            case "settle" | "record" | "held":
+                self._gather(rank, kind, number, content)
+            case "want":
+                if self._decision is not None:
+                    self._send(rank, "state", 0, (self._decision, self.value, self._origin))
+            case "state":
+                self._arrived = content
+                self._maybe_receive()
+            case _:
+                self._answered(kind, number, content)
+
+    def _gather(self, rank: int, kind: str, number: int, content: Any) -> None:
+        """Rank 0 waits for every member, and then tells all of them."""
+        assert self._view is not None
+        gathered = self._rounds.get((kind, number))
+        if gathered is None:
+            gathered = self._rounds[kind, number] = _Round({})
+            self._rounds.pop((kind, number - 2), None)
+        if gathered.is_answered:
+            self._send(rank, f"all {kind}", number, gathered.answer)
+            return
+        gathered.parts[rank] = content
+        size = len(self._view.members)
+        if len(gathered.parts) == size:
+            gathered.is_answered = True
+            gathered.answer = tuple(gathered.parts[each] for each in range(size))
+            for each in (*range(1, size), 0):
+                self._send(each, f"all {kind}", number, gathered.answer)
+
+    def _answered(self, kind: str, number: int, content: tuple[Any, ...]) -> None:
+        waiting = self._waiting
+        if waiting is None or (f"all {waiting[0]}", waiting[1]) != (kind, number):
+            return  # an answer that came twice
+        self._waiting = None
+        match kind:
+            case "all settle":
+                self._settle(content)
+            case "all record":
+                self._hold(content)
+            case "all held":
+                self._commit()
+                self._compute()
+
+    # --- a view begins ---
+
+    def _settle(self, standings: tuple[_Standing, ...]) -> None:
+        view = self._view
+        assert view is not None
+        decision = trainer_report.agree(view, [each.report for each in standings])
+        if decision.is_lost:
+            self.is_lost = True
+            self._end()
+            return
+        action = decision.actions[self._rank]
+        if action is Action.APPLY:
+            self._commit()
+        elif self.report.attempt is not None and self.report.attempt[:2] == (
+            view.lineage,
+            view.epoch,
+        ):
+            self.report = trainer_report.attempted(self.report, None)
+        self._share_out(standings, decision)
+        if action is not Action.RECEIVE:
+            self._decision = decision
+            self._settled()
+            if decision.sources[0] == self._rank:
+                for rank in decision.receivers:
+                    self._send(rank, "state", 0, (decision, self.value, self._origin))
+        elif not self._maybe_receive():
+            self._clock.after(RETRY, self._do, self._want, view, decision.sources[0])
+
+    def _share_out(
+        self, standings: tuple[_Standing, ...], decision: trainer_report.Decision
+    ) -> None:
+        """What members had in hand stays theirs if it was for this state, and no other has it."""
+        kept: list[Share] = [()] * len(standings)
+        taken: set[int] = set()
+        for rank in decision.sources:
+            share = standings[rank].taken
+            if decision.actions[rank] is Action.KEEP and taken.isdisjoint(share):
+                kept[rank] = share
+                taken.update(share)
+        self._reserved = tuple(kept)
+        self._taken = kept[self._rank]
+
+    def _want(self, view: View, source: int) -> None:
+        """Ask for the state again, if it got lost."""
+        if self._view is view and not self._is_settled:
+            self._send(source, "want", 0, None)
+            self._clock.after(RETRY, self._do, self._want, view, source)
+
+    def _maybe_receive(self) -> bool:
+        """Take the state that has arrived, once it is known that it counts."""
+        if self._arrived is None or self._waiting is not None or self._is_settled:
+            return False
+        decision, value, self._origin = self._arrived
+        self._watch.replaced(self.process, self.value, value)
+        self.value = value
+        self.report = trainer_report.received(self.report, decision)
+        self._settled()
+        return True
+
+    def _settled(self) -> None:
+        view = self._view
+        assert view is not None
+        self._is_settled = True
+        self.report = replace(self.report, attended=(view.lineage, view.epoch))
+        self._note()
+        self._watch.settled(self.process, view, self.value)
+        self._compute()
+
+    # --- a step ---
+
+    def _compute(self) -> None:
+        view = self._view
+        if view is not None:
+            pause = SHORTEST + (LONGEST - SHORTEST) * self._network.chance.random()
+            self._clock.after(pause, self._do, self._computed, view, self.value)
+
+    def _computed(self, view: View, value: TrainingValue) -> None:
+        if view is not self._view or value is not self.value:
+            return
+        if not self._taken:
+            self._taken = self._assign(view)
+        attempt = Position(view.lineage, view.epoch, self.report.position.step + 1)
+        self.report = trainer_report.attempted(self.report, attempt)
+        self._result = None
+        self._say("record", attempt.step, self._taken)
+
+    def _assign(self, view: View) -> Share:
+        """One sample for each member that has none in hand, in rank order."""
+        size = len(view.members)
+        reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
+        free = self.value.free({sample for share in reserved for sample in share})
+        lacking = [rank for rank in range(size) if not reserved[rank]]
+        place = lacking.index(self._rank)
+        return (free[place],) if place < len(free) else ()
+
+    def _hold(self, shares: tuple[Share, ...]) -> None:
+        attempt = self.report.attempt
+        assert attempt is not None
+        self._result = self._states.after(self.value, attempt, shares)
+        self.report = trainer_report.held(self.report, self._result.samples)
+        self._say("held", attempt.step, None)
+
+    def _commit(self) -> None:
+        """Every member holds the result: apply it."""
+        view, result = self._view, self._result
+        assert view is not None
+        assert result is not None
+        self._watch.applied(self.process, view, result)
+        self.value, self._result = result, None
+        self.report = trainer_report.applied(self.report, view, result.samples)
+        self._taken, self._reserved = (), ()
+        self._note()
+        if self.saves and result.depth % _SAVE_EVERY == 0:
+            self.saved = Checkpoint(self.report, result, self._branches(view, result.position))
+
+    def _branches(self, view: View, own: Position) -> tuple[Branch, ...]:
+        """What a checkpoint of this position comes from, with the position itself."""
+        known = (*self._origin, *(Branch(*each) for each in view.ancestry))
+        lineages = [branch.lineage for branch in known]
+        if own.lineage in lineages:  # a step of a parent that was decided in its child
+            known = known[: lineages.index(own.lineage)]
+        return branch_off(known, own.lineage, own.epoch)
+
+    def _note(self) -> None:
+        core = self.process.core
+        if core is not None:
+            core.samples = self.value.samples
+            core.origin = self._origin

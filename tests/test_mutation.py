@@ -1,0 +1,145 @@
+"""The faults that mutation tests plant: which there are, and that they take effect."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support.mutation import mutants_of, mutated, plant
+from support.mutation_run import CORE, MODULES, Check, Hunt, explained, report
+
+SOURCE = '''
+"""A module."""
+
+LIMIT = 3
+__all__ = ["Box", "is_small", "outside"]
+
+def is_small(number: int, most: int = LIMIT) -> bool:
+    """Whether a number is small."""
+    if not number:
+        return True
+    return number < most and number != 2
+
+class Box:
+    """Keeps numbers."""
+    def __init__(self) -> None:
+        self.kept = []
+    @property
+    def best(self) -> str:
+        return f"{max(self.kept) + 1}"
+    def put(self, number: int) -> None:
+        if number in self.kept:
+            return
+        self.kept.append(number)
+    def even(self) -> list[int]:
+        return [n for n in self.kept if n % 2 == 0]
+'''
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[ModuleType]:
+    """The module above, and another one that has imported from it."""
+    sys.path.insert(0, str(tmp_path))
+    (tmp_path / "mutated_box.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "mutated_user.py").write_text(
+        "from mutated_box import LIMIT, Box, is_small\n", encoding="utf-8"
+    )
+    importlib.invalidate_caches()
+    yield importlib.import_module("mutated_user")
+    sys.path.remove(str(tmp_path))
+    for name in ("mutated_user", "mutated_box"):
+        del sys.modules[name]
+
+
+def changes() -> dict[tuple[str, str], int]:
+    """The numbers of all faults, by what they change."""
+    return {(m.old, m.new): m.number for m in mutants_of("mutated_box", SOURCE)}
+
+
+def test_the_faults_of_a_module() -> None:
+    """Conditions, comparisons, numbers, calls and whole statements; no text, no annotation."""
+    found = set(changes())
+    assert ("if not number:", "if not not number:") in found
+    body = "return number < most and number != 2"
+    assert {new for old, new in found if old == body} == {
+        "return number <= most and number != 2",
+        "return number < most or number != 2",
+        "return number < most and number == 2",
+        "return number < most and number != 3",
+        "return number < most and number != 1",
+        "return not (number < most and number != 2)",
+    }
+    assert {new for old, new in found if old == "LIMIT = 3"} == {"LIMIT = 4", "LIMIT = 2"}
+    assert ("return True", "return False") in found
+    assert ("if number in self.kept:", "if number not in self.kept:") in found
+    assert ("self.kept.append(number)", "(removed)") in found
+    assert ("return", "(removed)") in found
+    listed = "return [n for n in self.kept if n % 2 == 0]"
+    assert (listed, "return [n for n in self.kept if n % 2 != 0]") in found
+    assert not any("__all__" in old or "max" in old for old, _ in found)
+
+
+def test_every_fault_is_another_program() -> None:
+    """Each compiles, and none is the original."""
+    mutants = mutants_of("mutated_box", SOURCE)
+    assert len({compile(mutated(SOURCE, m.number), "", "exec") for m in mutants}) == len(mutants)
+    with_lines = {m.old: (m.line, m.last_line) for m in mutants}
+    assert with_lines["if number in self.kept:"] == (21, 21)
+
+
+def test_a_fault_is_seen_by_those_who_imported_before(box: ModuleType) -> None:
+    """Functions, methods, properties, defaults and constants change in place."""
+    numbers = changes()
+    home = sys.modules["mutated_box"]
+    kept = box.Box()
+    plant(home, mutated(SOURCE, numbers["self.kept.append(number)", "(removed)"]))
+    kept.put(4)
+    assert kept.kept == []
+    plant(home, mutated(SOURCE, numbers["return True", "return False"]))
+    kept.put(4)
+    assert kept.kept == [4]  # the other fault is out again
+    assert not box.is_small(0)
+    plant(home, mutated(SOURCE, numbers["LIMIT = 3", "LIMIT = 4"]))
+    assert box.LIMIT == home.LIMIT == 4
+    assert box.is_small(3)
+    assert kept.best == "5"
+
+
+def test_a_fault_is_caught_survives_or_hangs(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each in a process of its own: here nothing changes."""
+    source = (CORE / "quorum.py").read_text(encoding="utf-8")
+    mutant = next(m for m in mutants_of("quorum", source) if m.old == "if not votes:")
+    quorum = importlib.import_module("potluck.core.quorum")
+    lines = {str(CORE / "quorum.py"): {mutant.line}}
+
+    def holds() -> bool:
+        return bool(quorum.has_quorum([1, 2, 3], [1, 2], set()))
+
+    for passes, finder in ((holds, "a test"), (lambda: True, "")):
+        hunt = Hunt([Check("a test", passes, 0.0, lines)], 1, float("inf"))
+        hunt.run([mutant])
+        assert hunt.found == {mutant: finder}
+        assert report(hunt.found) == (0 if finder else 1)
+    blind = Hunt([Check("elsewhere", holds, 0.0, {})], 1, float("inf"))
+    blind.run([mutant])
+    assert blind.found == {mutant: ""}  # a test that does not come there is not run
+    assert holds()
+    assert "- if not votes:\n+ if not not votes:" in capfd.readouterr().out
+
+
+def test_every_explanation_is_of_a_fault_that_exists() -> None:
+    """One whose line has changed is to be thought about again."""
+    found = {
+        (m.module, m.function, m.old, m.new)
+        for name in MODULES
+        for m in mutants_of(name, (CORE / f"{name}.py").read_text(encoding="utf-8"))
+    }
+    assert len(found) > 1500
+    entries = explained()
+    assert [key for key in entries if key not in found] == []
+    assert all(reason.endswith(".") for reason in entries.values())

@@ -1,0 +1,153 @@
+"""The simulated trainer makes steps as transactions, and the ledger finds whatever it loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.core.ancestry import Branch
+from potluck.core.steps import Position
+from potluck.testing import Scenario, SimulatedCluster, play
+from potluck.testing.trainer_state import DATASET, States
+from potluck.testing.violation import Violation
+from potluck.vocabulary import View
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+def trained(story: str) -> SimulatedCluster:
+    """The cluster at the end of a story with trainers."""
+    return play(Scenario.parse(f"trainers saving\nnodes a b c\n{story}"))
+
+
+def test_all_members_make_the_same_steps() -> None:
+    """Several in a second, each with samples of all."""
+    cluster = trained("within 3 expect a b c in one view\nwait 5")
+    trainers = [cluster.trainer_of(name) for name in "abc"]
+    depths = {each.value.depth for each in trainers if each is not None}
+    assert min(depths) > 15
+    assert max(depths) - min(depths) <= 1
+    core = cluster.place("a").core
+    assert core is not None
+    assert core.samples == trainers[0].value.samples > DATASET  # type: ignore[union-attr]
+
+
+def test_a_newcomer_gets_the_state_and_survivors_keep_theirs() -> None:
+    """Over a kill, a restart, a cut and its mending."""
+    cluster = trained(
+        "wait 2\nkill c\nwait 1\nrestart c\nwait 2\ncut a | b c\nwait 4\nheal\nsettle\nwait 1"
+    )
+    values = {cluster.trainer_of(name).value.depth for name in "abc"}  # type: ignore[union-attr]
+    assert min(values) > 20
+    assert cluster.invariants.ledger.taken_back == 0
+
+
+def test_a_restart_of_all_begins_with_what_was_saved() -> None:
+    """The first step of the new lineage follows one of the old."""
+    cluster = trained("wait 3\nunplug a b c\nrestart a b c\nwait 2")
+    value = cluster.trainer_of("a").value  # type: ignore[union-attr]
+    lineages = set()
+    while value.parent is not None:
+        lineages.add(value.position.lineage)
+        value = value.parent
+    assert len(lineages) == 2
+
+
+def test_a_message_that_is_lost_is_sent_again() -> None:
+    """A cut that loses everything and is too short for a pause does not stop the training."""
+    cluster = trained("wait 1\ncut a | b c losing\nwait 0.3\nheal\nwait 4")
+    assert cluster.in_one_view("a", "b", "c")
+    assert cluster.trainer_of("b").value.depth > 15  # type: ignore[union-attr]
+
+
+def test_a_sample_that_is_used_twice_is_found() -> None:
+    """In one step, or in two of one pass."""
+    states = States()
+    first = states.after(states.fresh(), Position(ONE, 1, 1), ((0,), (1,)))
+    assert first.free({2})[0] == 3
+    with pytest.raises(Violation, match="Sample 1 is used twice in pass 0"):
+        states.after(first, Position(ONE, 1, 2), ((2,), (1,)))
+
+
+def test_a_pass_over_the_data_ends_and_another_begins() -> None:
+    """Then all samples are free again."""
+    states = States()
+    value = states.after(states.fresh(), Position(ONE, 1, 1), (tuple(range(DATASET)),))
+    assert (value.passes, value.mask, value.samples) == (1, 0, DATASET)
+
+
+class Stage:
+    """A cluster whose ledger is told what trainers do."""
+
+    def __init__(self) -> None:
+        self.cluster = SimulatedCluster(1)
+        self.cluster.start("a", "b", "c")
+        self.ledger = self.cluster.invariants.ledger
+        self.states = States()
+        self.begin = self.states.fresh()
+        self.one = self.states.after(self.begin, Position(ONE, 1, 1), ((0,),))
+
+    def view(self, epoch: int, names: str, lineage: str = ONE) -> View:
+        """A view of these."""
+        members = tuple(self.cluster.place(name).process for name in names)
+        return View(lineage, epoch, members)
+
+    def apply(self, names: str) -> None:
+        """Let members apply the first step."""
+        for name in names:
+            self.ledger.applied(self.cluster.place(name), self.view(1, "abc"), self.one)
+
+
+def test_two_states_after_one_step_are_found() -> None:
+    """Whoever applies the second one."""
+    stage = Stage()
+    stage.apply("a")
+    other = stage.states.after(stage.begin, Position(ONE, 1, 1), ((1,),))
+    with pytest.raises(Violation, match="on another state than"):
+        stage.ledger.applied(stage.cluster.place("b"), stage.view(1, "abc"), other)
+
+
+def test_a_step_that_a_later_view_lacks_is_found() -> None:
+    """Unless all who applied it have ended."""
+    stage = Stage()
+    stage.apply("ab")
+    place, later = stage.cluster.place("c"), stage.view(2, "bc")
+    with pytest.raises(Violation, match="without step 1"):
+        stage.ledger.settled(place, later, stage.begin)
+    stage.cluster.kill("a", "b")
+    stage.ledger.settled(place, later, stage.begin)
+
+
+def test_members_that_begin_with_other_weights_are_found() -> None:
+    """Before the first step as well."""
+    stage = Stage()
+    stage.ledger.settled(stage.cluster.place("a"), stage.view(1, "ab"), stage.begin)
+    with pytest.raises(Violation, match="other weights"):
+        stage.ledger.settled(stage.cluster.place("b"), stage.view(1, "ab"), stage.states.fresh())
+
+
+def test_a_counted_step_is_given_up_only_after_a_lost_merge() -> None:
+    """Then it is counted as taken back."""
+    stage = Stage()
+    stage.apply("a")
+    place = stage.cluster.place("a")
+    with pytest.raises(Violation, match="has not lost a merge"):
+        stage.ledger.replaced(place, stage.one, stage.begin)
+    families = stage.cluster.invariants.families
+    families.installed(place, stage.view(1, "a"))
+    families.agreed(stage.view(2, "a"), TWO)
+    stage.ledger.replaced(place, stage.one, stage.begin)
+    assert stage.ledger.taken_back == 1
+    assert stage.ledger.losers == {place.process}
+
+
+def test_a_lineage_must_not_dissolve_into_one_that_left_it_earlier() -> None:
+    """The other one began with a checkpoint of it, and has done much since."""
+    stage = Stage()
+    value = stage.one
+    for step in range(2, 9):
+        value = stage.states.after(value, Position(TWO, 1, step), ((step,),))
+    stage.ledger.settled(stage.cluster.place("c"), stage.view(1, "c", TWO), value)
+    with pytest.raises(Violation, match=r"followed their common ancestor further: 11111111\.3 and"):
+        stage.ledger.dissolves(stage.view(3, "ab"), TWO, 1)
+    assert stage.ledger._branches(TWO) == (Branch(ONE, 1),)
+    stage.ledger.dissolves(stage.view(1, "c", TWO), ONE, 3)
