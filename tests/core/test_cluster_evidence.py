@@ -80,8 +80,8 @@ def test_what_nobody_knows_cannot_end() -> None:
     core = net.cores[a]
     for effects in (
         core.disconnected(stranger, "gone", net.now),
-        core.refused(stranger, net.now),
-        core.refused(b, net.now),
+        core.ended(stranger, "its port refuses connections", net.now),
+        core.ended(b, "its port refuses connections", net.now),
         core.unreachable(stranger, "no answer", net.now),
     ):
         assert not any(isinstance(effect, Note) for effect in effects)
@@ -97,7 +97,7 @@ def test_a_silent_loss_is_no_proof() -> None:
     net.dead.add(a)
     core = net.cores[b]
     net.do(b, core.disconnected(a, "timed out", net.now))
-    effects = core.refused(a, net.now)
+    effects = core.ended(a, "its port refuses connections", net.now)
     assert "is dead" not in sentences(effects)
     assert core.state is ClusterState.PAUSED
 
@@ -132,7 +132,7 @@ def test_a_proof_that_was_wrong_is_taken_back() -> None:
     for victim in (c, d):
         net.sever(b, victim)
     net.dropped = lambda *_: True  # so that nothing is agreed meanwhile
-    net.do(b, net.cores[b].refused(c, net.now))
+    net.do(b, net.cores[b].ended(c, "its port refuses connections", net.now))
     assert "is dead" in net.told(b)
     effects = net.cores[b].connected(net.cores[c].me, net.now)
     assert "taken for dead, but it is there" in sentences(effects)

@@ -432,7 +432,7 @@ def test_after_leaving_nothing_matters() -> None:
     now = net.now
     assert core.connected(card("z"), now) == []
     assert core.disconnected(b, "reset", now) == []
-    assert core.refused(b, now) == []
+    assert core.ended(b, "its port refuses connections", now) == []
     assert core.unreachable(b, "no answer", now) == []
     assert core.receive(b, Canvass("f" * 32, 1, 1), now) == []
     assert core.tick(now) == core.leave(now) == core.step_down(now) == []

@@ -43,7 +43,7 @@ def test_after_a_loss_nobody_is_counted_on_who_was_not_heard_since() -> None:
     a, b, c = net.form("abc")
     core, succession = net.cores[a], net.cores[a]._succession
     core.disconnected(c, "it crashed", net.now)
-    core.refused(c, net.now)
+    core.ended(c, "its port refuses connections", net.now)
     core.tick(net.now + 0.1)
     assert c in core._situation.proofs
     assert not succession.is_busy

@@ -170,7 +170,7 @@ class ClusterNet:
         if (prober, target) in self.cut:
             self.do(prober, core.unreachable(target, "no answer", self.now))
         elif target in self.dead:
-            self.do(prober, core.refused(target, self.now))
+            self.do(prober, core.ended(target, "its port refuses connections", self.now))
         else:
             self.link(prober, target)
 

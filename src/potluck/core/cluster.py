@@ -193,10 +193,10 @@ class ClusterCore:
             self._evidence.disconnected(peer, cause)
         return self._finish()
 
-    def refused(self, peer: ProcessId, now: float) -> list[Effect]:
-        """Its port refused a connection on a directly attached network: it has ended."""
+    def ended(self, peer: ProcessId, how: str, now: float) -> list[Effect]:
+        """A probe showed that a process has ended; ``how`` says by what."""
         if self._begin(now):
-            self._evidence.refused(peer)
+            self._evidence.probed_dead(peer, how)
         return self._finish()
 
     def unreachable(self, peer: ProcessId, why: str, now: float) -> list[Effect]:

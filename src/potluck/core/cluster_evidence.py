@@ -127,11 +127,11 @@ class Evidence:
         s.abort(process, sentence)
         s.report_loss(process, sentence)
 
-    def refused(self, process: ProcessId) -> None:
-        """Its port refuses connections: nobody is there any more."""
+    def probed_dead(self, process: ProcessId, how: str) -> None:
+        """A probe showed that it has ended: its port refuses, or its slot is free."""
         contact = self._situation.contacts.get(process)
         if contact is not None and not contact.is_connected:
-            self._has_ended(process, "its port refuses connections")
+            self._has_ended(process, how)
 
     def unreachable(self, process: ProcessId, why: str) -> None:
         """A probe proved nothing."""

@@ -199,13 +199,10 @@ class Control:
         """There is none any more."""
         self._carry_out(self.core.disconnected(process, cause, clock.now()))
 
-    def probed(self, process: ProcessId, why: str | None) -> None:
-        """Its port was tried."""
-        now = clock.now()
-        if why is None:
-            self._carry_out(self.core.refused(process, now))
-        else:
-            self._carry_out(self.core.unreachable(process, why, now))
+    def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
+        """Its slot and its port were tried."""
+        verdict = self.core.ended if has_ended else self.core.unreachable
+        self._carry_out(verdict(process, what, clock.now()))
 
     def said(self, process: ProcessId, payload: bytes) -> None:
         """It sent a message."""

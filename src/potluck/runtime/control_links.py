@@ -71,8 +71,8 @@ class Listener(Protocol):
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
 
-    def probed(self, process: ProcessId, why: str | None) -> None:
-        """Its port was tried: None if its machine refused, otherwise why that proves nothing."""
+    def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
+        """Its slot and port were tried: how it ended, or why nothing is known."""
 
     def said(self, process: ProcessId, payload: bytes) -> None:
         """It sent a message for the core; raises ``MalformedFrame``."""
@@ -196,8 +196,12 @@ class Links:
         slot = self._slot_here(last.card) if last else None
 
         def errand() -> None:
-            why = None if _is_free(slot) else probe(addresses, link)
-            self._post(lambda: self._on_probed(process, why))
+            if _is_free(slot):
+                has_ended, what = True, "its slot on its machine is free"
+            else:
+                why = probe(addresses, link)
+                has_ended, what = why is None, why or "its port refuses connections"
+            self._post(lambda: self._on_probed(process, what, has_ended=has_ended))
 
         self._errands.run(errand, urgent=True)
 
@@ -317,10 +321,10 @@ class Links:
             self.io.drop(lane, 0.0)
             self._on_ended(lane, f"it sent what cannot be understood ({error})")
 
-    def _on_probed(self, process: ProcessId, why: str | None) -> None:
+    def _on_probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         self._probing.discard(process)
         if not self.is_over and self._lanes.to(process) is None:
-            self._listener.probed(process, why)
+            self._listener.probed(process, what, has_ended=has_ended)
 
     def _drain(self) -> None:
         self._draining = False

@@ -277,7 +277,7 @@ class Observer(Closing):
         if report is not None:
             self.chronicle.parted(report, cause)
 
-    def probed(self, process: ProcessId, why: str | None) -> None:
+    def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Never asked for."""
 
     def said(self, process: ProcessId, payload: bytes) -> None:

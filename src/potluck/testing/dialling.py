@@ -79,7 +79,7 @@ class Dialling:
         def answer(outcome: Outcome) -> None:
             if process.process == who:
                 is_proof = outcome is Outcome.REFUSED and not self.is_routed
-                process.probed(effect.peer, None if is_proof else outcome.value)
+                process.probed(effect.peer, outcome.value, has_ended=is_proof)
 
         self._knock(process, place, answer)
 

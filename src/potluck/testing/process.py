@@ -194,14 +194,13 @@ class SimulatedProcess:
             end.close(reason)
             self.lane_closed(end, reason)
 
-    def probed(self, peer: ProcessId, why_unclear: str | None) -> None:
-        """A probe was refused, or it proved nothing, and why; who has a lane needs no probe."""
+    def probed(self, peer: ProcessId, what: str, *, has_ended: bool) -> None:
+        """A probe was refused, or it proved nothing; one with a lane needs no probe."""
         if peer in self.lanes and self.lanes[peer].is_open:
             return
-        if why_unclear is None:
-            self._stimulate(lambda core: core.refused(peer, self.clock.now))
-        else:
-            self._stimulate(lambda core: core.unreachable(peer, why_unclear, self.clock.now))
+        self._stimulate(
+            lambda core: (core.ended if has_ended else core.unreachable)(peer, what, self.clock.now)
+        )
 
     def ask(self, request: Callable[[ClusterCore, float], list[effects.Effect]]) -> None:
         """Have its user ask the core for something: to leave, to step down."""
