@@ -44,10 +44,13 @@ from support.ranks import Rank, Ranks, Wrap, start_together
 
 TRIALS, QUICK_TRIALS = 10, 1
 PATIENCE = 60.0  # seconds after which a process that has not joined counts as lost
-SIZE = 4  # processes that lose one of them
+SIZES = 4, 8  # processes that lose one of them
 ON_PROCESSES, ON_HOSTS = (3, 5, 8), (3, 5)
-FORMED, SEEN_AT_ONCE, NEXT_AT_ONCE, NEXT_AFTER_SILENCE = 3.0, 0.2, 2.0, 3.0
-"""Seconds that are wanted: for a cold start in the middle of the trials, for losses in all."""
+ON_CABLES = 3, 8  # hosts of which one loses its cable
+FORMED = 3.0
+SEEN, LEADER_SEEN, SILENCE_SEEN = 0.1, 0.25, 2.5
+NEXT, NEXT_AFTER_SILENCE = 2.0, 3.0
+"""Seconds that are wanted: for a cold start and for losses, in the middle of the trials."""
 
 _jobs = (f"bench-{os.getpid()}-{number}" for number in itertools.count(1))
 
@@ -67,8 +70,8 @@ class Figures:
 
     def add_loss(self, name: str, found: tuple[float, float], seen: float, after: float) -> None:
         """Two figures of one trial."""
-        self.add(f"{name}, seen", found[0], "max", seen)
-        self.add(f"{name}, next sum", found[1], "max", after)
+        self.add(f"{name}, seen", found[0], "median", seen)
+        self.add(f"{name}, next sum", found[1], "median", after)
 
 
 # --- cold starts ---
@@ -116,6 +119,9 @@ def starts(figures: Figures, ranks: Ranks, *, quick: bool) -> None:
 
 # --- losses ---
 
+Loss = Callable[[Figures, Ranks, int], None]
+"""Measures one kind of loss in a group of this size."""
+
 
 def after_loss(moment: float, survivors: Sequence[Rank]) -> tuple[float, float]:
     """Seconds from a moment until all survivors had the error, and until all had their next sum."""
@@ -130,57 +136,59 @@ def after_loss(moment: float, survivors: Sequence[Rank]) -> tuple[float, float]:
     return max(seen) - moment, max(over) - moment
 
 
-def kills(figures: Figures, ranks: Ranks) -> None:
+def kills(figures: Figures, ranks: Ranks, size: int) -> None:
     """A member, the leader, and a leader that has forked; another process takes its place."""
     crowd = Crowd(ranks, next(_jobs))
-    nodes = crowd.start(SIZE, SIZE)
+    nodes = crowd.start(size, size)
     for _ in range(figures.trials):
         for name, rank in (("member", 2), ("leader", 0), ("leader, forked", 0)):
-            victim = crowd.views(nodes, SIZE)[rank]
+            victim = crowd.views(nodes, size)[rank]
             if "forked" in name:
                 victim.tell("fork")
                 for _ in range(2):  # the word is taken between two sums
                     victim.hear_any()
             nodes.remove(victim)
             found = after_loss(victim.kill(), nodes)
-            figures.add_loss(f"killed {name}", found, SEEN_AT_ONCE, NEXT_AT_ONCE)
+            bar = SEEN if rank else LEADER_SEEN
+            figures.add_loss(f"killed {name}, of {size}", found, bar, NEXT)
             nodes += crowd.start(1, 2)
-    crowd.views(nodes, SIZE)
+    crowd.views(nodes, size)
     crowd.stop(nodes)
 
 
-def stops(figures: Figures, ranks: Ranks) -> None:
-    """A process stands still, and comes back when it goes on."""
+def stops(figures: Figures, ranks: Ranks, size: int) -> None:
+    """A process stands still, and comes back when it continues."""
     crowd = Crowd(ranks, next(_jobs))
-    nodes = crowd.start(SIZE, SIZE)
+    nodes = crowd.start(size, size)
     for _ in range(figures.trials):
         for name, rank in (("member", 2), ("leader", 0)):
-            victim = crowd.views(nodes, SIZE)[rank]
+            victim = crowd.views(nodes, size)[rank]
             survivors = [node for node in nodes if node is not victim]
             found = after_loss(victim.send_signal(signal.SIGSTOP), survivors)
             victim.send_signal(signal.SIGCONT)
-            label = f"stopped {name}"
-            figures.add_loss(label, found, NEXT_AFTER_SILENCE, NEXT_AFTER_SILENCE)
-    crowd.views(nodes, SIZE)
+            label = f"stopped {name}, of {size}"
+            figures.add_loss(label, found, SILENCE_SEEN, NEXT_AFTER_SILENCE)
+    crowd.views(nodes, size)
     crowd.stop(nodes)
 
 
-def cables(figures: Figures, ranks: Ranks) -> None:
+def cables(figures: Figures, ranks: Ranks, size: int) -> None:
     """The cable of a host is pulled out, and plugged in again."""
     if not has_hosts():
         return
-    with Hosts("alpha beta gamma") as hosts:
+    with Hosts([f"host{number}" for number in range(size)]) as hosts:
         crowd = Crowd(ranks, next(_jobs), multicast=True, neighbours=False)
-        nodes = crowd.start(3, 3, [host.command for host in hosts.values()])
+        nodes = crowd.start(size, size, [host.command for host in hosts.values()])
         places = dict(zip(nodes, hosts.values(), strict=True))
         for trial in range(figures.trials):
-            victim = crowd.views(nodes, 3)[trial % 3]
+            victim = crowd.views(nodes, size)[trial % size]
             moment = time.monotonic()
             places[victim].unplug()
             found = after_loss(moment, [node for node in nodes if node is not victim])
-            figures.add_loss("pulled cable", found, NEXT_AFTER_SILENCE, NEXT_AFTER_SILENCE)
+            label = f"pulled cable, of {size}"
+            figures.add_loss(label, found, SILENCE_SEEN, NEXT_AFTER_SILENCE)
             places[victim].ip("link", "set", INTERFACE, "up")
-        crowd.views(nodes, 3)
+        crowd.views(nodes, size)
         crowd.stop(nodes)
 
 
@@ -256,21 +264,23 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one trial of each, fewer sizes")
-    parser.add_argument("--trials", type=int, help=f"so many of each instead of {TRIALS}")
+    parser.add_argument("--trials", type=int, help=f"trials of each case (default {TRIALS})")
     parts = ("start", "kill", "stop", "cable")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     options = parser.parse_args()
     figures = Figures(options.trials or (QUICK_TRIALS if options.quick else TRIALS))
     with processes() as ranks:
-        actions: dict[str, Callable[[], None]] = {
-            "start": lambda: starts(figures, ranks, quick=options.quick),
-            "kill": lambda: kills(figures, ranks),
-            "stop": lambda: stops(figures, ranks),
-            "cable": lambda: cables(figures, ranks),
+        if "start" in options.parts:
+            starts(figures, ranks, quick=options.quick)
+        losses: dict[str, tuple[Loss, tuple[int, ...]]] = {
+            "kill": (kills, SIZES),
+            "stop": (stops, SIZES),
+            "cable": (cables, ON_CABLES),
         }
-        for part in options.parts:
-            actions[part]()
+        for part, (measure, sizes) in losses.items():
+            for size in sizes[: 1 if options.quick else None] if part in options.parts else ():
+                measure(figures, ranks, size)
     found = report(figures)
     if options.json != "-":
         Console().print(draw(found))
