@@ -90,13 +90,16 @@ def train(job: str, size: int, seconds: float) -> None:
         cluster.on_view_change(lambda change: changes.append(f"{time.monotonic():.1f} {change}"))
         errors: list[str] = []
         begin = time.monotonic()
-        steps, slowest, before = 0, 0.0, processor_seconds()
-        while time.monotonic() < begin + seconds:
+        steps, slowest, before, is_over = 0, 0.0, processor_seconds(), False
+        while not is_over:
             start = time.monotonic()
+            gradients[:] = 0.0
+            gradients[0] = float(start >= begin + seconds)  # all end after the same step
             try:
                 cluster.all_reduce(gradients, timeout=30)
             except potluck.DistributedError as error:
                 errors.append(f"{time.monotonic():.1f} {type(error).__name__}: {error}"[:300])
+            is_over = bool(gradients[0]) or start >= begin + seconds + 2 * PATIENCE
             steps, slowest = steps + 1, max(slowest, time.monotonic() - start)
             time.sleep(max(0.0, start + STEP - time.monotonic()))
         after = processor_seconds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import statistics
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.place import Place
 from support.ranks import Rank, Ranks
 
 RECOVERED = 2.0  # seconds from a kill to the next successful sum, the median of all survivors
+MOST_DIALS = 12  # of one process that meets three others, one of them after another at one port
 AT_LATEST = 10.0  # the same for the slowest of them: other work shares these cores
 
 
@@ -54,6 +56,27 @@ def test_members_and_leaders_may_die(ranks: Ranks) -> None:
     crowd.views(everybody, 2)
     results = crowd.stop(everybody)
     assert [result["size"] for result in results] == [2, 2]
+
+
+def test_a_process_that_ended_is_not_dialled_where_another_listens_now(ranks: Ranks) -> None:
+    """A restarted process often gets the port of the one before it; that costs no handshakes."""
+    job = new_job()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    crowd, replaced = Crowd(ranks, job), Crowd(ranks, job, port=port)
+    nodes = crowd.start(2, 2)
+    crowd.views(nodes, 2)
+    for _ in range(2):
+        victim = replaced.start(1, 3)[0]
+        crowd.views([*nodes, victim], 3)
+        victim.kill()
+        for node in nodes:
+            outcome(node, 2)
+    nodes += replaced.start(1, 3)
+    for _ in range(10):  # signs of progress
+        crowd.views(nodes, 3)
+    results = crowd.stop(nodes)
+    assert max(result["dials"] for result in results) <= MOST_DIALS, results
 
 
 def test_a_stopped_node_is_left_behind_and_comes_back_by_itself(ranks: Ranks) -> None:

@@ -79,13 +79,30 @@ def test_who_is_connected_is_not_dialled_by_any_of_its_names() -> None:
     (bare,) = contacts.due(0.0)
     card = ProcessCard(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000)
     contacts.introduced(card, 0.0)
-    contacts.connected(B, bare)
+    contacts.connected(B, 0.0, bare)
     bare.is_dialled = False
     contacts.sighted(sighting(B), 1.0)
     assert contacts.due(5.0) == []
     contacts.disconnected(B, 6.0)
     assert len(contacts.due(6.0 + COURTESY)) == 2
     assert contacts.addresses_of(B) == (HERE,)
+
+
+def test_an_earlier_process_whose_port_another_has_is_not_dialled_again_and_again() -> None:
+    """It is forgotten, or tried later if discovery still reports it; it is never due at once."""
+    contacts = Contacts(A)
+    contacts.introduced(
+        ProcessCard(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000), 0.0
+    )
+    contacts.sighted(sighting(C), 0.0)
+    later = ProcessId(B.node, 2)
+    for contact in contacts.due(0.0):
+        contact.is_dialled = False
+        contacts.connected(later, 0.0, contact)
+    assert contacts.addresses_of(B) == ()
+    assert contacts.due(FIRST_PAUSE) == []
+    assert [each.process for each in contacts.due(1.0)] == [C]
+    assert "another process" in contacts.troubles["attic"]
 
 
 def test_we_do_not_dial_ourselves() -> None:

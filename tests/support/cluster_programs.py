@@ -74,10 +74,16 @@ def add_up(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
                 facts = ledger.facts()
                 place.say("view" if is_new else "beat", size=size, rank=int(mine[2]), **facts)
             if sums[1]:
-                return {"told": told, "count": count, "size": size}
+                return {"told": told, "count": count, "size": size, "dials": _dials(cluster)}
             # All took part as different ranks of one view: 0, 1, 2 and so on.
             assert sums[2] == size * (size - 1) / 2, (sums, mine)
             time.sleep(pause)
+
+
+def _dials(cluster: potluck.Cluster) -> int:
+    snapshot = cluster.metrics_snapshot()
+    assert snapshot is not None
+    return snapshot.discovery.attempts
 
 
 def _leave_a_child_behind() -> None:

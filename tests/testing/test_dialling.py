@@ -35,9 +35,9 @@ class Recorder(ClusterCore):
         self.heard.append(("disconnected", cause))
         return []
 
-    def refused(self, peer: ProcessId, now: float) -> list[Effect]:
+    def ended(self, peer: ProcessId, how: str, now: float) -> list[Effect]:
         """Write it down."""
-        self.heard.append(("refused", str(peer)))
+        self.heard.append(("ended", how))
         return []
 
     def unreachable(self, peer: ProcessId, why: str, now: float) -> list[Effect]:
@@ -74,7 +74,7 @@ def test_everybody_meets_everybody_once() -> None:
 @pytest.mark.parametrize(
     ("fault", "answer"),
     [
-        ("kill", "refused"),
+        ("kill", "ended"),
         ("unplug", "unreachable"),
         ("pause", "unreachable"),
         ("cut", "unreachable"),
@@ -104,7 +104,7 @@ def test_an_answer_to_a_probe_does_not_reach_the_next_process() -> None:
     cluster.kill("a")
     cluster.restart("a")
     cluster.run(0.2)
-    assert "refused" not in [what for what, _ in heard(cluster, "a")]
+    assert "ended" not in [what for what, _ in heard(cluster, "a")]
 
 
 def test_a_later_start_is_met_beside_the_lane_to_the_former() -> None:

@@ -184,9 +184,15 @@ MEMBERSHIP = (
         one(in_cluster(lambda snapshot: snapshot.discovery.refused)),
     ),
     Family(
+        "potluck_connection_attempts_total",
+        "counter",
+        "Attempts to connect to a process of the job.",
+        one(in_cluster(lambda snapshot: snapshot.discovery.attempts)),
+    ),
+    Family(
         "potluck_unreachable_attempts_total",
         "counter",
-        "Attempts to reach a process that failed.",
+        "Attempts to connect that failed.",
         one(in_cluster(lambda snapshot: snapshot.discovery.unreachable)),
     ),
 )

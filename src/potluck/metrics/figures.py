@@ -103,6 +103,7 @@ def _membership(snapshot: MetricsSnapshot) -> Iterator[tuple[str, float]]:
     yield "discovery.departures", discovery.departures
     yield "discovery.strangers", discovery.strangers
     yield "discovery.refused", discovery.refused
+    yield "discovery.attempts", discovery.attempts
     yield "discovery.unreachable", discovery.unreachable
 
 

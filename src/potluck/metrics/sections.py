@@ -135,7 +135,8 @@ class DiscoveryMetrics:
 
     def __init__(self) -> None:
         self.visible = self.strangers = self.refused = 0
-        self.arrivals, self.departures, self.unreachable = Counter(), Counter(), Counter()
+        self.arrivals, self.departures = Counter(), Counter()
+        self.attempts, self.unreachable = Counter(), Counter()
 
     def snapshot(self) -> DiscoverySnapshot:
         """The numbers as they are now."""
@@ -145,6 +146,7 @@ class DiscoveryMetrics:
             departures=self.departures.value,
             strangers=self.strangers,
             refused=self.refused,
+            attempts=self.attempts.value,
             unreachable=self.unreachable.value,
         )
 

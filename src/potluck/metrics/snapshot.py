@@ -126,8 +126,10 @@ class DiscoverySnapshot(_Section, frozen=True, kw_only=True):
     """Seen, but of another namespace, job or protocol."""
     refused: int = 0
     """Callers that were sent away at the door: strangers, and who said nothing sensible."""
+    attempts: int = 0
+    """Connections that this process tried to open to others of its job."""
     unreachable: int = 0
-    """Attempts to reach somebody who was seen that failed."""
+    """Of these, the ones that failed."""
 
 
 class RpcSnapshot(_Section, frozen=True, kw_only=True):

@@ -119,12 +119,23 @@ class Contacts:
         known.name = name or known.name
         return known
 
-    def connected(self, process: ProcessId, via: Contact | None = None) -> None:
-        """A lane to somebody is open; it was perhaps known by its address only."""
+    def connected(self, process: ProcessId, now: float, via: Contact | None = None) -> None:
+        """A connection to a process is open; ``via`` is the contact that was dialled for it.
+
+        The contact may have had an address only.  If it was another process, such as an earlier one
+        that had the same port, it is not there any more: it is forgotten, or, if discovery still
+        reports it, dialled again later.
+        """
         for contact in self._of(process):
             contact.is_connected, contact.tries, contact.trouble = True, 0, ""
-        if via is not None and via.process is None:
+        if via is None:
+            return
+        if via.process is None:
             via.is_connected, via.process, via.tries = True, process, 0
+        elif via.process != process and via.reported:
+            self.failed(via, f"another process answers at its address ({_key(process)})", now)
+        elif via.process != process:
+            self.forget(via.process)
 
     def disconnected(self, process: ProcessId, now: float) -> None:
         """The lane to somebody has ended: try again."""

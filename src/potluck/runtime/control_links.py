@@ -244,6 +244,7 @@ class Links:
     def _dial(self, contact: Contact) -> None:
         addresses, node, doors = contact.addresses, contact.node, self.doors
         assert doors is not None
+        self.counts.attempts.inc()
 
         def look() -> None:
             if self._errands.is_closed:
@@ -286,7 +287,7 @@ class Links:
         self._remember(opened)
         if not is_watch:
             self.contacts.introduced(opened.card, clock.now())
-        self.contacts.connected(process, via)
+        self.contacts.connected(process, clock.now(), via)
         is_new, unwanted = table.add(opened, clock.now())
         self.io.add(opened.lane)
         if unwanted is not None:
