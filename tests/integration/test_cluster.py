@@ -14,7 +14,7 @@ from support.place import Place
 from support.ranks import Rank, Ranks
 
 RECOVERED = 2.0  # seconds from a kill to the next successful sum, the median of all survivors
-MOST_DIALS = 12  # of one process that meets three others, one of them after another at one port
+MOST_DIALS = 40  # of one process that meets five others, three of them at one port
 AT_LATEST = 10.0  # the same for the slowest of them: other work shares these cores
 
 
