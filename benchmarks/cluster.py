@@ -44,6 +44,7 @@ from support.ranks import Rank, Ranks, Wrap, start_together
 
 TRIALS, QUICK_TRIALS = 10, 1
 PATIENCE = 60.0  # seconds after which a process that has not joined counts as lost
+REST = 10.0  # seconds without a fault before a member falls silent
 SIZES = 4, 8  # processes that lose one of them
 ON_PROCESSES, ON_HOSTS = (3, 5, 8), (3, 5)
 ON_CABLES = 3, 8  # hosts of which one loses its cable
@@ -136,6 +137,14 @@ def after_loss(moment: float, survivors: Sequence[Rank]) -> tuple[float, float]:
     return max(seen) - moment, max(over) - moment
 
 
+def rest(nodes: Sequence[Rank]) -> None:
+    """Let a while go by without a fault: a member that woke up late asks for patience first."""
+    until = time.monotonic() + REST
+    for node in nodes:
+        while node.hear_any()["at"] < until:
+            pass
+
+
 def kills(figures: Figures, ranks: Ranks, size: int) -> None:
     """A member, the leader, and a leader that has forked; another process takes its place."""
     crowd = Crowd(ranks, next(_jobs))
@@ -163,6 +172,7 @@ def stops(figures: Figures, ranks: Ranks, size: int) -> None:
     for _ in range(figures.trials):
         for name, rank in (("member", 2), ("leader", 0)):
             victim = crowd.views(nodes, size)[rank]
+            rest(nodes)
             survivors = [node for node in nodes if node is not victim]
             found = after_loss(victim.send_signal(signal.SIGSTOP), survivors)
             victim.send_signal(signal.SIGCONT)
@@ -182,6 +192,7 @@ def cables(figures: Figures, ranks: Ranks, size: int) -> None:
         places = dict(zip(nodes, hosts.values(), strict=True))
         for trial in range(figures.trials):
             victim = crowd.views(nodes, size)[trial % size]
+            rest(nodes)
             moment = time.monotonic()
             places[victim].unplug()
             found = after_loss(moment, [node for node in nodes if node is not victim])
