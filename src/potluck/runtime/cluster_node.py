@@ -120,6 +120,7 @@ class ClusterNode:
         assert rank is not None
         stage = Stage(view, rank)
         stage.complain = lambda rank, why: self._make_sure_of(stage, rank, why)
+        stage.accuse = lambda rank, why: self._expel(stage, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
         change, self._view = ViewChange(view, self._view, reason), view
         self.flight.changed(change)
@@ -280,6 +281,16 @@ class ClusterNode:
                 self.control.links.drop(process, why)
 
         self.control.post(look)
+
+    def _expel(self, stage: Stage, rank: int, why: str) -> None:
+        """A member has sent what no correct process sends: a view without it follows."""
+        process = stage.view.members[rank]
+
+        def expel() -> None:
+            if stage.ending is None and self.stages.latest is stage:
+                self.control.misbehaved(process, why)
+
+        self.control.post(expel)
 
     def _missing(self) -> Sequence[Cause]:
         control = self.control

@@ -22,6 +22,7 @@ from potluck.training.counting import count_save, count_step
 from potluck.training.elastic_averaging import Buckets, Gradients
 from potluck.training.elastic_early import HeadStart
 from potluck.training.elastic_outcome import Pending, StepOutcome
+from potluck.training.elastic_record import HEAVIEST
 from potluck.training.elastic_saving import Saving, own_part, restore_own
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals, total
@@ -147,8 +148,11 @@ class ElasticTrainer(HeadStart, Closing):
             self._group.metrics.training.loss.set(float(loss))
 
     def counts(self, weight: float | None) -> float:
-        """How much this member's gradients count."""
+        """How much this member's gradients count; raises ``ValueError`` for what is no weight."""
         if weight is not None:
+            if not 0 <= float(weight) <= HEAVIEST:  # also if it is not a number
+                msg = f"A weight must be a number from 0 to {HEAVIEST:g}, got {weight}"
+                raise ValueError(msg)
             return float(weight)
         return 1.0 if self._taken is None else float(total(self._taken))
 
