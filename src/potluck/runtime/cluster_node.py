@@ -283,14 +283,12 @@ class ClusterNode:
         self.control.post(look)
 
     def _expel(self, stage: Stage, rank: int, why: str) -> None:
-        """A member has sent what no correct process sends: a view without it follows."""
+        """A member has sent what no correct process sends: a view without it follows.
+
+        Also if it has left meanwhile: it is not let in again.
+        """
         process = stage.view.members[rank]
-
-        def expel() -> None:
-            if stage.ending is None and self.stages.latest is stage:
-                self.control.misbehaved(process, why)
-
-        self.control.post(expel)
+        self.control.post(lambda: self.control.misbehaved(process, why))
 
     def _missing(self) -> Sequence[Cause]:
         control = self.control

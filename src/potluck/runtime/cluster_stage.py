@@ -146,10 +146,8 @@ class Stage:
         """Have membership remove the member at fault; once is enough, twice does no harm."""
         assert error.rank is not None
         assert self.accuse is not None
-        if self.ending is None:
-            self.accuse(
-                error.rank, f"{error.message}: {error.cause}" if error.cause else str(error)
-            )
+        why = f"{error.message}: {error.cause}" if error.cause else error.message
+        self.accuse(error.rank, why)
 
     def _make_it_stop(self, error: DistributedError, deadline: float | None) -> bool:
         """Let membership notice what broke a connection; if it does not, have it look there."""

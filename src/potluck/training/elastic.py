@@ -43,7 +43,8 @@ class ElasticTrainer(HeadStart, Closing):
     members together) hand out data; ``compressor`` saves bytes.  Every ``verify_every`` steps the
     members compare their states, and put right what differs.  Every ``save_every`` steps they save
     into the folder ``checkpoints``, each its own or one for all, where ``keep`` checkpoints stay;
-    with ``potluck run --resume`` this goes on from the last good one.
+    with ``potluck run --resume`` this goes on from the last good one.  If all are damaged that
+    raises :class:`~potluck.IoError`, unless ``fresh_start`` asks to begin anew then.
 
     >>> import numpy as np
     >>> from potluck import DistributedContext, SimulatedBackend
@@ -70,6 +71,7 @@ class ElasticTrainer(HeadStart, Closing):
         checkpoints: str | os.PathLike[str] | None = None,
         save_every: int = 100,
         keep: int = 3,
+        fresh_start: bool = False,
         timeout: float | None = None,
     ) -> None:
         if (sampler is None) != (batch is None):
@@ -83,8 +85,10 @@ class ElasticTrainer(HeadStart, Closing):
             compressor.auto_commit = False  # what it remembers changes when a step is committed
         self._verify_every, self._timeout = verify_every, timeout
         self._taken_at = 0.0
-        self._saving = Saving(checkpoints, save_every, keep)
+        self._saving = Saving(checkpoints, save_every, keep, fresh_start=fresh_start)
         found = self._saving.found()
+        for each in self._saving.damaged:
+            self._ground.note_event(each)
         if found is not None:
             self.resume(found)
 

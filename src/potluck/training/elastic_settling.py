@@ -26,7 +26,7 @@ __all__ = ["Settlement", "Standing", "pieces", "settle"]
 
 WHAT = "its report of where it stands"
 
-Token = Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")]
+Token = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
 """A mark, which becomes part of the name of a file: nothing that could lead elsewhere."""
 
 
