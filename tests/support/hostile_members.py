@@ -16,6 +16,7 @@ import numpy as np
 
 from potluck.training import elastic_member, elastic_settling, peer_messages, state_sync
 from potluck.training.elastic_record import LENGTH, Record
+from potluck.training.state_chunks import Chunks
 from support.threads import PATIENCE
 
 KINDS = ("report", "hash", "wishes", "condition", "layout", "record", "chunk")
@@ -101,18 +102,18 @@ class Saboteur:
             self._spoil_chunks()
         for module in (elastic_member, elastic_settling, state_sync):
             if hasattr(module, "gather"):
-                module.gather = self._gather  # type: ignore[attr-defined]
-        state_sync.broadcast = self._broadcast  # type: ignore[assignment]
+                setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
+        setattr(state_sync, "broadcast", self._broadcast)  # noqa: B010
 
     def _gather(self, group: Any, message: Any, kind: Any, what: str, **options: Any) -> Any:
         if what != self._what or not self._is_due():
             return peer_messages.gather(group, message, kind, what, **options)
-        octets = msgspec.msgpack.encode(message)
         if self._how in {"no length", "long length"}:
             self._announce(group, "all_gather_object")
         else:
+            octets = msgspec.msgpack.encode(message)
             group.all_gather_object(corrupted(octets, kind, self._how, self._seed))
-        rest()
+        return rest()
 
     def _broadcast(
         self, group: Any, message: Any, kind: Any, what: str, root: int, **options: Any
@@ -120,14 +121,13 @@ class Saboteur:
         if message is None or what != self._what or not self._is_due():
             return peer_messages.broadcast(group, message, kind, what, root, **options)
         if self._how in LAYOUTS:
-            lie = msgspec.msgpack.encode(LAYOUTS[self._how](message))
+            group.broadcast_object(msgspec.msgpack.encode(LAYOUTS[self._how](message)), root)
         elif self._how in {"no length", "long length"}:
             self._announce(group, "broadcast_object", root)
-            rest()
         else:
-            lie = corrupted(msgspec.msgpack.encode(message), kind, self._how, self._seed)
-        group.broadcast_object(lie, root)
-        rest()
+            octets = msgspec.msgpack.encode(message)
+            group.broadcast_object(corrupted(octets, kind, self._how, self._seed), root)
+        return rest()
 
     def _announce(self, group: Any, call: str, *arguments: Any) -> None:
         """Announce a length that no message has."""
@@ -141,7 +141,7 @@ class Saboteur:
             parcel.lengths = [length] * len(parcel.lengths)
             return parcel
 
-        objects._Parcel.of = lying  # type: ignore[method-assign, assignment]
+        setattr(objects._Parcel, "of", lying)  # noqa: B010
         with contextlib.suppress(Exception):
             getattr(group, call)(b"x", *arguments)
 
@@ -154,23 +154,24 @@ class Saboteur:
                 return row
             return RECORDS[self._how](row)
 
-        Record.encode = lying  # type: ignore[method-assign]
+        setattr(Record, "encode", lying)  # noqa: B010
 
     def _spoil_chunks(self) -> None:
-        read = state_sync.Chunks.read
+        read = Chunks.read
 
         def lying(chunks: Any, number: int) -> bytes:
             data = read(chunks, number)
             if not hasattr(chunks, "digests") or not self._is_due():
                 return data  # what it announces is true
-                return bytes(len(data))
+            return bytes(len(data))
 
-        state_sync.Chunks.read = lying  # type: ignore[method-assign]
+        setattr(Chunks, "read", lying)  # noqa: B010
 
 
-def rest() -> None:
+def rest() -> Any:
     """Do nothing more, and do not leave: the test ends this process."""
     threading.Event().wait(PATIENCE)
+    raise AssertionError("This process should have been ended")
 
 
 def _row(**changes: Any) -> Callable[[Any], Any]:

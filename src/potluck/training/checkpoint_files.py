@@ -141,14 +141,18 @@ class Folder:
                     file.writelines(parts)
                     file.flush()
                     os.fsync(file.fileno())
-                both = {"src_dir_fd": self._handle, "dst_dir_fd": self._handle}
-                places = *self._at(temporary), *self._at(name)
-                os.replace(*places, **(both if _HAS_HANDLES else {}))  # noqa: PTH105
+                self._rename(temporary, name)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self.remove(temporary)
                 raise
             self.sync()
+
+    def _rename(self, old: str, new: str) -> None:
+        if _HAS_HANDLES:
+            os.replace(old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        else:
+            (self.path / old).replace(self.path / new)
 
     def touch(self, name: str) -> None:
         """Make an empty file (0600), or make it new again."""

@@ -338,9 +338,12 @@ class Search:
 
     def first(self, *, verify: bool) -> Checkpoint | None:
         """The one to continue from, if there is one; ``damaged`` then has those before it."""
+        unreadable = list(self.damaged)
         found = next(self.all(verify=verify), None)
         if found is not None:
-            self.damaged = [each for each in self.damaged if each.folder.name > found.folder.name]
+            # Where an unreadable one belongs is not known but by its name, which begins with steps.
+            older = [each for each in unreadable if each.folder.name < found.folder.name]
+            self.damaged = [each for each in self.damaged if each not in older]
         return found
 
     def all(self, *, verify: bool) -> Iterator[Checkpoint]:
