@@ -26,13 +26,13 @@ def expel(net: ClusterNet, accuser: ProcessId, process: ProcessId) -> None:
 @pytest.mark.parametrize("accuser", [0, 1, 3])
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_one_member_that_saw_it_is_enough(accuser: int, culprit: int) -> None:
-    """All others remove it within a second, the leader as well, and all get the same reason."""
+    """All others remove it, also if it is the leader, and all get the same reason."""
     if accuser == culprit:
         return
     net = ClusterNet()
     members = net.form("abcd")
     expel(net, members[accuser], members[culprit])
-    net.run(1.0)
+    net.run(6.0)
     others = [each for each in members if each is not members[culprit]]
     assert net.agreed_by(others) == "abcd".replace("abcd"[culprit], "")
     for each in others:
@@ -103,5 +103,5 @@ def test_what_a_removed_member_says_of_others_does_not_count() -> None:
     lie = Lost(view.lineage, view.epoch, members[0], "a lie", is_expelled=True)
     net.run(0.01)
     net.do(members[1], net.cores[members[1]].receive(members[2], lie, net.now))
-    net.run(1.0)
+    net.run(6.0)
     assert net.agreed_by(members[:2]) == "ab"

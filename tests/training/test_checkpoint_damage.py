@@ -16,6 +16,7 @@ from potluck.training.checkpoint_reading import Checkpoint, Damaged
 from potluck.training.elastic_saving import FRESH_START, RESUME
 from potluck.training.state import TrainingState
 from support.clusters import clusters
+from support.threads import eventually
 
 
 def save(folder: Path, *steps: int) -> list[Path]:
@@ -173,6 +174,7 @@ def test_a_training_resumes_from_the_last_good_one(
         monkeypatch.setenv(RESUME, "1")
         trainer = trainer_in(node, tmp_path)
         assert trainer.step_count == 2
+        eventually(lambda: bool(damage_told_to(node)))
         (event,) = damage_told_to(node)
         assert event.folder == newest
         assert event.resumed == 2

@@ -197,20 +197,26 @@ def test_a_folder_that_is_read_only_raises_our_error(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o500)
     script = (
-        "import os, sys, numpy\n"
-        "if os.geteuid() == 0:\n"
-        "    os.chown(sys.argv[1], 12345, 12345); os.setgid(12345); os.setuid(12345)\n"
+        "import os, sys, tempfile, numpy\n"
         "from potluck import Checkpointer, IoError\n"
+        "def save(folder):\n"
+        "    Checkpointer(folder).save({'w': numpy.zeros(2)}, 1, wait=True)\n"
+        "save(tempfile.mkdtemp())\n"  # everything is imported now
+        "if os.geteuid() == 0:\n"
+        "    os.chown(sys.argv[1], 12345, 12345)\n"
+        "    os.chdir(sys.argv[1]); os.setgid(12345); os.setuid(12345)\n"
         "try:\n"
-        "    Checkpointer(sys.argv[1]).save({'w': numpy.zeros(2)}, 1, wait=True)\n"
+        "    save('below')\n"
         "except IoError as error:\n"
         "    print(error)\n"
     )
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_mode & 0o001 == 0 and os.geteuid() == 0 and each.owner() == "root":
-            each.chmod(0o711)
     ended = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert "could not be written: Permission denied" in ended.stdout, ended
 

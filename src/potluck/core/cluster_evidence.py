@@ -42,6 +42,9 @@ class Evidence:
         """A lane is open."""
         s = self._situation
         process = card.process
+        if process in s.expelled:  # people know
+            s.out.append(Disconnect(process, s.expelled[process]))
+            return
         refusal = self._why_refused(card)
         if refusal:
             s.out.append(Disconnect(process, refusal))
@@ -65,8 +68,6 @@ class Evidence:
 
     def _why_refused(self, card: ProcessCard) -> str:
         s = self._situation
-        if card.process in s.expelled:
-            return s.expelled[card.process]
         if card.process == s.id or (card.node == s.me.node and card.machine != s.me.machine):
             return "it has the identity of this machine; was its key copied?"
         for contact in s.contacts:
