@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,11 +144,11 @@ def test_if_all_are_damaged_that_is_an_error(tmp_path: Path, *, verify: bool) ->
 # -- resuming ------------------------------------------------------------------------------------
 
 
-def trainer_in(group: DistributedContext, folder: Path, **options: bool) -> ElasticTrainer:
+def trainer_in(group: DistributedContext, folder: Path, **options: Any) -> ElasticTrainer:
     """A training of one array."""
     weights = np.zeros(4)
 
-    def apply(mean: object) -> None:
+    def apply(mean: Any) -> None:
         weights[:] -= mean
 
     return ElasticTrainer(

@@ -38,7 +38,7 @@ class Other(DistributedContext):
     """A group of two, in which the other one says something of the test's choice."""
 
     said: Any = None
-    rank, world_size = 0, 2  # type: ignore[assignment]
+    rank, world_size = 0, 2
 
     def all_gather_object(self, value: Any, **_: Any) -> list[Any]:
         """Ours, and what it says."""
