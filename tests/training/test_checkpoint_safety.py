@@ -118,6 +118,24 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "secret").iterdir())
 
 
+def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
+    """Folders of earlier versions, which others could change, go; a planted link stays."""
+    folder = tmp_path / "saved"
+    with Checkpointer(folder, keep=1) as saver:
+        old = saver.save(TREE, 1, wait=True).wait()
+        old.chmod(0o777)
+        saver.save(TREE, 2, wait=True)
+        assert not old.exists()
+        odd = folder / "step-000000000001-000000-start-of-7"
+        odd.symlink_to(tmp_path)
+        saver.save(TREE, 3, wait=True)
+    assert sorted(path.name[:17] for path in folder.iterdir()) == [
+        "step-000000000001",
+        "step-000000000003",
+    ]
+    assert odd.is_symlink()
+
+
 PART = "part-00000-of-00001"
 
 

@@ -275,9 +275,12 @@ class Checkpointer(Closing):
             newest = own if f"-{_short(lineage)}-of-" in path.name else names
             if not newest or path.name in kept or path.name >= newest[0] or path.is_symlink():
                 continue
-            with whole.enter(path.name) as folder:
-                for name in self._leftovers(path):
-                    folder.remove(name)
+            try:
+                with whole.within(path.name) as folder:
+                    for name in self._leftovers(path):
+                        folder.remove(name)
+            except OSError as error:  # another rank removes it too, or it is another user's
+                logger.debug("%s stays for now: %s", path, error)
             whole.remove_folder(path.name)
 
     def _leftovers(self, path: Path) -> list[str]:

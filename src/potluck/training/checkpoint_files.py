@@ -106,21 +106,28 @@ class Folder:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(*self._at(name), mode=0o700, **self._beside())  # noqa: PTH102
                 self.sync()
-            if not _HAS_HANDLES:
-                return Folder(path, None)
-            try:
-                handle = os.open(name, _AS_FOLDER, dir_fd=self._handle)
-            except OSError as error:
-                if path.is_symlink():
-                    raise _unsafe(path, "is a symbolic link", "Remove it.") from error
-                raise
-            folder = Folder(path, handle)
+            folder = self.within(name)
             try:
                 folder.check()
             except BaseException:
                 folder.close()
                 raise
             return folder
+
+    def within(self, name: str) -> Folder:
+        """A folder within this one that is there, whoever may change it; refused if it is a link.
+
+        To remove what is in it.
+        """
+        path = self.path / name
+        if not _HAS_HANDLES:
+            return Folder(path, None)
+        try:
+            return Folder(path, os.open(name, _AS_FOLDER, dir_fd=self._handle))
+        except OSError as error:
+            if path.is_symlink():
+                raise _unsafe(path, "is a symbolic link", "Remove it.") from error
+            raise
 
     def check(self) -> None:
         """Raise :class:`UnsafeFile` if another user could change what is in it."""
