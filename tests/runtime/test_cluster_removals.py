@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from potluck import Cluster, MalformedFrame, PeerLost
-from potluck.runtime import objects
+from potluck.runtime import object_codec, objects
 from potluck.runtime.control_links import CLUSTER
 from support.clusters import clusters, everywhere
 from support.threads import PATIENCE
@@ -47,7 +47,7 @@ def test_a_control_message_that_cannot_be_understood() -> None:
 
 def test_an_object_that_cannot_be_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a call of the program, whose error names the rank instead of ending with a parser's."""
-    encode = objects.encode
+    encode = object_codec.encode
     monkeypatch.setattr(
         objects, "encode", lambda value: b"\xc1" if value == "garbage" else encode(value)
     )
