@@ -219,7 +219,7 @@ class Aborted(DistributedError, RuntimeError):
 
     recoverable = True
     is_final = False
-    """Whether the other rank has left the group for good."""
+    """Whether the other rank has left the group for good, or should: nobody works with it again."""
 
 
 class ViewChanged(Aborted):

@@ -148,7 +148,8 @@ def test_parts_of_different_checkpoints_are_no_checkpoint(tmp_path: Path) -> Non
     for name in ("json", "safetensors"):
         part = f"part-00001-of-00002.{name}"
         (other / part).replace(mine / part)
-    assert latest(tmp_path) is None
+    with pytest.raises(IoError, match="belong to different checkpoints"):
+        latest(tmp_path)
 
 
 def test_old_ones_are_removed(tmp_path: Path) -> None:
@@ -401,7 +402,7 @@ def test_checkpoints_of_earlier_versions_are_read(tmp_path: Path) -> None:
     save(tmp_path, 1, 5, lineage=A, epoch=2)
     (path,) = tmp_path.glob("step-*/*.json")
     fields = json.loads(path.read_bytes().partition(b"\n")[2])
-    for name in ("ancestry", "samples", "trail"):
+    for name in ("ancestry", "samples", "trail", "header"):
         del fields[name]
     text = json.dumps(fields).encode()
     path.write_bytes(b"potluck-checkpoint 1 " + digest(text).encode() + b"\n" + text)
@@ -409,6 +410,9 @@ def test_checkpoints_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert found is not None
     assert found.history == History(Position(A, 2, 5), samples=5)
     assert_same(found.tree(), tree(5))
+    damage(next(path.parent.glob("*.safetensors")), 20)  # they kept no checksum of this
+    with pytest.raises(IoError, match="its header has another checksum"):
+        found.verify()
 
 
 @pytest.mark.parametrize(
@@ -435,7 +439,9 @@ def test_an_impossible_past_is_refused(tmp_path: Path, wrong: dict[str, Any]) ->
     path.write_bytes(b"potluck-checkpoint 1 " + digest(text).encode() + b"\n" + text)
     with pytest.raises(IoError, match=r"damaged|impossible"):
         Checkpoint(path.parent)
-    assert latest(tmp_path) is None
+    with pytest.raises(IoError, match=r"All checkpoints in .* are damaged"):
+        latest(tmp_path)
+    assert latest(tmp_path, fresh_start=True) is None
 
 
 def test_what_lost_a_merge_is_not_what_is_resumed(tmp_path: Path) -> None:

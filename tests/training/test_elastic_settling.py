@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from potluck import (
@@ -34,11 +34,44 @@ def test_a_newcomer_that_finds_nobody_with_the_state_says_so() -> None:
             settle(alone, late, Standing(Report(), (), 0, Condition()))
 
 
-@pytest.mark.parametrize("value", [None, (), ((1, 2, 3), (), 0, ()), ((("", 0, 0), "", None), 1)])
+class Other(DistributedContext):
+    """A group of two, in which the other one says something of the test's choice."""
+
+    said: Any = None
+    rank, world_size = 0, 2
+
+    def all_gather_object(self, value: Any, **_: Any) -> list[Any]:
+        """Ours, and what it says."""
+        return [value, self.said]
+
+
+VIEW = View("a" * 32, 2, tuple(ProcessId(NodeId(letter * 32), 1) for letter in "ab"))
+
+
+def hear(said: Any) -> Settlement:
+    """Settle with a member that says this."""
+    with Other(SimulatedBackend.create_group(1)[0]) as group:
+        group.said = said
+        return settle(group, VIEW, STANDING, 96)
+
+
+def written(*fields: Any) -> bytes:
+    """Fields of a report, as they travel."""
+    return msgspec.msgpack.encode(list(fields))
+
+
+def fields() -> list[Any]:
+    """Those of a good one."""
+    found: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(STANDING.message()))
+    return found
+
+
+@pytest.mark.parametrize("value", [None, (), b"", b"\xc1", b"\x93\x01\x02\x03", {"a": 1}])
 def test_a_report_that_makes_no_sense_is_refused(value: Any) -> None:
-    """Whatever another member sends, it is understood or refused."""
-    with pytest.raises(MalformedFrame):
-        Standing.decode(value)
+    """Whatever another member sends, it is understood or refused, and its sender named."""
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report") as refused:
+        hear(value)
+    assert refused.value.rank == 1
 
 
 STANDING = Standing(
@@ -62,14 +95,11 @@ STANDING = Standing(
 
 
 def test_a_report_survives_the_way() -> None:
-    """Position, ancestry, samples and trail; lists and tuples are the same on the wire."""
-    value = STANDING.encode()
-    assert Standing.decode(value) == STANDING
-    assert Standing.decode(json.loads(json.dumps(value))) == STANDING
+    """Position, ancestry, samples and trail, up to the largest numbers."""
+    assert hear(written(*fields())).decision.target == STANDING.report.attempt
     largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
-    place = list(value[0])
-    place[5:9] = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
-    assert Standing.decode((place, *value[1:])).report.samples == largest[1]
+    past = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
+    assert hear(written(*fields()[:5], *past, *fields()[9:])).tokens == ("abc", "abc")
 
 
 @pytest.mark.parametrize(
@@ -101,20 +131,39 @@ def test_a_report_survives_the_way() -> None:
 )
 def test_a_field_that_is_out_of_bounds_is_refused(field: int, wrong: Any) -> None:
     """At most 32 branches, 32 characters, and numbers from 0 to 2^62 - 1."""
-    place, *rest = STANDING.encode()
-    changed = (*place[:field], wrong, *place[field + 1 :])
-    with pytest.raises(MalformedFrame, match="makes no sense"):
-        Standing.decode((changed, *rest))
+    good = fields()
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report"):
+        hear(written(*good[:field], wrong, *good[field + 1 :]))
 
 
 @pytest.mark.parametrize(
-    ("field", "wrong"), [(1, 7), (1, ((0, float("inf")),)), (2, "x"), (3, ()), (5, "../a")], ids=str
+    ("field", "wrong"),
+    [
+        (0, ("a" * 32, 3, 9)),  # a view that is yet to come
+        (9, 7),
+        (9, ((0, float("inf")),)),
+        (9, ((5, 2),)),
+        (9, ((0, 4), (2, 6))),
+        (9, ((0, 97),)),  # of 96 samples
+        (9, ((0, 1),) * 9),
+        (10, "x"),
+        (10, -1),
+        (11, ()),
+        (11, {"load": 900}),
+        (12, 1),
+        (13, "../a"),
+        (13, "a/b"),
+        (13, "a\n"),
+        (13, "a" * 65),
+        (13, "."),
+    ],
+    ids=str,
 )
 def test_what_stands_beside_the_report_is_checked_too(field: int, wrong: Any) -> None:
-    """Samples in hand, speed, condition and the mark."""
-    value = STANDING.encode()
-    with pytest.raises(MalformedFrame, match="makes no sense"):
-        Standing.decode((*value[:field], wrong, *value[field + 1 :]))
+    """Samples in hand, speed, condition, and the mark, which becomes the name of a file."""
+    good = fields()
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report"):
+        hear(written(*good[:field], wrong, *good[field + 1 :]))
 
 
 def test_who_has_been_there_from_the_beginning() -> None:
@@ -135,9 +184,17 @@ def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
     """Weights, speeds and intervals as numbers; more pieces than can be are an error."""
     record = Record(3, 99, 0.1, 5000, 2, ((0, 5), (9, 12)))
     row = record.encode().tolist()
-    assert Record.decode(row) == record
-    with pytest.raises(CollectiveMismatch, match="claims 99 intervals"):
-        Record.decode([*row[:5], 99, *row[6:]])
+    assert Record.decode(row, 0) == record
+    with pytest.raises(MalformedFrame, match=r"Rank 7 sent its part in a step .* 99 intervals"):
+        Record.decode([*row[:5], 99, *row[6:]], 7)
+    odd = dataclasses.replace(record, signature=5)
+    with pytest.raises(MalformedFrame, match="Rank 2 sent its part") as found:
+        check_records([record, record, odd], 0)
+    assert found.value.rank == 2
+    with pytest.raises(CollectiveMismatch, match="Rank 2 brings other gradients"):
+        check_records([record, record, odd], 2)  # it must not blame the others
+    with pytest.raises(CollectiveMismatch, match="Rank 1 brings other gradients"):
+        check_records([record, odd], 0)  # one against one: neither is right
     with pytest.raises(CollectiveMismatch, match="Rank 1 is at step 4, rank 0 at step 3"):
         check_records([record, dataclasses.replace(record, step=4)])
     with pytest.raises(CollectiveMismatch, match="different epochs"):

@@ -92,24 +92,35 @@ def test_chunks_cross_the_borders_of_arrays() -> None:
     assert len(stream) == chunks.nbytes == chunks.layout.nbytes
     for name, array in chunks.layout.parts(stream).items():
         assert np.array_equal(array, tree[name])
-    layout = chunks.layout
-    assert Layout.checked([layout.shape, [list(row) for row in layout.arrays]]) == layout
+    chunks.layout.check()
+
+
+SHAPE = Chunks({"a": np.zeros(1)}).layout.shape
 
 
 @pytest.mark.parametrize(
-    "value",
+    "layout",
     [
-        None,
-        (b"", [("a", "object", (1,))]),
-        (b"", [("a", "float32", (-1,))]),
-        (b"", [("a", "float64", (1 << 50,))]),
-        (b"", [("a", "nonsense", (1,))]),
+        Layout(SHAPE, (("a", "object", (1,)),)),
+        Layout(SHAPE, (("a", "float64", (1 << 47,)),)),
+        Layout(SHAPE, (("a", "nonsense", (1,)),)),
+        Layout(SHAPE, (("a", "f8", (1,)),)),
+        Layout(SHAPE, (("a", "(99,)f8", (1,)),)),
+        Layout(SHAPE, (("a", "f8,f8", (1,)),)),
+        Layout(SHAPE, (("a", "float64", (1,) * 65),)),
+        Layout(SHAPE, (("b", "float64", (1,)),)),
+        Layout(SHAPE, ()),
+        Layout(SHAPE, (("a", "float64", (1,)),) * 2),
+        Layout(SHAPE, (("a", "float64", (1,)), ("b", "float64", (1,)))),
+        Layout(b"", ()),
+        Layout(b"\x92\x00\x05", ()),
     ],
+    ids=str,
 )
-def test_a_layout_that_cannot_be_is_refused(value: Any) -> None:
+def test_a_layout_that_cannot_be_is_refused(layout: Layout) -> None:
     """Before anything is allocated for it."""
     with pytest.raises(MalformedFrame):
-        Layout.checked(value)
+        layout.check()
 
 
 def test_arrays_that_cannot_be_changed_are_refused_at_once() -> None:

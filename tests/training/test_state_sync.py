@@ -178,13 +178,26 @@ def test_a_server_that_sends_something_else_is_named(group: list[DistributedCont
     assert not states[3].any()
 
 
-@pytest.mark.parametrize("plan", [None, (1, 2), ((b"", ()), b"short"), ((b"", ()), 5)])
-def test_a_plan_that_makes_no_sense_is_refused(plan: Any) -> None:
-    """And so are wishes for chunks that do not exist."""
-    with pytest.raises(MalformedFrame):
-        state_sync._read_plan(plan)
-    with pytest.raises(MalformedFrame, match="Rank 1 wishes"):
-        state_sync._check_wishes([[0], [7]], 3)
+def test_a_plan_is_bound_to_what_was_announced() -> None:
+    """Its sender cannot describe another state, or a larger one than is plausible here."""
+    chunks = Chunks({"model": model(1)})
+    plan = state_sync.Plan(chunks.layout, b"".join(chunks.digests))
+    assert plan.checked(1, chunks.digest, chunks.nbytes) == chunks.digests
+    other = state_sync.Plan(chunks.layout, bytes(len(plan.digests)))
+    short = state_sync.Plan(chunks.layout, plan.digests[:-1])
+    for wrong, limit in ((other, chunks.nbytes), (short, chunks.nbytes), (plan, 8)):
+        with pytest.raises(MalformedFrame, match="Rank 1 sent the layout of its state") as found:
+            wrong.checked(1, chunks.digest, limit)
+        assert found.value.rank == 1
+
+
+@pytest.mark.parametrize("wish", [[7], [1, 0], [1, 1]])
+def test_wishes_for_what_is_not_there_are_refused(wish: list[int]) -> None:
+    """Or for one part twice; and who has everything wishes for nothing."""
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its wishes"):
+        state_sync._check_wishes([[0], wish], [0, 1], 3)
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its wishes"):
+        state_sync._check_wishes([[0], [0]], [0], 3)
 
 
 # --- the source dies ---

@@ -193,6 +193,12 @@ class ClusterCore:
             self._evidence.disconnected(peer, cause)
         return self._finish()
 
+    def expel(self, peer: ProcessId, why: str, now: float) -> list[Effect]:
+        """Remove a process for what it sent; ``why`` says what, and is told to all members."""
+        if self._begin(now):
+            self._evidence.expel(peer, why)
+        return self._finish()
+
     def ended(self, peer: ProcessId, how: str, now: float) -> list[Effect]:
         """A probe showed that a process has ended; ``how`` says by what."""
         if self._begin(now):

@@ -38,6 +38,8 @@ class MembershipChange(Enum):
     """A proof of death was wrong: the process is there."""
     DEPARTED = "departed"
     """A member said goodbye."""
+    EXPELLED = "expelled"
+    """A process was removed for what it sent; the sentence says what that was."""
     REFUSED = "refused"
     """A process may not take part."""
     PROPOSED = "proposed"

@@ -14,7 +14,7 @@ from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_contacts import Contact
 from potluck.core.cluster_effects import Disconnect, Probe
 from potluck.core.cluster_events import ClusterState, MembershipChange
-from potluck.core.cluster_messages import Acquaintances
+from potluck.core.cluster_messages import Acquaintances, Lost, clip
 from potluck.core.cluster_situation import Situation
 from potluck.vocabulary import ProcessId
 
@@ -23,6 +23,8 @@ __all__ = ["Evidence"]
 _MARGIN = 0.9  # of the time for which a proof holds; clocks may differ in speed by so much
 _CARDS_AT_ONCE = 8  # the longest card has some 5 KiB
 _ENDED_KEPT = 1024
+_EXPELLED_KEPT = 256
+_WHY_LIMIT = 200  # characters; a view may have many causes
 
 
 class Evidence:
@@ -32,6 +34,7 @@ class Evidence:
         self._situation = situation
         self._probe_at = float("-inf")
         self._successors: dict[ProcessId, str] = {}
+        self._accused: dict[ProcessId, set[ProcessId]] = {}  # in this view, by whom
 
     # --- coming ---
 
@@ -39,6 +42,9 @@ class Evidence:
         """A lane is open."""
         s = self._situation
         process = card.process
+        if process in s.expelled:  # people know
+            s.out.append(Disconnect(process, s.expelled[process]))
+            return
         refusal = self._why_refused(card)
         if refusal:
             s.out.append(Disconnect(process, refusal))
@@ -127,6 +133,57 @@ class Evidence:
         s.abort(process, sentence)
         s.report_loss(process, sentence)
 
+    # --- removing ---
+
+    def expel(self, process: ProcessId, why: str, *, by: ProcessId | None = None) -> None:
+        """Remove a process for what it sent: here, and from the view if it is a member.
+
+        All members are told, unless one of them (``by``) has told us.  It stays out until it
+        starts again.
+        """
+        s = self._situation
+        if process == s.id or process in s.expelled:
+            return
+        sentence = f"{s.name(process)} is removed: {why}"
+        s.expelled[process] = clip(why, _WHY_LIMIT)
+        if len(s.expelled) > _EXPELLED_KEPT:
+            del s.expelled[next(iter(s.expelled))]
+        s.out.append(Disconnect(process, sentence))
+        s.note(MembershipChange.EXPELLED, sentence, process)
+        contact = s.contacts.get(process)
+        if contact is not None and contact.is_connected:
+            s.contacts.disconnect(contact, why, s.now)
+        s.is_dirty = True
+        s.beat_soon()
+        if not s.is_kept(process):
+            s.contacts.forget(process)
+        elif s.is_member(process):
+            s.abort(process, sentence, by=by)
+            if by is None:
+                self._accuse(process)
+
+    def _accuse(self, process: ProcessId) -> None:
+        """Have the other members of the view remove a process as we did."""
+        s = self._situation
+        view = s.election.view
+        others = [who for who in s.others() if who not in s.expelled]
+        why = s.expelled[process]
+        s.tell(others, Lost(view.lineage, view.epoch, process, why, is_expelled=True))
+
+    def accused(self, accuser: ProcessId, process: ProcessId, why: str) -> None:
+        """A member has removed another one: do so as well.
+
+        One member's word removes fewer than half of a view, and nobody else's word counts against
+        the one that we removed first.
+        """
+        s = self._situation
+        told = self._accused.setdefault(accuser, set())
+        most = max(1, (len(s.election.view.members) - 1) // 2)
+        if accuser in s.expelled or not s.is_member(process) or len(told | {process}) > most:
+            return
+        told.add(process)
+        self.expel(process, why, by=accuser)
+
     def probed_dead(self, process: ProcessId, how: str) -> None:
         """A probe showed that it has ended: its port refuses, or its slot is free."""
         contact = self._situation.contacts.get(process)
@@ -178,9 +235,14 @@ class Evidence:
     def begin(self) -> None:
         """A view was installed: look who of it has been lost meanwhile."""
         s = self._situation
+        self._accused.clear()
         for process in s.others():
             contact = s.contacts.of(process)
             if contact.is_connected:
+                continue
+            if process in s.expelled:  # those who agreed on the view had not heard of it
+                s.abort(process, f"{contact.card} is removed: {s.expelled[process]}")
+                self._accuse(process)
                 continue
             how = self._how_ended(contact)
             if how:

@@ -249,7 +249,10 @@ class Founding:
         return [
             who
             for who in bound.view.members
-            if who not in group and who not in s.ended and who not in s.departed
+            if who not in group
+            and who not in s.ended
+            and who not in s.departed
+            and who not in s.expelled  # it will not be let in again, wherever it is at work
         ]
 
     def _can_decide(self, bound: Commit, group: tuple[ProcessId, ...]) -> bool:
@@ -268,9 +271,11 @@ class Founding:
     def _why_branch(self, bound: Commit, group: tuple[ProcessId, ...]) -> str:
         s = self._situation
         others = [who for who in bound.view.members if who not in group]
-        ended = [who for who in others if who in s.ended]
-        apart = [who for who in others if who not in s.ended]
+        removed = [who for who in others if who in s.expelled]
+        ended = [who for who in others if who in s.ended and who not in removed]
+        apart = [who for who in others if who not in s.ended and who not in removed]
         parts = [f"{s.names(ended)} ended"] if ended else []
+        parts += [f"{s.name(who)} was removed: {s.expelled[who]}" for who in removed]
         if apart:
             asked = "as asked, " if s.is_released else ""
             parts.append(f"{asked}without waiting for {s.names(apart)}")
@@ -285,6 +290,8 @@ class Founding:
 
     def _why_gone(self, who: ProcessId) -> tuple[CauseCode, str]:
         s = self._situation
+        if who in s.expelled:
+            return CauseCode.MISBEHAVED, s.expelled[who]
         if who in s.ended:
             return CauseCode.ENDED, f"its process has ended ({s.ended[who][0]})"
         if who in s.departed:

@@ -115,6 +115,8 @@ class Mail:
         s = self._situation
         if not (s.is_member(sender) and s.is_member(message.origin)) or message.origin == s.id:
             return
+        if message.origin in s.expelled:
+            return
         if message.to != s.id:
             if message.origin == sender and s.contacts.is_heard(message.to):
                 s.out.append(Send(message.to, message))
@@ -266,6 +268,10 @@ class Mail:
 
     def _take_lost(self, sender: ProcessId, message: Lost) -> None:
         s = self._situation
+        if message.is_expelled:
+            self._evidence.accused(sender, message.who, message.reason)
+            self._campaign.loss_reported(sender)
+            return
         s.abort(message.who, f"{s.name(sender)} reports: {message.reason}", by=sender)
         if message.is_proved and s.is_member(message.who):
             s.reported.add(message.who)

@@ -166,6 +166,8 @@ class Lost(Message, frozen=True, tag="lost"):
     reason: Sentence
     is_proved: bool = False
     """Whether the sender holds a proof of its death."""
+    is_expelled: bool = False
+    """Whether the sender has removed it for what it sent; ``reason`` then says what that was."""
 
 
 class Departed(Message, frozen=True, tag="departed"):

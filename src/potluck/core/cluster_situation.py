@@ -79,6 +79,8 @@ class Situation(Surroundings):
         """Members whose death somebody else can prove."""
         self.ended: dict[ProcessId, tuple[str, float]] = {}
         """Processes that have ended, proved or not, with how and when we learnt it."""
+        self.expelled: dict[ProcessId, str] = {}
+        """Processes that were removed for what they sent, and what it was; until they restart."""
         self.is_aborted = False
         """Whether operations of the view have been aborted, so that it needs a successor."""
         self.aborted_at = now

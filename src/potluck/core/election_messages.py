@@ -50,6 +50,8 @@ class CauseCode(Enum):
     """Nothing was heard from it for too long: asleep, unplugged, stopped, cut off."""
     UNREACHABLE = "unreachable"
     """It is alive, but some members that stay cannot reach it."""
+    MISBEHAVED = "misbehaved"
+    """It sent a member something that no correct process sends, and was removed for that."""
 
 
 class Cause(Message, frozen=True):

@@ -1,7 +1,8 @@
 """Who should be in the next view: what the leader of a term proposes, with the reason.
 
-* Whoever is proved dead or has departed is left out at once; whoever has been silent for twice the
-  time after which it pauses itself is left out too.  For anybody who is silent for less we wait.
+* Whoever is proved dead, has departed or was removed for what it sent is left out at once; whoever
+  has been silent for twice the time after which it pauses itself is left out too.  For anybody who
+  is silent for less we wait.
 * Where some members have not heard each other for long, the largest mutually connected set stays;
   the others have to accept their exclusion.
 * Newcomers come in when they and all who stay hear each other, several at a time.
@@ -127,6 +128,8 @@ class Planner:
         s = self._situation
         if who == s.id:
             return None
+        if who in s.expelled:
+            return CauseCode.MISBEHAVED, s.expelled[who]
         if who in s.proofs:
             return CauseCode.ENDED, s.proofs[who]
         if who in s.election.departed:
@@ -165,7 +168,8 @@ class Planner:
     def _is_gone(self, who: ProcessId) -> bool:
         """Whether a member has died or left: the others are not kept waiting for that."""
         s = self._situation
-        return who in s.proofs or who in s.election.departed or who in s.reported
+        is_known = who in s.proofs or who in s.election.departed or who in s.reported
+        return is_known or who in s.expelled
 
     def _is_unclear(self, who: ProcessId) -> bool:
         s = self._situation

@@ -33,6 +33,7 @@ MAX_WAITING = 1024
 _GRAVE = frozenset(
     {
         MembershipChange.LOST,
+        MembershipChange.EXPELLED,
         MembershipChange.REMOVED,
         MembershipChange.PAUSED,
         MembershipChange.REFUSED,

@@ -120,6 +120,7 @@ class ClusterNode:
         assert rank is not None
         stage = Stage(view, rank)
         stage.complain = lambda rank, why: self._make_sure_of(stage, rank, why)
+        stage.accuse = lambda rank, why: self._expel(stage, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
         change, self._view = ViewChange(view, self._view, reason), view
         self.flight.changed(change)
@@ -280,6 +281,14 @@ class ClusterNode:
                 self.control.links.drop(process, why)
 
         self.control.post(look)
+
+    def _expel(self, stage: Stage, rank: int, why: str) -> None:
+        """A member has sent what no correct process sends: a view without it follows.
+
+        Also if it has left meanwhile: it is not let in again.
+        """
+        process = stage.view.members[rank]
+        self.control.post(lambda: self.control.misbehaved(process, why))
 
     def _missing(self) -> Sequence[Cause]:
         control = self.control

@@ -19,6 +19,7 @@ from potluck.errors import (
     ChannelClosed,
     Disconnected,
     DistributedError,
+    MalformedFrame,
     NoQuorum,
     Timeout,
 )
@@ -76,6 +77,8 @@ class Stage:
         """What the other ranks are called in metrics."""
         self.complain: Callable[[int, str], None] | None = None
         """Told of a member that operations have lost and membership has not."""
+        self.accuse: Callable[[int, str], None] | None = None
+        """Told of a member that sent what no correct process sends, and what that was."""
         self.make_late: Callable[[float], Timeout] | None = None
         """Makes the error of a call whose time is up before it is decided what follows."""
 
@@ -106,8 +109,15 @@ class Stage:
 
     # -- what membership decided -----------------------------------------------------------------
 
+    def is_misdeed(self, error: BaseException) -> bool:
+        """Whether another member has sent what no correct process sends."""
+        is_foreign = isinstance(error, MalformedFrame) and error.rank not in {None, self.rank}
+        return is_foreign and self.accuse is not None
+
     def is_symptom(self, error: BaseException) -> bool:
         """Whether what an operation has seen is to be decided upon by membership."""
+        if self.is_misdeed(error):
+            return True
         if self.ending is not None:
             return isinstance(error, Disconnected | Aborted | BackendUnavailable)
         if isinstance(error, Aborted) and error.rank != self.rank:
@@ -126,9 +136,18 @@ class Stage:
                 return self.late(seconds)
             return None
         assert isinstance(error, DistributedError)
-        if not self.stopped.is_set() and not self._make_it_stop(error, deadline):
+        if self.is_misdeed(error):
+            self._accuse(error)
+        elif not self.stopped.is_set() and not self._make_it_stop(error, deadline):
             return None
         return self._decision(deadline, seconds)
+
+    def _accuse(self, error: DistributedError) -> None:
+        """Have membership remove the member at fault; once is enough, twice does no harm."""
+        assert error.rank is not None
+        assert self.accuse is not None
+        why = f"{error.message}: {error.cause}" if error.cause else error.message
+        self.accuse(error.rank, why)
 
     def _make_it_stop(self, error: DistributedError, deadline: float | None) -> bool:
         """Let membership notice what broke a connection; if it does not, have it look there."""
@@ -157,6 +176,9 @@ class Stage:
         """Whether the error is a symptom on which membership has not decided; waits for nothing."""
         if self.ending is not None or not self.is_symptom(error):
             return False
+        if self.is_misdeed(error):
+            self._accuse(error)
+            return True
         is_early = time.monotonic() < self._complaint_due(error)
         return self._has_member_to_blame(error) or is_early
 

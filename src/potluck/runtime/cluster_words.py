@@ -64,7 +64,9 @@ def _lost(view: View, commit: Commit, gone: Sequence[ProcessId]) -> PeerLost:
     first = gone[0]
     known = causes.get(first)
     if len(gone) == 1:
-        message, cause = f"Rank {names[0]} is gone", _why(known)
+        is_removed = known is not None and known.code is CauseCode.MISBEHAVED
+        what = "was removed" if is_removed else "is gone"
+        message, cause = f"Rank {names[0]} {what}", _why(known)
     else:
         message = f"Ranks {', '.join(names[:-1])} and {names[-1]} are gone"
         cause = "; ".join(f"rank {view.rank_of(who)}: {_why(causes.get(who))}" for who in gone)
@@ -206,4 +208,5 @@ _WORDS = {
     CauseCode.LEFT: "it left",
     CauseCode.SILENT: "nothing was heard from it",
     CauseCode.UNREACHABLE: "some members could not reach it",
+    CauseCode.MISBEHAVED: "it sent what no correct process sends",
 }

@@ -199,6 +199,10 @@ class Control:
         """There is none any more."""
         self._carry_out(self.core.disconnected(process, cause, clock.now()))
 
+    def misbehaved(self, process: ProcessId, why: str) -> None:
+        """It sent what no correct process sends: it is removed, and all members are told why."""
+        self._carry_out(self.core.expel(process, why, clock.now()))
+
     def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Its slot and its port were tried."""
         verdict = self.core.ended if has_ended else self.core.unreachable

@@ -71,6 +71,9 @@ class Listener(Protocol):
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
 
+    def misbehaved(self, process: ProcessId, why: str) -> None:
+        """It sent what no correct process sends."""
+
     def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Its slot and port were tried: how it ended, or why nothing is known."""
 
@@ -319,8 +322,11 @@ class Links:
                 self._listener.said(card.process, frame.payload)
         except MalformedFrame as error:
             logger.warning("%s sent what cannot be understood: %s", lane.name, error)
+            why = f"it sent what cannot be understood ({error})"
             self.io.drop(lane, 0.0)
-            self._on_ended(lane, f"it sent what cannot be understood ({error})")
+            if card is not None:
+                self._listener.misbehaved(card.process, why)
+            self._on_ended(lane, why)
 
     def _on_probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         self._probing.discard(process)

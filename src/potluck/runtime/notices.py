@@ -51,6 +51,8 @@ class Word(IntEnum):
     """Something else went wrong on a rank."""
     ASKING = 7
     """I have waited for long in this operation: are you in it?"""
+    MALFORMED = 8
+    """A rank sent what no correct rank sends."""
 
 
 class Notice(NamedTuple):

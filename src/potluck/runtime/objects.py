@@ -14,7 +14,7 @@ import numpy as np
 
 from potluck.arrays.base import Array
 from potluck.collective.task import Collective, Task
-from potluck.errors import DistributedError
+from potluck.errors import DistributedError, MalformedFrame
 from potluck.runtime.call import Purpose
 from potluck.runtime.exchanging import Exchanging
 from potluck.runtime.limits import Countdown
@@ -54,7 +54,7 @@ class Objects(Exchanging):
         (count,) = parcel.check(length.tolist(), limit, [root])
         octets = parcel.octets if is_root else np.empty(count, np.uint8)
         errand.broadcast(octets, root)
-        return decode(octets.data)
+        return _decode(octets, root)
 
     def all_gather_object(
         self, value: Any, *, limit: int = MAX_OBJECT_BYTES, timeout: float | None = None
@@ -100,7 +100,7 @@ class Objects(Exchanging):
         out = np.empty(lengths[self.rank], np.uint8)
         octets = parcel.octets if is_root else None
         errand.move(Collective.SCATTER, lengths, root, octets, out)
-        return decode(out.data)
+        return _decode(out, root)
 
     def _parcel_for_all(self, values: Sequence[Any] | None, root: int, limit: int) -> _Parcel:
         """One object for each rank; if there are not, all of them must hear of it."""
@@ -185,7 +185,7 @@ class _Parcel:
                     rank=sender,
                 )
             if not 0 <= length <= limit:
-                raise DistributedError(
+                raise MalformedFrame(
                     f"Rank {sender} announced an object of {length} bytes; {limit} are allowed",
                     rank=sender,
                     expected=limit,
@@ -196,4 +196,16 @@ class _Parcel:
 
 def _open(octets: Array, lengths: Sequence[int]) -> list[Any]:
     ends = accumulate(lengths, initial=0)
-    return [decode(octets[start:stop].data) for start, stop in pairwise(ends)]
+    spans = enumerate(pairwise(ends))
+    return [_decode(octets[start:stop], rank) for rank, (start, stop) in spans]
+
+
+def _decode(octets: Array, sender: int) -> Any:
+    try:
+        return decode(octets.data)
+    except MalformedFrame as error:
+        raise MalformedFrame(
+            f"Rank {sender} sent an object that cannot be understood",
+            rank=sender,
+            cause=error.cause or error.message,
+        ) from None

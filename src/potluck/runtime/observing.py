@@ -266,6 +266,9 @@ class Observer(Closing):
             if opened.card.process == card.process:
                 self._ask(lane)
 
+    def misbehaved(self, process: ProcessId, why: str) -> None:
+        """An observer has nobody to remove: the lane is closed, and that is all."""
+
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
         with self._lock:

@@ -81,6 +81,11 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
             aborted = Aborted(notice.text, rank=culprit, host=host)
             aborted.is_final = notice.last_call >= FOR_EVER - 1
             return aborted
+        case Word.MALFORMED:
+            # Hearsay: in a cluster membership decides, which the rank that saw it has told.
+            aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=culprit, host=host)
+            aborted.is_final = True
+            return aborted
     return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
 
 

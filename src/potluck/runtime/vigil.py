@@ -287,6 +287,8 @@ class Vigil:
             (Timeout, Word.LATE),
             (Aborted, Word.ABORTED),
         ]
+        if isinstance(error, MalformedFrame) and error.rank is not None:
+            words.append((MalformedFrame, Word.MALFORMED))
         word = next((word for kind, word in words if isinstance(error, kind)), Word.FAILED)
         culprit = getattr(error, "rank", None)
         text = str(error) or type(error).__name__

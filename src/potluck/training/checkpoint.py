@@ -7,11 +7,9 @@ instant leaves the earlier ones as they were.
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +20,31 @@ from potluck.arrays.base import Array
 from potluck.backend.base import read_view
 from potluck.closing import Closing
 from potluck.core.histories import History, Position
+from potluck.errors import IoError
 from potluck.logs import get_logger
 from potluck.runtime.control_errands import Errands
 from potluck.runtime.work import Work
 from potluck.training import trees
-from potluck.training.checkpoint_files import TEMPORARY, fsync_folder, remove, write_whole
-from potluck.training.checkpoint_format import Entry, dtype_of, encode_header, name_of
+from potluck.training.checkpoint_files import TEMPORARY, Folder
+from potluck.training.checkpoint_format import name_of
 from potluck.training.checkpoint_manifest import (
     BLOCK,
     Manifest,
     Piece,
     digest,
+    header_of,
     own_name,
     part_name,
 )
-from potluck.training.checkpoint_reading import Checkpoint, checkpoints, part_of
+from potluck.training.checkpoint_reading import (
+    Checkpoint,
+    Damaged,
+    Search,
+    checkpoints,
+    part_of,
+)
 
-__all__ = ["Checkpoint", "Checkpointer", "latest"]
+__all__ = ["Checkpoint", "Checkpointer", "find_latest", "latest"]
 
 logger = get_logger(__name__)
 
@@ -46,12 +52,36 @@ ENDING = 600.0
 """Seconds that closing waits for a save under way."""
 
 
-def latest(folder: str | os.PathLike[str], *, verify: bool = False) -> Checkpoint | None:
-    """The latest complete checkpoint in a folder, or None.
+def latest(
+    folder: str | os.PathLike[str], *, verify: bool = False, fresh_start: bool = False
+) -> Checkpoint | None:
+    """The latest complete checkpoint in a folder, or None if there is none.
 
-    With ``verify`` everything is read once, and damaged ones are passed over.
+    Damaged ones are passed over, and the log says which and what is wrong with them; with
+    ``verify`` everything is read once to find them.  If all are damaged this raises
+    :class:`~potluck.IoError`; with ``fresh_start`` it returns None then.
     """
-    return next(checkpoints(Path(folder), verify=verify), None)
+    checkpoint, damaged = find_latest(folder, verify=verify, fresh_start=fresh_start)
+    for each in damaged:
+        logger.warning("%s", each)
+    return checkpoint
+
+
+def find_latest(
+    folder: str | os.PathLike[str], *, verify: bool, fresh_start: bool
+) -> tuple[Checkpoint | None, list[Damaged]]:
+    """The same, with the damaged ones that would have come before it."""
+    search = Search(Path(folder))
+    checkpoint = search.first(verify=verify)
+    if checkpoint is None and search.damaged and not fresh_start:
+        raise IoError(
+            f"All checkpoints in {folder} are damaged",
+            cause="; ".join(f"{each.folder.name}: {each.why}" for each in search.damaged[:8]),
+            hint="Restore one from a copy. To begin from the first step instead, ask for it: "
+            "fresh_start=True, or potluck run --resume --fresh-start.",
+        )
+    step = None if checkpoint is None else checkpoint.step
+    return checkpoint, [replace(each, resumed=step) for each in search.damaged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +96,9 @@ class _Job:
 class Checkpointer(Closing):
     """Saves into one folder, on a thread of its own.
 
-    ``keep`` complete checkpoints stay, older ones are removed.  Several ranks that share a folder
+    ``keep`` complete checkpoints stay, older ones are removed.  Files are this user's alone; a
+    folder that others may change is refused with :class:`~potluck.errors.DistributedError`, and
+    what the system refuses raises :class:`~potluck.IoError`.  Several ranks that share a folder
     each write their part; unless told otherwise there is one, which writes everything.
 
     >>> import tempfile, numpy
@@ -143,9 +175,9 @@ class Checkpointer(Closing):
         if self._work is not None:
             self._work.wait(timeout)
 
-    def latest(self, *, verify: bool = False) -> Checkpoint | None:
-        """The latest complete checkpoint in the folder, or None."""
-        return latest(self.folder, verify=verify)
+    def latest(self, *, verify: bool = False, fresh_start: bool = False) -> Checkpoint | None:
+        """The latest complete checkpoint in the folder, or None; see :func:`latest`."""
+        return latest(self.folder, verify=verify, fresh_start=fresh_start)
 
     def close(self) -> None:
         """Wait for the save under way and end the thread; raises what went wrong with it."""
@@ -202,26 +234,34 @@ class Checkpointer(Closing):
         return _Job(self.folder / name, manifest, copies)
 
     def _write(self, job: _Job) -> Path:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        fsync_folder(self.folder)
-        name = part_name(self.rank, self.world_size)
-        # A manifest of an earlier try would vouch for a file that is being replaced.
-        (job.folder / f"{name}.json").unlink(missing_ok=True)
-        header = encode_header(_entries(job.manifest.pieces), _facts(job.manifest))
-        checksums: list[str] = []
-        blocks = _blocks(job.arrays, checksums)
-        write_whole(job.folder / f"{name}.safetensors", _chain(header, blocks))
-        manifest = msgspec.structs.replace(
-            job.manifest, begins=len(header), checksums=tuple(checksums)
-        )
-        write_whole(job.folder / f"{name}.json", [manifest.encode()])
-        try:
-            self._tidy(job.manifest.lineage)
-        except OSError as error:  # others who share the folder tidy too; what was saved is there
-            logger.debug("Old checkpoints in %s stay for now: %s", self.folder, error)
+        with Folder.open(self.folder) as whole:
+            try:
+                with whole.enter(job.folder.name) as folder:
+                    self._write_part(folder, job)
+            except BaseException:
+                whole.remove_folder(job.folder.name)  # nothing, if something is in it
+                raise
+            try:
+                self._tidy(whole, job.manifest.lineage)
+            except OSError as error:  # others who share the folder tidy too; ours is saved
+                logger.debug("Old checkpoints in %s stay for now: %s", self.folder, error)
         return job.folder
 
-    def _tidy(self, lineage: str) -> None:
+    def _write_part(self, folder: Folder, job: _Job) -> None:
+        name = part_name(self.rank, self.world_size)
+        # A manifest of an earlier try would vouch for a file that is being replaced.
+        if folder.remove(f"{name}.json"):
+            folder.sync()
+        header = header_of(job.manifest)
+        checksums: list[str] = []
+        blocks = _blocks(job.arrays, checksums)
+        folder.write(f"{name}.safetensors", _chain(header, blocks))
+        manifest = msgspec.structs.replace(
+            job.manifest, begins=len(header), checksums=tuple(checksums), header=digest(header)
+        )
+        folder.write(f"{name}.json", [manifest.encode()])
+
+    def _tidy(self, whole: Folder, lineage: str) -> None:
         """Remove this rank's parts of old checkpoints, and what crashes have left.
 
         What an earlier training has left in the folder never crowds out what this one saves.
@@ -233,8 +273,15 @@ class Checkpointer(Closing):
         for path in self.folder.glob("step-*"):
             # Nobody still writes what is older than a complete one: each rank saves in order.
             newest = own if f"-{_short(lineage)}-of-" in path.name else names
-            if newest and path.name not in kept and path.name < newest[0]:
-                remove(path, self._leftovers(path))
+            if not newest or path.name in kept or path.name >= newest[0] or path.is_symlink():
+                continue
+            try:
+                with whole.within(path.name) as folder:
+                    for name in self._leftovers(path):
+                        folder.remove(name)
+            except OSError as error:  # another rank removes it too, or it is another user's
+                logger.debug("%s stays for now: %s", path, error)
+            whole.remove_folder(path.name)
 
     def _leftovers(self, path: Path) -> list[str]:
         """This rank's files; those of another number of ranks are rank 0's to remove."""
@@ -249,26 +296,6 @@ class Checkpointer(Closing):
 def _short(lineage: str) -> str:
     # It may come from another member, or from a file: never a way out of the folder.
     return (lineage if lineage.isalnum() else digest(lineage.encode()))[:8] if lineage else "start"
-
-
-def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
-    entries = {}
-    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
-        count = piece.stop - piece.start
-        whole = count == math.prod(piece.shape)
-        size = count * dtype_of(piece.dtype).itemsize
-        assert after is None or after.offset == piece.offset + size
-        shape = piece.shape if whole else (count,)
-        entries[piece.name] = Entry(piece.dtype, shape, piece.offset, piece.offset + size)
-    return entries
-
-
-def _facts(manifest: Manifest) -> dict[str, str]:
-    return {
-        "format": "potluck",
-        "step": str(manifest.step),
-        "part": f"{manifest.rank} of {manifest.world_size}",
-    }
 
 
 def _blocks(arrays: list[Array], checksums: list[str]) -> Iterator[bytes]:

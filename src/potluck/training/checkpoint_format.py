@@ -108,7 +108,7 @@ def decode_header(data: bytes) -> tuple[dict[str, Entry], dict[str, str], int]:
         raw = decode_json(data[_LENGTH : _LENGTH + length], dict[str, msgspec.Raw])
         facts = decode_json(raw.pop("__metadata__", b"{}"), dict[str, str])
         rows = {name: decode_json(row, _Row) for name, row in raw.items()}
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IoError("This is no safetensors file", cause=str(error)) from None
     entries = {name: _checked(name, row) for name, row in rows.items()}
     return entries, facts, _LENGTH + length

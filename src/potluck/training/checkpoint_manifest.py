@@ -7,6 +7,7 @@ when the parts of all ranks are; nobody has to tell anybody.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
 import msgspec
@@ -15,9 +16,9 @@ from potluck.core.cluster_bounds import Ancestry, Count
 from potluck.core.histories import Trail
 from potluck.decoding import decode_json
 from potluck.errors import IoError
-from potluck.training.checkpoint_format import dtype_of
+from potluck.training.checkpoint_format import MAX_HEADER, Entry, dtype_of, encode_header
 
-__all__ = ["BLOCK", "Manifest", "Piece", "digest", "is_own", "own_name", "part_name"]
+__all__ = ["BLOCK", "Manifest", "Piece", "digest", "header_of", "is_own", "own_name", "part_name"]
 
 BLOCK = 1 << 20
 """Bytes that have one checksum: a part of a file can be read and checked alone."""
@@ -69,6 +70,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Committed samples; 0 in checkpoints of earlier versions."""
     trail: Trail = ()
     """The last step of each earlier lineage that is part of the state."""
+    header: str = ""
+    """The checksum of the file up to where the data begins; empty in earlier versions."""
 
     def encode(self) -> bytes:
         """As the content of a file."""
@@ -85,13 +88,15 @@ class Manifest(msgspec.Struct, frozen=True):
             raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
         try:
             manifest = decode_json(text, cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also bad UTF-8
             raise IoError("The manifest of a checkpoint is damaged", cause=str(error)) from None
         manifest.check()
         return manifest
 
     def check(self) -> None:
         """Raise unless everything in it can be true."""
+        if self.size < 0 or not 0 <= self.begins <= MAX_HEADER:
+            raise IoError("The manifest of a checkpoint has an impossible size")
         blocks = -(-self.size // BLOCK)
         if not 0 <= self.rank < self.world_size or len(self.checksums) != blocks:
             raise IoError("The manifest of a checkpoint contradicts itself")
@@ -107,6 +112,31 @@ class Manifest(msgspec.Struct, frozen=True):
             # Pieces do not share bytes: a small file cannot claim to be a huge array.
             if min(piece.shape, default=0) < 0 or end > self.size or claimed > self.size:
                 raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
+
+
+def header_of(manifest: Manifest) -> bytes:
+    """The beginning of the file that a manifest is about."""
+    return encode_header(_entries(manifest.pieces), _facts(manifest))
+
+
+def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
+    entries = {}
+    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
+        count = piece.stop - piece.start
+        whole = count == math.prod(piece.shape)
+        size = count * dtype_of(piece.dtype).itemsize
+        assert after is None or after.offset == piece.offset + size
+        shape = piece.shape if whole else (count,)
+        entries[piece.name] = Entry(piece.dtype, shape, piece.offset, piece.offset + size)
+    return entries
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    return {
+        "format": "potluck",
+        "step": str(manifest.step),
+        "part": f"{manifest.rank} of {manifest.world_size}",
+    }
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from potluck.arrays.base import Array
 from potluck.core.histories import History, Position, ranked
-from potluck.errors import IoError
+from potluck.errors import DistributedError, IoError, MalformedFrame
+from potluck.logs import get_logger
 from potluck.training import trees
 from potluck.training.checkpoint_files import read_limited
 from potluck.training.checkpoint_format import dtype_of
@@ -22,12 +23,15 @@ from potluck.training.checkpoint_manifest import (
     Manifest,
     Piece,
     digest,
+    header_of,
     is_own,
     own_name,
     part_name,
 )
 
-__all__ = ["Checkpoint", "Shard", "checkpoints", "part_of"]
+__all__ = ["Checkpoint", "Damaged", "Search", "Shard", "checkpoints", "part_of"]
+
+logger = get_logger(__name__)
 
 
 class Shard(NamedTuple):
@@ -40,6 +44,8 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     """Of the whole array."""
 
+
+_EARLIER = "Use an earlier checkpoint: latest(folder, verify=True) finds it."
 
 _LONGEST = 32  # characters of a lineage's id that members accept
 
@@ -125,7 +131,13 @@ class Checkpoint:
 
     def tree(self) -> Any:
         """What was saved, whole."""
-        return trees.read(self._manifests[0].shape, self.arrays())
+        return self._tree(self._manifests[0].shape, self.arrays())
+
+    def _tree(self, shape: bytes, arrays: dict[str, Array]) -> Any:
+        try:
+            return trees.read(shape, arrays)
+        except MalformedFrame as error:
+            raise IoError(f"{self.folder} is damaged", cause=str(error), hint=_EARLIER) from error
 
     def own(self, rank: int) -> Any:
         """What one of the ranks that wrote this saved as its own, or None."""
@@ -136,7 +148,7 @@ class Checkpoint:
             for name in self._pieces
             if name.startswith(prefix)
         }
-        return trees.read(manifest.own, arrays) if manifest.own else None
+        return self._tree(manifest.own, arrays) if manifest.own else None
 
     def shard(self, rank: int, world_size: int) -> dict[str, Shard]:
         """What a rank of another number of ranks keeps; nothing else is read."""
@@ -151,10 +163,33 @@ class Checkpoint:
         return shards
 
     def verify(self) -> None:
-        """Read everything once; raises if a byte differs from what was written."""
+        """Read every file once; raises if a byte differs from what was written, or the length.
+
+        That includes the manifests, and the header of each part.
+        """
+        if _manifests(self.folder) != self._manifests:
+            raise IoError(f"{self.folder} has changed since it was opened")
+        self._last = (-1, -1), b""
         for manifest in self._manifests:
+            self._check_header(manifest)
             for _ in self._blocks(manifest, 0, manifest.size):
                 pass
+
+    def _check_header(self, manifest: Manifest) -> None:
+        path = self._part(manifest)
+        try:
+            with path.open("rb") as file:
+                header = file.read(manifest.begins)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        # Earlier versions kept no checksum of it; they made it from what the manifest says.
+        expected = manifest.header or digest(header_of(manifest))
+        if digest(header) != expected:
+            raise IoError(
+                f"{path} is damaged",
+                cause="its header has another checksum than when it was written",
+                hint=_EARLIER,
+            )
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -165,7 +200,7 @@ class Checkpoint:
 
     def _blocks(self, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
         """Checked bytes of a part's data, block by block."""
-        path = self.folder / f"{part_name(manifest.rank, manifest.world_size)}.safetensors"
+        path = self._part(manifest)
         try:
             with path.open("rb") as file:
                 for number in range(start // BLOCK, -(-stop // BLOCK)):
@@ -175,9 +210,10 @@ class Checkpoint:
         except IoError:
             raise
         except OSError as error:
-            raise IoError(
-                f"{path} could not be read", cause=error.strerror or str(error)
-            ) from error
+            raise _unreadable(path, error) from error
+
+    def _part(self, manifest: Manifest) -> Path:
+        return self.folder / f"{part_name(manifest.rank, manifest.world_size)}.safetensors"
 
     def _block(self, file: BinaryIO, path: Path, manifest: Manifest, number: int) -> bytes:
         if self._last[0] == (manifest.rank, number):
@@ -188,7 +224,7 @@ class Checkpoint:
             raise IoError(
                 f"{path} is damaged",
                 cause=f"block {number} of it has another checksum than when it was written",
-                hint="Use an earlier checkpoint: latest(folder, verify=True) finds it.",
+                hint=_EARLIER,
             )
         self._last = (manifest.rank, number), data
         return data
@@ -211,51 +247,120 @@ def _history(manifest: Manifest) -> History:
     return History(position, manifest.ancestry, manifest.samples or manifest.step, manifest.trail)
 
 
+class Incomplete(IoError):
+    """Not all ranks have written their part."""
+
+
+def _unreadable(path: Path, error: OSError) -> IoError:
+    return IoError(f"{path} could not be read", cause=error.strerror or str(error))
+
+
 def _manifests(folder: Path) -> list[Manifest]:
     found = sorted(folder.glob("part-*-of-*.json"))
     if not found:
-        raise IoError(f"There is no complete checkpoint in {folder}")
-    first = Manifest.decode(read_limited(found[0], MAX_MANIFEST))
+        raise Incomplete(f"There is no complete checkpoint in {folder}")
+    first = _manifest(found[0])
     manifests = []
     for rank in range(first.world_size):
         name = part_name(rank, first.world_size)
-        manifest = Manifest.decode(read_limited(folder / f"{name}.json", MAX_MANIFEST))
+        manifest = _manifest(folder / f"{name}.json")
         if manifest.checkpoint != first.checkpoint or manifest.rank != rank:
             raise IoError(f"The parts in {folder} belong to different checkpoints")
         path = folder / f"{name}.safetensors"
         expected = manifest.begins + manifest.size
-        if _size(path) != expected:
-            raise IoError(f"{path} is missing or has not the {expected} bytes that were written")
+        if (size := _size(path)) != expected:
+            what = "is missing" if size < 0 else f"has {size} bytes"
+            if not (folder / f"{name}.json").exists():  # it is being removed, or written anew
+                raise Incomplete(f"{path} {what}")
+            raise IoError(f"{path} {what}, and not the {expected} bytes that were written")
         manifests.append(manifest)
     return manifests
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.decode(read_limited(path, MAX_MANIFEST))
+    except IoError as error:
+        if not path.exists():
+            raise Incomplete(f"{path} is missing: its rank has not saved its part") from None
+        error.message = f"{path.name}: {error.message}"
+        raise
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else -1
-    except OSError:  # somebody else removes it right now
+    except OSError:  # another process removes it right now
         return -1
 
 
-def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:
-    """Complete checkpoints in a folder, the one to continue from first; others are passed over.
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint that cannot be used.
+
+    >>> str(Damaged(Path("saved/step-7"), "part-0.json has no manifest", resumed=6))
+    'The checkpoint saved/step-7 is damaged: part-0.json has no manifest. Step 6 is used instead.'
+    """
+
+    folder: Path
+    why: str
+    resumed: int | None = None
+    """The step of the checkpoint that is used instead, if there is one."""
+
+    def __str__(self) -> str:
+        """One sentence for people, and what follows from it."""
+        then = "There is no other one."
+        if self.resumed is not None:
+            then = f"Step {self.resumed} is used instead."
+        return f"The checkpoint {self.folder} is damaged: {self.why.rstrip('.')}. {then}"
+
+
+class Search:
+    """The complete checkpoints in a folder, the one to continue from first, and damaged ones.
 
     Lineages come in the order of :func:`potluck.core.histories.best`, and of each the latest step
     first: the work of a side that lost a merge comes after that of the side that won.
     """
-    found = []
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        with contextlib.suppress(IoError):
-            found.append(Checkpoint(path))
-    order = ranked(each.history for each in found)
-    found.sort(key=lambda each: _place(each, order))
-    for checkpoint in found:
-        try:
-            if verify:
-                checkpoint.verify()
-        except IoError:
-            continue
-        yield checkpoint
+
+    def __init__(self, folder: Path) -> None:
+        self._found: list[Checkpoint] = []
+        self.damaged: list[Damaged] = []
+        """What was passed over so far; not what another rank still writes."""
+        for path in sorted(folder.glob("step-*"), reverse=True):
+            try:
+                self._found.append(Checkpoint(path))
+            except Incomplete as error:
+                logger.info("Not complete: %s", error)
+            except (DistributedError, OSError, ValueError, KeyError) as error:
+                self.damaged.append(Damaged(path, str(error)))
+        order = ranked(each.history for each in self._found)
+        self._found.sort(key=lambda each: _place(each, order))
+
+    def first(self, *, verify: bool) -> Checkpoint | None:
+        """The one to continue from, if there is one; ``damaged`` then has those before it."""
+        unreadable = list(self.damaged)
+        found = next(self.all(verify=verify), None)
+        if found is not None:
+            # Where an unreadable one belongs is not known but by its name, which begins with steps.
+            older = [each for each in unreadable if each.folder.name < found.folder.name]
+            self.damaged = [each for each in self.damaged if each not in older]
+        return found
+
+    def all(self, *, verify: bool) -> Iterator[Checkpoint]:
+        """All of them."""
+        for checkpoint in self._found:
+            try:
+                if verify:
+                    checkpoint.verify()
+            except (DistributedError, OSError) as error:
+                self.damaged.append(Damaged(checkpoint.folder, str(error)))
+            else:
+                yield checkpoint
+
+
+def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:
+    """Complete checkpoints in a folder, the one to continue from first; others are passed over."""
+    return Search(folder).all(verify=verify)
 
 
 def _place(checkpoint: Checkpoint, order: list[str]) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from potluck.training.counting import count_save, count_step
 from potluck.training.elastic_averaging import Buckets, Gradients
 from potluck.training.elastic_early import HeadStart
 from potluck.training.elastic_outcome import Pending, StepOutcome
+from potluck.training.elastic_record import HEAVIEST
 from potluck.training.elastic_saving import Saving, own_part, restore_own
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_intervals import Intervals, total
@@ -42,7 +43,8 @@ class ElasticTrainer(HeadStart, Closing):
     members together) hand out data; ``compressor`` saves bytes.  Every ``verify_every`` steps the
     members compare their states, and put right what differs.  Every ``save_every`` steps they save
     into the folder ``checkpoints``, each its own or one for all, where ``keep`` checkpoints stay;
-    with ``potluck run --resume`` this goes on from the last good one.
+    with ``potluck run --resume`` this goes on from the last good one.  If all are damaged that
+    raises :class:`~potluck.IoError`, unless ``fresh_start`` asks to begin anew then.
 
     >>> import numpy as np
     >>> from potluck import DistributedContext, SimulatedBackend
@@ -69,6 +71,7 @@ class ElasticTrainer(HeadStart, Closing):
         checkpoints: str | os.PathLike[str] | None = None,
         save_every: int = 100,
         keep: int = 3,
+        fresh_start: bool = False,
         timeout: float | None = None,
     ) -> None:
         if (sampler is None) != (batch is None):
@@ -82,8 +85,10 @@ class ElasticTrainer(HeadStart, Closing):
             compressor.auto_commit = False  # what it remembers changes when a step is committed
         self._verify_every, self._timeout = verify_every, timeout
         self._taken_at = 0.0
-        self._saving = Saving(checkpoints, save_every, keep)
+        self._saving = Saving(checkpoints, save_every, keep, fresh_start=fresh_start)
         found = self._saving.found()
+        for each in self._saving.damaged:
+            self._ground.note_event(each)
         if found is not None:
             self.resume(found)
 
@@ -147,8 +152,11 @@ class ElasticTrainer(HeadStart, Closing):
             self._group.metrics.training.loss.set(float(loss))
 
     def counts(self, weight: float | None) -> float:
-        """How much this member's gradients count."""
+        """How much this member's gradients count; raises ``ValueError`` for what is no weight."""
         if weight is not None:
+            if not 0 <= float(weight) <= HEAVIEST:  # also if it is not a number
+                msg = f"A weight must be a number from 0 to {HEAVIEST:g}, got {weight}"
+                raise ValueError(msg)
             return float(weight)
         return 1.0 if self._taken is None else float(total(self._taken))
 

@@ -29,6 +29,11 @@ class Ground:
         self._stage: Stage | None = None
         self._steps = Steps()
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether views follow each other here, so that the others can continue without one."""
+        return self._cluster is not None
+
     def can_go_on(self, error: DistributedError) -> bool:
         """Whether the error says that the view is over: then another follows, or will.
 

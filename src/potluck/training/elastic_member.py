@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,12 +29,13 @@ from potluck.training.elastic_outcome import (
     compare_states,
 )
 from potluck.training.elastic_pace import Pace
-from potluck.training.elastic_record import Record, check_records
+from potluck.training.elastic_record import WHAT, Record, check_records
 from potluck.training.elastic_saving import Saving
 from potluck.training.elastic_settling import Standing, pieces, settle
 from potluck.training.elastic_try import Try
+from potluck.training.peer_messages import check_intervals, gather, malformed
 from potluck.training.sampler import ElasticSampler
-from potluck.training.sampler_intervals import Intervals, total
+from potluck.training.sampler_intervals import Intervals, overlap, total, union
 from potluck.training.shares import Condition, Straggler
 from potluck.training.shares_conditions import measure_condition
 from potluck.training.state import TrainingState
@@ -149,7 +150,8 @@ class Member:
             token=self._saving.token,
         )
         self._saving.mark()
-        found = settle(self._group, view, standing)
+        size = None if self.sampler is None else self.sampler.size
+        found = settle(self._group, view, standing, size)
         decision, before = found.decision, self._report.history
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
         if found.action is Action.APPLY:
@@ -294,17 +296,29 @@ class Member:
 
     def _compare(self, view: View) -> SyncReport:
         """See whether all have the same state and how they are; put right what differs."""
-        told = self._group.all_gather_object(astuple(measure_condition()))
-        self._pace.conditions = tuple(Condition(*each) for each in told)
+        mine = measure_condition()
+        self._pace.conditions = tuple(gather(self._group, mine, Condition, "its condition"))
         return self._sync.run(self._group, range(len(view.members)), PLATFORM)
 
     def _check(self, records: Sequence[Record]) -> None:
         """Whatever is wrong with what somebody brings, all find it before anybody holds it."""
-        check_records(records)
-        if self.sampler is not None:
-            trial = ElasticSampler(self.sampler.size)
-            trial.committed = self.sampler.committed
-            trial.commit(record.share for record in records)
+        is_cluster = self._ground.is_cluster
+        check_records(records, self._group.rank if is_cluster else None)
+        sampler = self.sampler
+        if sampler is None:
+            return
+        due = self._shares(len(records))
+        order = sorted(range(len(records)), key=lambda rank: records[rank].share != due[rank])
+        counted = sampler.committed
+        for rank in order:  # those first who bring what is theirs: they are not to blame
+            share = records[rank].share
+            wrong = check_intervals(share, sampler.size)
+            twice = overlap(share, counted)
+            if twice:
+                wrong = f"samples that count already, or are another member's: {twice}"
+            if wrong:
+                raise malformed(rank, WHAT, wrong)
+            counted = union(counted, share)
 
     def _commit(self, history: History) -> None:
         """Every member holds the result: apply it, and count what went into it."""
@@ -333,10 +347,14 @@ class Member:
     # -- samples -----------------------------------------------------------------------------------
 
     def _share(self, view: View) -> Intervals:
-        """This member's part of the next batch; all members compute the same parts."""
+        """This member's part of the next batch."""
+        return self._shares(len(view.members))[self._rank]
+
+    def _shares(self, size: int) -> list[Intervals]:
+        """The next batch, divided among so many members; all of them compute the same parts."""
         assert self.sampler is not None
-        size = len(view.members)
         counts = self._pace.counts(self.batch, size)
         reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
         counts = [0 if has else count for has, count in zip(reserved, counts, strict=True)]
-        return self.sampler.assign(counts, pieces(reserved))[self._rank]
+        shares = self.sampler.assign(counts, pieces(reserved))
+        return [has or share for has, share in zip(reserved, shares, strict=True)]

@@ -24,14 +24,18 @@ from potluck.core.histories import History
 from potluck.errors import DistributedError, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.work import Work
-from potluck.training.checkpoint import Checkpoint, Checkpointer, latest
+from potluck.training.checkpoint import Checkpoint, Checkpointer, find_latest
+from potluck.training.checkpoint_files import Folder
+from potluck.training.checkpoint_reading import Damaged
 
-__all__ = ["FOLDER", "RESUME", "Saving", "own_part", "restore_own"]
+__all__ = ["FOLDER", "FRESH_START", "RESUME", "Saving", "own_part", "restore_own"]
 
 logger = get_logger(__name__)
 
 RESUME = "POTLUCK_RESUME"
 """Set, and not to 0: go on from the last good checkpoint."""
+FRESH_START = "POTLUCK_FRESH_START"
+"""Set, and not to 0: begin anew if all checkpoints are damaged."""
 FOLDER = "POTLUCK_CHECKPOINTS"
 """The folder for those who name none."""
 
@@ -39,13 +43,28 @@ _MARK = ".here-"
 _DAY = 86_400.0  # seconds after which the mark of a process that was killed is removed
 
 
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
 class Saving:
     """Where and how often this member saves."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None, every: int, keep: int) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        every: int,
+        keep: int,
+        *,
+        fresh_start: bool = False,
+    ) -> None:
         named = os.environ.get(FOLDER) if folder is None else folder
         self.folder = None if not named else Path(named)
         self.every, self.keep = every, keep
+        self.fresh_start = fresh_start or _is_set(FRESH_START)
+        """Whether to begin anew if all checkpoints are damaged."""
+        self.damaged: list[Damaged] = []
+        """Checkpoints that were passed over when this looked for one to continue from."""
         self.token = uuid.uuid4().hex
         """What this member's mark is called; nothing without a folder."""
         if self.folder is None:
@@ -55,16 +74,13 @@ class Saving:
         self._farewell: Callable[[], None] | None = None
 
     def found(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if the user wants that and there is one."""
-        if os.environ.get(RESUME, "0") in ("", "0"):
-            there = None if self.folder is None else latest(self.folder)
-            if there is not None:
-                logger.warning(
-                    "%s has a checkpoint of step %d, which is not loaded; resuming later goes on "
-                    "from the latest step there. Begin another training in another folder.",
-                    self.folder,
-                    there.step,
-                )
+        """The checkpoint to go on from, if the user wants that and there is one.
+
+        Raises :class:`~potluck.IoError` if there are some and all are damaged, unless a fresh start
+        was asked for.
+        """
+        if not _is_set(RESUME):
+            self._mention_what_is_there()
             return None
         if self.folder is None:
             logger.warning(
@@ -72,10 +88,26 @@ class Saving:
                 "`potluck run --resume --checkpoints FOLDER`"
             )
             return None
-        checkpoint = latest(self.folder, verify=True)
+        checkpoint, self.damaged = find_latest(
+            self.folder, verify=True, fresh_start=self.fresh_start
+        )
+        for each in self.damaged:
+            logger.warning("%s", each)
         if checkpoint is None:
             logger.warning("No complete checkpoint is in %s: this begins anew", self.folder)
         return checkpoint
+
+    def _mention_what_is_there(self) -> None:
+        if self.folder is None:
+            return
+        there, _ = find_latest(self.folder, verify=False, fresh_start=True)
+        if there is not None:
+            logger.warning(
+                "%s has a checkpoint of step %d, which is not loaded; resuming later goes on "
+                "from the latest step there. Begin another training in another folder.",
+                self.folder,
+                there.step,
+            )
 
     # -- who shares the folder -------------------------------------------------------------------
 
@@ -84,9 +116,9 @@ class Saving:
         if self.folder is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{_MARK}{self.token}").touch()
-        except OSError as error:
+            with Folder.open(self.folder) as folder:
+                folder.touch(f"{_MARK}{self.token}")
+        except (OSError, DistributedError) as error:
             logger.warning("No checkpoints here: %s", error)
 
     def meet(self, tokens: Sequence[str]) -> None:
@@ -162,6 +194,8 @@ def _finish(checkpointer: Checkpointer) -> None:
 
 
 def _is_marked(folder: Path, token: str) -> bool:
+    if not token.isalnum():  # never a way out of the folder
+        return False
     try:
         return (folder / f"{_MARK}{token}").exists()
     except OSError:  # no folder for this user

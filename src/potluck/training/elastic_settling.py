@@ -7,24 +7,50 @@ who lack it, and share out what is left of the batch.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
-from potluck.core.cluster_bounds import Ancestry, Count, Lineage
+from potluck.core.cluster_bounds import Ancestry, Count, Lineage, Message
 from potluck.core.histories import Trail
 from potluck.core.steps import Action, Decision, Position, Report, decide
-from potluck.errors import BackendUnavailable, MalformedFrame
+from potluck.errors import BackendUnavailable
 from potluck.runtime.distributed import DistributedBackend
+from potluck.training.peer_messages import Shares, check_intervals, gather, malformed
 from potluck.training.sampler_intervals import Intervals, overlap
 from potluck.training.shares import Condition
 from potluck.vocabulary import View
 
 __all__ = ["Settlement", "Standing", "pieces", "settle"]
 
-MAX_TOKEN = 64
-"""Characters of a mark, which becomes the name of a file."""
+WHAT = "its report of where it stands"
+
+Token = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
+"""A mark, which becomes part of the name of a file: nothing that could lead elsewhere."""
+
+
+_Place = tuple[Lineage, Count, Count]
+_LARGEST = (1 << 62) - 1
+
+
+class _Told(Message, frozen=True):
+    """What a member reports, as it travels."""
+
+    position: _Place
+    attended: tuple[Lineage, Count]
+    attempt: _Place | None
+    holds: bool
+    founder: bool
+    ancestry: Ancestry
+    samples: Count
+    trail: Trail
+    samples_held: Count
+    taken: Shares
+    speed: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    condition: Condition
+    waits: bool
+    token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +67,52 @@ class Standing:
     token: str = ""
     """The mark it has left in its folder for checkpoints."""
 
-    def encode(self) -> tuple[Any, ...]:
-        """As plain values."""
+    def message(self) -> _Told:
+        """As it travels."""
         report = self.report
-        attempt = None if report.attempt is None else tuple(report.attempt)
-        place = tuple(report.position), report.attended, attempt, report.holds, report.founder
-        past = (
-            tuple(map(tuple, report.ancestry)),
-            report.samples,
-            tuple(map(tuple, report.trail)),
-            report.samples_held,
-        )
-        return (
-            (*place, *past),
+        return _Told(
+            report.position,
+            report.attended,
+            report.attempt,
+            report.holds,
+            report.founder,
+            report.ancestry,
+            min(report.samples, _LARGEST),
+            report.trail,
+            min(report.samples_held, _LARGEST),
             self.taken,
             self.speed,
-            astuple(self.condition),
+            self.condition,
             self.waits,
             self.token,
         )
 
     @classmethod
-    def decode(cls, value: Any) -> Standing:
+    def of(cls, told: _Told) -> Standing:
         """From what another member sent."""
-        try:
-            place, taken, speed, condition, waits, token = value
-            report = _report(place)
-            load, on_battery, heat, link = condition
-            known = Condition(int(load), bool(on_battery), int(heat), int(link))
-            pairs = tuple((int(a), int(b)) for a, b in taken)
-            if token != "" and not (token.isalnum() and len(token) <= MAX_TOKEN):
-                raise ValueError("its mark would be an odd name of a file")
-            return cls(report, pairs, int(speed), known, bool(waits), token)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            AttributeError,
-            msgspec.ValidationError,
-        ) as error:
-            raise MalformedFrame("A member's report makes no sense", cause=str(error)) from None
+        report = Report(
+            Position(*told.position),
+            told.attended,
+            None if told.attempt is None else Position(*told.attempt),
+            told.holds,
+            told.founder,
+            told.ancestry,
+            told.samples,
+            told.trail,
+            told.samples_held,
+        )
+        return cls(report, told.taken, told.speed, told.condition, told.waits, told.token)
 
 
-_Place = tuple[Lineage, Count, Count]
-_Report = tuple[
-    _Place, tuple[Lineage, Count], _Place | None, bool, bool, Ancestry, Count, Trail, Count
-]
-"""The fields of a report, in the order in which they travel."""
-
-
-def _report(value: Any) -> Report:
-    fields = msgspec.convert(value, _Report)
-    position, attended, attempt, holds, founder, ancestry, samples, trail, samples_held = fields
-    return Report(
-        Position(*position),
-        attended,
-        None if attempt is None else Position(*attempt),
-        holds,
-        founder,
-        ancestry,
-        samples,
-        trail,
-        samples_held,
-    )
+def _check(rank: int, standing: Standing, view: View, size: int | None) -> None:
+    """Raise if a report contradicts what all members know."""
+    report = standing.report
+    wrong = check_intervals(standing.taken, size)
+    for position in (report.position, report.attempt):
+        if position is not None and position[0] == view.lineage and position[1] > view.epoch:
+            wrong = f"{position}, while view {view.epoch} is the latest"
+    if wrong:
+        raise malformed(rank, WHAT, wrong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +151,16 @@ class Settlement:
         return kept
 
 
-def settle(group: DistributedBackend, view: View, mine: Standing) -> Settlement:
-    """Ask everybody, and decide; all members call this first in a view."""
-    told = [Standing.decode(value) for value in group.all_gather_object(mine.encode())]
+def settle(
+    group: DistributedBackend, view: View, mine: Standing, size: int | None = None
+) -> Settlement:
+    """Ask everybody, and decide; all members call this first in a view.
+
+    ``size`` is the number of samples that there are, if they are handed out.
+    """
+    told = [Standing.of(each) for each in gather(group, mine.message(), _Told, WHAT)]
+    for rank, each in enumerate(told):
+        _check(rank, each, view, size)
     decision = decide(view, [each.report for each in told])
     if decision.is_lost:
         raise BackendUnavailable(

@@ -58,7 +58,8 @@ class Try:
                 if told is None
                 else told.wait(timeout)
             )
-            self._records = tuple(Record.decode(row) for row in rows.reshape(-1, LENGTH).tolist())
+            numbered = enumerate(rows.reshape(-1, LENGTH).tolist())
+            self._records = tuple(Record.decode(row, rank) for rank, row in numbered)
         return self._records
 
     @property

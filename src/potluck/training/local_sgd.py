@@ -72,6 +72,7 @@ class LocalSgd:
         overlap: int = 0,
         checkpoints: str | os.PathLike[str] | None = None,
         save_every: int = 1,
+        fresh_start: bool = False,
         timeout: float | None = None,
         **parts: Any,
     ) -> None:
@@ -106,6 +107,7 @@ class LocalSgd:
             compressor=self.compressor,
             checkpoints=checkpoints,
             save_every=save_every,
+            fresh_start=fresh_start,
             timeout=timeout,
         )
         """Runs the meetings."""

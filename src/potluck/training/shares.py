@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from potluck.training.sampler import divided
 
@@ -89,12 +92,12 @@ class Straggler:
 class Condition:
     """What a member knows of itself, in whole numbers."""
 
-    load: int = 0
+    load: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     """Percent of its processors that others than this training use."""
     on_battery: bool = False
-    heat: int = 0
+    heat: Annotated[int, msgspec.Meta(ge=-300, le=10_000)] = 0
     """Degrees Celsius; 0 where that is not known."""
-    link: int = 0
+    link: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
     """Bytes per second it can send; 0 where that is not known."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from potluck.arrays.base import Array, read_dtype
@@ -14,7 +15,7 @@ from potluck.backend.base import read_view
 from potluck.errors import MalformedFrame
 from potluck.training import trees
 
-__all__ = ["CHUNK", "Chunks", "Layout", "chunk_digest"]
+__all__ = ["CHUNK", "DIGEST", "Chunks", "Layout", "chunk_digest", "state_digest"]
 
 CHUNK = 1 << 20
 """Bytes that are compared and sent as one."""
@@ -22,37 +23,62 @@ CHUNK = 1 << 20
 MAX_STATE = 1 << 40
 """Bytes of a state; what claims to be larger is a mistake."""
 
-_DIGEST = 16
+DIGEST = 16
+"""Bytes of a hash."""
+
+_DIMENSIONS = 64  # of an array; numpy and PyTorch have no more
+_LARGEST_ITEM = 1 << 10  # bytes of one element
+
+Side = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+"""Elements of an array along one dimension."""
 
 
 def chunk_digest(data: bytes | bytearray | memoryview) -> bytes:
     """The hash of a chunk."""
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+    return hashlib.blake2b(data, digest_size=DIGEST).digest()
+
+
+def state_digest(layout: Layout, digests: Sequence[bytes]) -> bytes:
+    """The hash of a state, from its layout and the hashes of its chunks."""
+    return chunk_digest(b"".join([chunk_digest(repr(layout).encode()), *digests]))
+
+
+def _check_dtype(name: str, kind: str) -> None:
+    try:
+        dtype = read_dtype(kind)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise MalformedFrame(f"The array {name[:100]!r} has no known type: {error}") from None
+    is_plain = dtype.subdtype is None and dtype.names is None and dtype.itemsize <= _LARGEST_ITEM
+    if str(dtype) != kind or not is_plain:
+        raise MalformedFrame(f"The array {name[:100]!r} has elements of the type {kind[:40]!r}")
 
 
 class Layout(NamedTuple):
     """Which arrays make up the stream, in this order, and the tree they belong to."""
 
     shape: bytes
-    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+    arrays: tuple[tuple[str, str, tuple[Side, ...]], ...]
     """Name, type and shape."""
 
-    @classmethod
-    def checked(cls, value: Any) -> Layout:
-        """From what another member sent; nothing is allocated before it adds up."""
-        try:
-            shape, rows = value
-            layout = cls(
-                bytes(shape),
-                tuple((str(n), str(read_dtype(t)), tuple(map(int, s))) for n, t, s in rows),
+    def check(self, limit: int = MAX_STATE) -> None:
+        """Raise :class:`~potluck.MalformedFrame` unless it adds up; nothing is allocated before.
+
+        ``limit`` is in bytes.
+        """
+        for name, kind, sides in self.arrays:
+            _check_dtype(name, kind)
+            if len(sides) > _DIMENSIONS:
+                raise MalformedFrame(f"The array {name[:100]!r} has {len(sides)} dimensions")
+        names = [name for name, _, _ in self.arrays]
+        if names != sorted(set(names)):
+            raise MalformedFrame("The arrays of a state are not in order, or one is there twice")
+        if self.nbytes > limit:
+            raise MalformedFrame(
+                f"A state of {self.nbytes} bytes, where at most {limit} are plausible",
+                expected=limit,
+                got=self.nbytes,
             )
-        except (TypeError, ValueError) as error:
-            raise MalformedFrame("The layout of a state makes no sense", cause=str(error)) from None
-        if any(side < 0 for _, _, sides in layout.arrays for side in sides):
-            raise MalformedFrame("The layout of a state has a negative size")
-        if layout.nbytes > MAX_STATE:
-            raise MalformedFrame(f"A state of {layout.nbytes} bytes; {MAX_STATE} are allowed")
-        return layout
+        trees.check(self.shape, names)
 
     @property
     def nbytes(self) -> int:
@@ -94,8 +120,7 @@ class Chunks:
     @property
     def digest(self) -> bytes:
         """The hash of everything: tree, types, shapes and values."""
-        text = repr(self.layout).encode()
-        return chunk_digest(b"".join([chunk_digest(text), *self.digests]))
+        return state_digest(self.layout, self.digests)
 
     def read(self, number: int) -> bytes:
         """One chunk."""

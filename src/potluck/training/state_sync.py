@@ -10,18 +10,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from potluck.errors import DistributedError, MalformedFrame
+from potluck.core.cluster_bounds import Message
+from potluck.errors import MalformedFrame
 from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics
 from potluck.runtime.distributed import DistributedBackend
+from potluck.runtime.objects import MAX_OBJECT_BYTES
 from potluck.training import trees
 from potluck.training.counting import count_sync
+from potluck.training.peer_messages import broadcast, gather, malformed
 from potluck.training.state import TrainingState
-from potluck.training.state_chunks import CHUNK, Chunks, Layout, chunk_digest, size_of, sizes
+from potluck.training.state_chunks import (
+    CHUNK,
+    DIGEST,
+    Chunks,
+    Layout,
+    chunk_digest,
+    size_of,
+    sizes,
+    state_digest,
+)
 
 __all__ = ["StateSync", "SyncReport"]
 
@@ -30,7 +44,53 @@ logger = get_logger(__name__)
 ROUND = 32
 """Chunks that a receiver gets in one exchange: 32 MiB of memory on either side."""
 
-_MARK = 16  # bytes of a digest
+GROWTH = 16
+"""How many times larger than this member's own a state may be that others send.
+
+Optimisers allocate what they keep at their first step, so a newcomer has less than the others.
+"""
+
+LEAST = 64 << 20
+"""Bytes of a state that are plausible whatever is here."""
+
+_PLAN_LEAST = 1 << 20  # the same of a plan
+
+REPLICA, PLAN, WISHES = "the hash of its state", "the layout of its state", "its wishes"
+"""What the messages are called in errors."""
+
+Wishes = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]]
+
+
+class Replica(Message, frozen=True):
+    """What a member has."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST, max_length=DIGEST)]
+    platform: Annotated[str, msgspec.Meta(max_length=255)]
+
+
+class Plan(Message, frozen=True):
+    """The state that all members get."""
+
+    layout: Layout
+    digests: bytes
+    """Of its chunks, one after the other."""
+
+    def checked(self, rank: int, chosen: bytes, limit: int) -> list[bytes]:
+        """The hashes of the chunks; the sender of the plan is named if it does not add up.
+
+        It is bound to the hash that was chosen, so its sender cannot describe another state.
+        """
+        marks = self.digests
+        try:
+            self.layout.check(limit)
+        except MalformedFrame as error:
+            raise malformed(rank, PLAN, str(error)) from None
+        if len(marks) != DIGEST * -(-self.layout.nbytes // CHUNK):
+            raise malformed(rank, PLAN, f"{len(marks)} bytes of hashes do not fit its size")
+        digests = [marks[at : at + DIGEST] for at in range(0, len(marks), DIGEST)]
+        if state_digest(self.layout, digests) != chosen:
+            raise malformed(rank, PLAN, "it is not the state that was announced")
+        return digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +124,8 @@ class StateSync:
 
     def _run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
         mine = Chunks(self._state.capture())
-        everyone = group.all_gather_object((mine.digest, platform))
+        told = gather(group, Replica(mine.digest, platform[:255]), Replica, REPLICA)
+        everyone = [(each.digest, each.platform) for each in told]
         chosen = _reference([(rank, everyone[rank]) for rank in sources])
         servers = [rank for rank, (digest, _) in enumerate(everyone) if digest == chosen]
         receivers = [rank for rank in range(len(everyone)) if rank not in servers]
@@ -73,13 +134,21 @@ class StateSync:
         if not receivers:
             return SyncReport((), tuple(servers), 0, mine.nbytes)
         _name_the_diverged(sources, everyone, servers)
-        plan = group.broadcast_object(
-            (tuple(mine.layout), b"".join(mine.digests)) if group.rank == servers[0] else None,
+        own = Plan(mine.layout, b"".join(mine.digests))
+        plan = broadcast(
+            group,
+            own if group.rank == servers[0] else None,
+            Plan,
+            PLAN,
             servers[0],
+            limit=min(MAX_OBJECT_BYTES, GROWTH * _weight(own) + _PLAN_LEAST),
         )
-        layout, digests = _read_plan(plan)
+        layout = plan.layout
+        digests = plan.checked(servers[0], chosen, max(LEAST, GROWTH * mine.nbytes))
         needed = self._needed(mine, layout, digests) if group.rank in receivers else []
-        wishes = group.all_gather_object(needed)
+        room = 16 * len(digests) + 64
+        wishes = gather(group, needed, Wishes, WISHES, limit=room)
+        _check_wishes(wishes, receivers, len(digests))
         received = self._exchange(group, mine, wishes, (servers, layout, digests))
         if group.rank in receivers:
             self._assemble(mine, layout, digests)
@@ -105,7 +174,6 @@ class StateSync:
         """Rounds in which servers send chunks to those who wish for them; bytes received."""
         servers, layout, digests = plan
         ranks, total = range(len(wishes)), layout.nbytes
-        _check_wishes(wishes, len(digests))
         received = 0
         for start in range(0, max(map(len, wishes)), ROUND):
             # Each chunk of a receiver comes from another server, so that all of them send.
@@ -126,10 +194,10 @@ class StateSync:
                     chunk = data[place : place + size_of(number, total)]
                     place += len(chunk)
                     if chunk_digest(chunk) != digests[number]:
-                        raise DistributedError(
+                        raise MalformedFrame(
                             f"Rank {who} sent a part of the state that is not what it announced",
                             rank=who,
-                            hint="Its memory may be faulty, or its state changed meanwhile.",
+                            cause="its memory may be faulty, or its state changed meanwhile",
                         )
                     self._arrived[digests[number]] = chunk
         return received
@@ -175,18 +243,17 @@ def _name_the_diverged(
             )
 
 
-def _read_plan(plan: Any) -> tuple[Layout, list[bytes]]:
-    try:
-        described, marks = plan
-    except (TypeError, ValueError) as error:
-        raise MalformedFrame("The plan of a state makes no sense", cause=str(error)) from None
-    layout = Layout.checked(described)
-    if not isinstance(marks, bytes) or len(marks) != _MARK * -(-layout.nbytes // CHUNK):
-        raise MalformedFrame("The hashes of a state do not fit its size")
-    return layout, [marks[at : at + _MARK] for at in range(0, len(marks), _MARK)]
+def _weight(plan: Plan) -> int:
+    """About how many bytes a plan takes, written down."""
+    rows = sum(len(name) + 10 * len(sides) + 32 for name, _, sides in plan.layout.arrays)
+    return len(plan.layout.shape) + len(plan.digests) + rows
 
 
-def _check_wishes(wishes: list[list[int]], chunks: int) -> None:
+def _check_wishes(wishes: list[list[int]], receivers: Sequence[int], chunks: int) -> None:
     for rank, wish in enumerate(wishes):
-        if not all(isinstance(number, int) and 0 <= number < chunks for number in wish):
-            raise MalformedFrame(f"Rank {rank} wishes for parts of the state that do not exist")
+        if wish and rank not in receivers:
+            raise malformed(rank, WISHES, "it has everything")
+        if any(after <= before for before, after in pairwise(wish)):
+            raise malformed(rank, WISHES, "they are not in order")
+        if wish and wish[-1] >= chunks:
+            raise malformed(rank, WISHES, f"part {wish[-1]} of {chunks}")

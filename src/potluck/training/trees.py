@@ -6,7 +6,7 @@ What ``state_dict()`` returns is such a tree; :mod:`potluck.arrays.trees` takes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from potluck.arrays.base import Access, Array
 from potluck.arrays.lending import allocate, lend
 from potluck.arrays.trees import is_array, leaves_of, replaced
+from potluck.errors import MalformedFrame
 from potluck.runtime.object_codec import decode, encode
 
-__all__ = ["flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
+__all__ = ["check", "flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
 
 _KINDS = ("torch", "jax", "mlx")
 _ALIASES = {"jaxlib": "jax"}  # where the class of its arrays lives
@@ -67,8 +68,62 @@ def _outline(tree: Any, path: str, arrays: dict[str, Any]) -> list[Any]:
 
 
 def read(shape: bytes, arrays: Mapping[str, Array]) -> Any:
-    """The tree for which bytes stand, with these arrays of numpy as the kinds they were."""
-    return _built(decode(shape), arrays)
+    """The tree for which bytes stand, with these arrays of numpy as the kinds they were.
+
+    Raises :class:`~potluck.MalformedFrame` unless the bytes stand for a tree of just these arrays.
+    """
+    return _built(_checked(shape, arrays), arrays)
+
+
+def check(shape: bytes, names: Iterable[str]) -> None:
+    """Raise :class:`~potluck.MalformedFrame` unless the bytes stand for a tree of these arrays.
+
+    >>> check(written({"weight": np.ones(2)})[0], ["weight"])
+    """
+    _checked(shape, names)
+
+
+def _checked(shape: bytes, names: Iterable[str]) -> Any:
+    outline, missing = decode(shape), set(names)
+    _check(outline, missing)
+    if missing:
+        raise MalformedFrame(f"A tree does not have the array {min(missing)[:100]!r}")
+    return outline
+
+
+def _check(outline: Any, missing: set[str]) -> None:
+    """Look at a part of an outline; the arrays in it are not missing any more."""
+    match outline:
+        case [int(kind), str(name), str()] if kind == _ARRAY:
+            if name not in missing:
+                raise MalformedFrame(f"A tree has the array {name[:100]!r}, which is not there")
+            missing.discard(name)
+        case [int(kind), list(items)] if kind == _MAPPING:
+            _check_items(items, missing)
+        case [int(kind), list(parts)] if kind in {_LIST, _TUPLE}:
+            for part in parts:
+                _check(part, missing)
+        case [int(kind), _] if kind == _VALUE:
+            return
+        case _:
+            raise MalformedFrame("A tree has a part that no sender writes")
+
+
+def _check_items(items: list[Any], missing: set[str]) -> None:
+    keys = set()
+    for item in items:
+        if type(item) is not list or len(item) != 2 or not _is_key(item[0]):  # noqa: PLR2004
+            raise MalformedFrame("A tree has a mapping with something that is no key and value")
+        _check(item[1], missing)
+        keys.add(item[0])
+    if len(keys) < len(items):
+        raise MalformedFrame("A tree has a mapping with one key twice")
+
+
+def _is_key(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return key is None or isinstance(key, str | int | float | bytes)
 
 
 def _built(outline: Any, arrays: Mapping[str, Array]) -> Any:

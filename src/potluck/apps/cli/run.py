@@ -87,6 +87,10 @@ def run(
         bool,
         typer.Option("--resume", help="Go on from the last good checkpoint, if there is one."),
     ] = False,
+    fresh_start: Annotated[
+        bool,
+        typer.Option("--fresh-start", help="With --resume: begin anew if all are damaged."),
+    ] = False,
     checkpoints: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +158,7 @@ def run(
         if not may_begin:
             screen.say("Copy the same script to all machines, or begin with --anyway.", grave=True)
             raise typer.Exit(1)
-        saving = saving_environment(resume=resume, folder=checkpoints)
+        saving = saving_environment(resume=resume, fresh_start=fresh_start, folder=checkpoints)
         environments = [
             {**each, **saving}
             for each in child_environments(observer, gathering, config.peers, facts)

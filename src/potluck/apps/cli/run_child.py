@@ -139,9 +139,13 @@ def _common(
     }
 
 
-def saving_environment(*, resume: bool, folder: Path | None) -> dict[str, str]:
+def saving_environment(
+    *, resume: bool, fresh_start: bool = False, folder: Path | None
+) -> dict[str, str]:
     """What tells the script's trainings where to save, and whether to go on from what is there."""
     found = {"POTLUCK_RESUME": "1"} if resume else {}
+    if fresh_start:
+        found["POTLUCK_FRESH_START"] = "1"
     return found if folder is None else {**found, "POTLUCK_CHECKPOINTS": str(folder.absolute())}
 
 

@@ -1,0 +1,226 @@
+"""A member of a training that sends the others something that no correct member sends.
+
+The hooks are in its own process; the others run what everybody runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from potluck.training import elastic_member, elastic_settling, peer_messages, state_sync
+from potluck.training.elastic_record import LENGTH, Record
+from potluck.training.state_chunks import Chunks
+from support.threads import PATIENCE
+
+KINDS = ("report", "hash", "wishes", "condition", "layout", "record", "chunk")
+"""The messages that a training receives from its members."""
+
+MUTATIONS = (
+    "other type",
+    "nothing",
+    "cut off",
+    "longer",
+    "noise",
+    "wrong part",
+    "nested",
+    "huge",
+    "no length",
+    "long length",
+)
+"""What is done to a message that is written down as one value."""
+
+_WRONG: tuple[Any, ...] = (None, "x", -1, 1 << 63, 1.5, b"\xff", [], {}, [[[]]], float("nan"), True)
+
+
+def corrupted(octets: bytes, kind: Any, how: str, seed: int) -> Any:
+    """What is sent instead of a message: something that is not a value of its kind."""
+    chance = random.Random(seed)
+    for _ in range(1000):
+        made = _changed(octets, how, chance)
+        if not isinstance(made, bytes):
+            return made
+        try:
+            msgspec.msgpack.decode(made, type=kind)
+        except (msgspec.MsgspecError, ValueError):
+            return made
+    raise AssertionError(f"{how} makes a message that is valid")
+
+
+def _changed(octets: bytes, how: str, chance: random.Random) -> Any:
+    match how:
+        case "other type":
+            return chance.choice([None, 5, {}, ["a"], "text", 2.5])
+        case "nothing":
+            return b""
+        case "cut off":
+            return octets[: chance.randrange(len(octets))]
+        case "longer":
+            return octets + chance.randbytes(chance.randrange(1, 40))
+        case "noise":
+            return chance.randbytes(chance.randrange(1, 200))
+        case "nested":
+            return b"\x91" * 2000 + b"\xc0"
+        case "huge":  # claims four thousand million elements
+            return b"\xdd\xff\xff\xff\xff" + octets
+    value = msgspec.msgpack.decode(octets)
+    return msgspec.msgpack.encode(_replaced(value, chance))
+
+
+def _replaced(value: Any, chance: random.Random) -> Any:
+    """The same value with one part replaced."""
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        place = chance.randrange(len(value))
+        return [*value[:place], _replaced(value[place], chance), *value[place + 1 :]]
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(sorted(value))
+        return {**value, key: _replaced(value[key], chance)}
+    return chance.choice(_WRONG)
+
+
+class Saboteur:
+    """Corrupts the next message of one kind once ``is_due`` says so."""
+
+    def __init__(self, kind: str, how: str, seed: int, is_due: Callable[[], bool]) -> None:
+        self._how, self._seed, self._is_due = how, seed, is_due
+        self._what = {
+            "report": elastic_settling.WHAT,
+            "hash": state_sync.REPLICA,
+            "wishes": state_sync.WISHES,
+            "layout": state_sync.PLAN,
+            "condition": "its condition",
+        }.get(kind)
+        if kind == "record":
+            self._spoil_records()
+        elif kind == "chunk":
+            self._spoil_chunks()
+        for module in (elastic_member, elastic_settling, state_sync):
+            if hasattr(module, "gather"):
+                setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
+        setattr(state_sync, "broadcast", self._broadcast)  # noqa: B010
+
+    def _gather(self, group: Any, message: Any, kind: Any, what: str, **options: Any) -> Any:
+        if what != self._what or not self._is_due():
+            return peer_messages.gather(group, message, kind, what, **options)
+        if self._how in {"no length", "long length"}:
+            self._announce(group, "all_gather_object")
+        else:
+            octets = msgspec.msgpack.encode(message)
+            group.all_gather_object(corrupted(octets, kind, self._how, self._seed))
+        return rest()
+
+    def _broadcast(
+        self, group: Any, message: Any, kind: Any, what: str, root: int, **options: Any
+    ) -> Any:
+        if message is None or what != self._what or not self._is_due():
+            return peer_messages.broadcast(group, message, kind, what, root, **options)
+        if self._how in LAYOUTS:
+            group.broadcast_object(msgspec.msgpack.encode(LAYOUTS[self._how](message)), root)
+        elif self._how in {"no length", "long length"}:
+            self._announce(group, "broadcast_object", root)
+        else:
+            octets = msgspec.msgpack.encode(message)
+            group.broadcast_object(corrupted(octets, kind, self._how, self._seed), root)
+        return rest()
+
+    def _announce(self, group: Any, call: str, *arguments: Any) -> None:
+        """Announce a length that no message has."""
+        from potluck.runtime import objects
+
+        of = objects._Parcel.of
+        length = -1 if self._how == "no length" else 1 << 40
+
+        def lying(values: Any, limit: int) -> Any:
+            parcel = of(values, limit)
+            parcel.lengths = [length] * len(parcel.lengths)
+            return parcel
+
+        setattr(objects._Parcel, "of", lying)  # noqa: B010
+        with contextlib.suppress(Exception):
+            getattr(group, call)(b"x", *arguments)
+
+    def _spoil_records(self) -> None:
+        encode = Record.encode
+
+        def lying(record: Record) -> Any:
+            row = encode(record)
+            if not self._is_due():
+                return row
+            return RECORDS[self._how](row)
+
+        setattr(Record, "encode", lying)  # noqa: B010
+
+    def _spoil_chunks(self) -> None:
+        read = Chunks.read
+
+        def lying(chunks: Any, number: int) -> bytes:
+            data = read(chunks, number)
+            if not hasattr(chunks, "digests") or not self._is_due():
+                return data  # what it announces is true
+            return bytes(len(data))
+
+        setattr(Chunks, "read", lying)  # noqa: B010
+
+
+def rest() -> Any:
+    """Do nothing more, and do not leave: the test ends this process."""
+    threading.Event().wait(PATIENCE)
+    raise AssertionError("This process should have been ended")
+
+
+def _row(**changes: Any) -> Callable[[Any], Any]:
+    places = {"step": 0, "signature": 1, "weight": 2, "speed": 3, "epoch": 4, "pieces": 5}
+
+    def change(row: Any) -> Any:
+        row = row.copy()
+        for name, value in changes.items():
+            if name == "share":
+                row[5], row[6:8] = 1, value
+            else:
+                row[places[name]] = value
+        return row
+
+    return change
+
+
+_NAN = int(np.array(float("nan")).view(np.int64))
+
+RECORDS: dict[str, Callable[[Any], Any]] = {
+    "weight of nan": _row(weight=_NAN),
+    "negative weight": _row(weight=int(np.array(-1.0).view(np.int64))),
+    "intervals": _row(pieces=1 << 40),
+    "negative intervals": _row(pieces=-1),
+    "backwards": _row(share=(9, 3)),
+    "samples beyond the end": _row(share=(0, 1 << 60)),
+    "another's samples": _row(share=(0, 96)),
+    "another step": _row(step=1 << 50),
+    "other gradients": _row(signature=77),
+    "another epoch": _row(epoch=9, share=(0, 1)),
+    "noise": lambda row: np.random.default_rng(3).integers(-(1 << 63), 1 << 62, LENGTH),
+}
+
+
+def _rows(change: Callable[[list[Any]], Any]) -> Callable[[Any], Any]:
+    def layout(plan: Any) -> Any:
+        shape, rows = plan.layout
+        return [[shape, change([list(row) for row in rows])], plan.digests]
+
+    return layout
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "an integer as shape": _rows(lambda rows: [[rows[0][0], "float64", 2_000_000_000]]),
+    "fifteen gigabytes": _rows(lambda rows: [[rows[0][0], "float64", [2_000_000_000]], *rows[1:]]),
+    "elements of a gigabyte": _rows(lambda rows: [[rows[0][0], "(134217728,)f8", [1]], *rows[1:]]),
+    "a negative side": _rows(lambda rows: [[rows[0][0], "float64", [-8]], *rows[1:]]),
+    "another order": _rows(lambda rows: rows[::-1]),
+    "another tree": lambda plan: [[b"\x92\x00\x01", plan.layout.arrays], plan.digests],
+    "short hashes": lambda plan: [plan.layout, plan.digests[:-1]],
+    "other hashes": lambda plan: [plan.layout, bytes(len(plan.digests))],
+}
