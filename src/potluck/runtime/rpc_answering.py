@@ -45,9 +45,9 @@ class Answering:
             self._reply(call, short_response(call.number, payload, call.marks), cork=cork)
         else:
             head = response_head(call.number, size)
+            views = [memoryview(head), *(memoryview(part) for part in parts)]
             with self.lock:
                 if self._take(call):
-                    views = [memoryview(head), *(memoryview(part) for part in parts)]
                     self._outbox.add_long(FrameKind.RESPONSE, call.number, views, marks=call.marks)
                     self.flush()
 

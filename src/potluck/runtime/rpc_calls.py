@@ -31,7 +31,7 @@ FEW = 64
 """Calls from within a call before those that are done are forgotten."""
 
 _callbacks = ForkSafeLock()
-"""Guards the callbacks of all futures; nothing is called under it."""
+"""Guards callbacks and sleepers of all futures; nothing is called under it."""
 
 
 class Receiver(Protocol):
@@ -106,6 +106,8 @@ class RpcFuture(Generic[Result]):
             if timeout is not None:
                 until = min(until, time.monotonic() + timeout)
             self._wait_until(until)
+        if not self.done:
+            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout or 0.0)
         return self.result()
 
     def _wait_until(self, until: float) -> None:
@@ -115,10 +117,9 @@ class RpcFuture(Generic[Result]):
             if not self.done:  # its answer comes in this instant
                 self.sleep_until(time.monotonic() + INSTANT)
 
-    def result(self) -> Result:
-        """The value, or what went wrong; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=0.0)
+    def result(self, timeout: float = 0.0) -> Result:
+        """The value, or what went wrong; :class:`Timeout` if it is not done after ``timeout``."""
+        self._look(timeout)
         if self._error is not None:
             error = self._error  # each gets its own: tracebacks would pile up on one
             raise copy.copy(error) if isinstance(error, DistributedError) else error
@@ -127,11 +128,16 @@ class RpcFuture(Generic[Result]):
             self._converted = True
         return cast("Result", self._value)
 
-    def exception(self) -> BaseException | None:
-        """What went wrong, or None; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=0.0)
+    def exception(self, timeout: float = 0.0) -> BaseException | None:
+        """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""
+        self._look(timeout)
         return self._error
+
+    def _look(self, timeout: float) -> None:
+        if not self.done and timeout > 0:
+            self._wait_until(min(self.deadline, time.monotonic() + timeout))
+        if not self.done:
+            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout)
 
     def cancel(self) -> bool:
         """Stop waiting and tell the other side; False if the call was done already."""
@@ -201,20 +207,26 @@ class RpcFuture(Generic[Result]):
         with _callbacks:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
-        for sleeper in self._sleepers:
-            with contextlib.suppress(RuntimeError):  # already awake
-                sleeper.release()
+            sleepers, self._sleepers = self._sleepers, ()
+        for sleeper in sleepers:
+            sleeper.release()
         for callback in callbacks or ():
             callback()
 
     def sleep_until(self, deadline: float) -> None:
-        """Sleep until it is done or the deadline has passed."""
+        """Sleep until it is done or the deadline has passed; any number of threads may."""
         sleeper = threading.Lock()
         sleeper.acquire()
-        self._sleepers += (sleeper,)
-        # Only now look again: whoever finishes from here on sees the sleeper.
-        while not self.done and (remaining := deadline - time.monotonic()) > 0:
-            sleeper.acquire(timeout=min(remaining, 3600.0))
+        with _callbacks:
+            if self.done:
+                return
+            self._sleepers += (sleeper,)  # whoever finishes it from now on sees the sleeper
+        try:
+            while not self.done and (remaining := deadline - time.monotonic()) > 0:
+                sleeper.acquire(timeout=min(remaining, 3600.0))
+        finally:
+            with _callbacks:
+                self._sleepers = tuple(each for each in self._sleepers if each is not sleeper)
 
 
 class Replier(Hashable, Protocol):

@@ -29,7 +29,6 @@ from potluck.runtime.rpc_values import aligned_memory
 if TYPE_CHECKING:
     from potluck.core.calls_frames import Frame
     from potluck.net.transport import Poller
-    from potluck.runtime.rpc_config import RpcConfig
     from potluck.runtime.rpc_wire import Wire
 
 __all__ = ["BROKEN", "ENDED", "Connection", "Left", "in_words"]
@@ -52,7 +51,7 @@ class Connection(Answering):
         self,
         ranks: tuple[int, int],
         wire: Wire,
-        config: RpcConfig,
+        hello: Hello,
         lock: threading.Lock,
         deliver: Callable[[Connection, Frame, bytes | memoryview], None],
     ) -> None:
@@ -63,17 +62,19 @@ class Connection(Answering):
         self.is_open = True
         self.is_reading = False  # in the middle of it
         self.allowance: Hello | None = None  # what the other side allows; None before it says so
+        self.greeted_at = math.inf
         self.sent: dict[int, RpcFuture[Any] | int] = {}
         """Calls without an answer; of one that nobody waits for any more, its size."""
         self.window = Window(1, 1)
         self.received: dict[int, Incoming] = {}
         """Calls of the other side that we have not answered."""
-        self._config = config
+        self._hello = hello  # what we allow the other side
+        self._has_begun = False
         self._deliver = deliver
-        self._admitted = Window(config.calls, config.octets)
+        self._admitted = Window(hello.calls, hello.octets)
         self._outbox = Outbox()
-        self._assembly = Assembly(config.octets, aligned_memory, least=SHORT + 1)
-        self._reader = Reader(wire, self._assembly, config.max_message)
+        self._assembly = Assembly(hello.octets, aligned_memory, least=SHORT + 1)
+        self._reader = Reader(wire, self._assembly, hello.max_message)
         self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
         self._poller: Poller | None = None
         self.direct: Poller | None = None
@@ -89,8 +90,9 @@ class Connection(Answering):
         if direct is not None:
             direct.register(self.wire.stream, self.rank)
         poller.register(self.wire.stream, self.rank)
-        hello = self._config.hello.pack()
+        hello = self._hello.pack()
         with self.lock:
+            self._has_begun = True
             self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
 
     def greeted(self, data: bytes | memoryview) -> None:
@@ -101,11 +103,18 @@ class Connection(Answering):
         self.window = Window(hello.calls, hello.octets)
         self._outbox.allowed = hello.octets
         self.allowance = hello
+        self.greeted_at = time.monotonic()
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the other agent is not known yet, or is of an older generation than ours."""
+        return self.allowance is None or self.allowance.generation < self._hello.generation
 
     def say_goodbye(self) -> None:
-        """Let the other side know that this is the end."""
+        """Let the other side know that this is the end, if it knows that we are here."""
         with self.lock:
-            self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
+            if self._has_begun:
+                self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
 
     @property
     def is_flushed(self) -> bool:
@@ -196,7 +205,7 @@ class Connection(Answering):
     @property
     def is_congested(self) -> bool:
         """Whether so much waits to be sent that there shall be no more answers."""
-        return self.is_open and self._outbox.octets > self._config.octets
+        return self.is_open and self._outbox.octets > self._hello.octets
 
     # -- in ----------------------------------------------------------------------------------------
 

@@ -110,24 +110,31 @@ class Peer(WaitingRoom):
         """A stream to the rank is open."""
         ranks = (self._office.rank, self.rank)
         connection = Connection(
-            ranks, make_wire(opened), self._office.config, self.lock, self._on_message
+            ranks, make_wire(opened), self._office.hello, self.lock, self._on_message
         )
         with self.lock:
-            if self._trouble is not OVER:
-                self.connection, self._trouble, self._hint = connection, None, None
+            if self._trouble is not OVER:  # any other may be over when an agent greets us
+                self.connection = connection
         if self.connection is connection:
             self._office.watch(connection)
         else:
             opened.stream.close()
 
     def lose(self, connection: Connection, reason: Exception | str) -> None:
-        """A connection is over: its calls fail at once, but those that may be repeated wait."""
+        """A connection is over: its calls fail at once, but those that may be repeated wait.
+
+        One that ends before its agent has greeted us, or that of an older agent, says nothing
+        about the agent that calls wait for.
+        """
         with self.lock:
             if connection is not self.connection:
                 return
             self.connection = None
+            is_early = connection.is_early and isinstance(reason, (OSError, Left))
             # One that we are about to close ends for that reason, whoever is faster.
-            self._trouble = cause = OVER if self._trouble is OVER else in_words(reason)
+            cause = OVER if self._trouble is OVER else in_words(reason)
+            if not is_early:
+                self._trouble = cause
             calls, orphans = connection.end()
             for call in calls:
                 if call.idempotent:
@@ -136,20 +143,17 @@ class Peer(WaitingRoom):
         connection.close()
         self._office.orphaned(orphans)
         lost = [call for call in calls if not call.idempotent]
-        self._judge(self._office.lost(self.rank), cause, lost)
+        self._judge(self._office.lost(self.rank), cause, lost, is_early=is_early)
 
     def give_up(self) -> None:
         """The rank will not be back, at least not in this view."""
         self._judge(self._office.outlook(self.rank), "it is gone", [])
 
-    def part(self) -> None:
-        """The agent is about to close: no more calls, and let the other side know."""
+    def stop(self) -> None:
+        """The agent is about to close: no more calls."""
         with self.lock:
             if not self._hint:  # of a view that is over we know more
                 self._trouble = OVER
-            connection = self.connection
-        if connection is not None:
-            connection.say_goodbye()
 
     def close(self) -> None:
         """The agent closes."""
@@ -181,6 +185,8 @@ class Peer(WaitingRoom):
         elif kind is FrameKind.HELLO:
             with self.lock:
                 connection.greeted(data)
+                if self._trouble is not OVER:
+                    self._trouble = self._hint = None
             self._send_waiting(connection)
         else:
             raise Left

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
-from potluck.runtime.rpc_calls import RpcFuture
+from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import ENDED
 from potluck.runtime.rpc_direct import LONGEST
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from potluck.runtime.rpc_duties import Office, Outlook
 
 __all__ = ["OVER", "WaitingRoom"]
+
+STAYS_AFTER = 5.0
+"""Seconds after which a rank that has not made a new agent, as we have, seems to keep its own."""
 
 OVER = "the agent of this rank was closed"
 
@@ -47,9 +50,29 @@ class WaitingRoom:
             if call.size > limit:
                 raise RpcTooLarge(call.size, limit, rank=self.rank)
 
-    @staticmethod
-    def _admits(connection: Connection, call: RpcFuture[Any]) -> bool:
-        return connection.allowance is not None and connection.window.admits(call.size)
+    def _admits(self, connection: Connection, call: RpcFuture[Any]) -> bool:
+        return self._is_meant(connection, call) and connection.window.admits(call.size)
+
+    def _is_meant(self, connection: Connection, call: RpcFuture[Any]) -> bool:
+        """Whether a call is for the agent that is there now.
+
+        One of an older generation gets it when the rank seems to keep that agent, or if it is
+        itself waiting for the function that makes the call.
+        """
+        if not connection.is_early:
+            return True
+        if connection.allowance is None:
+            return False
+        generations, generation = self._office.generations, connection.allowance.generation
+        if generations.is_staying(self.rank, generation):
+            return True
+        now = time.monotonic()
+        if now >= connection.greeted_at + STAYS_AFTER:
+            generations.note_staying(self.rank, generation)
+            return True
+        return now >= call.began + call.seconds / 2 or (
+            here.call is not None and here.call.origin is connection
+        )
 
     def _keep(self, call: RpcFuture[Any]) -> list[RpcFuture[Any]]:
         config = self._office.config
@@ -75,6 +98,8 @@ class WaitingRoom:
         refused = []
         while self._waiting and connection.allowance is not None:
             call = next(iter(self._waiting.values()))
+            if not self._is_meant(connection, call):
+                break
             if call.size > connection.allowance.max_message:
                 refused.append(call)
             elif connection.window.admits(call.size):
@@ -109,8 +134,14 @@ class WaitingRoom:
     @property
     def silence(self) -> str:
         """Why it may give no answer."""
-        if self.connection is None or self.connection.allowance is None:
+        connection = self.connection
+        if connection is None or connection.allowance is None:
             return f": no RpcAgent of rank {self.rank} is connected"
+        if connection.is_early:
+            return (
+                f": rank {self.rank} has made {connection.allowance.generation} agents so far, "
+                f"rank {self._office.rank} {self._office.hello.generation}"
+            )
         return ""
 
     def overdue(self, now: float) -> list[RpcFuture[Any]]:
@@ -126,15 +157,21 @@ class WaitingRoom:
 
     # -- when the connection is over -----------------------------------------------------------
 
-    def _judge(self, outlook: Outlook, cause: str, lost: list[RpcFuture[Any]]) -> None:
-        """Fail what was under way, and what need not wait; what comes now fails alike."""
+    def _judge(
+        self, outlook: Outlook, cause: str, lost: list[RpcFuture[Any]], *, is_early: bool = False
+    ) -> None:
+        """Fail what was under way, and what need not wait; what comes now fails alike.
+
+        After an ``is_early`` connection calls wait on, unless more is known.
+        """
+        waits = is_early and outlook.is_back_soon and outlook.cause is None
         with self.lock:
             if outlook.hint or self._trouble is None:  # the view is over, or nothing was known
                 cause = outlook.cause or cause
                 if outlook.hint and cause == ENDED:
                     cause = f"{ENDED}, or it has gone on to the next view"
             failed = list(lost)
-            if self.connection is None:  # or there is another one by now
+            if self.connection is None and not waits:  # or there is another one by now
                 failed += self._take_waiting(everything=not outlook.is_back_soon)
                 if self._trouble is not OVER:
                     self._trouble, self._hint = cause, outlook.hint
@@ -182,7 +219,7 @@ class WaitingRoom:
     def admit_waiting(self) -> None:
         """Send what may be sent."""
         connection = self.connection
-        if connection is not None:
+        if connection is not None and self._waiting:
             self._send_waiting(connection)
 
     def _send_waiting(self, connection: Connection) -> None:
