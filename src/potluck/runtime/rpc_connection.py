@@ -86,14 +86,15 @@ class Connection(Answering):
 
     def begin(self, poller: Poller, direct: Poller | None) -> None:
         """Be watched by ``poller``, and say hello; ``direct`` is for those who wait for answers."""
-        self._poller, self.direct = poller, direct
-        if direct is not None:
-            direct.register(self.wire.stream, self.rank)
+        self._poller = poller
         poller.register(self.wire.stream, self.rank)
         hello = self._hello.pack()
         with self.lock:
             self._has_begun = True
             self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
+        if direct is not None:
+            direct.register(self.wire.stream, self.rank)
+        self.direct = direct  # last: who reads may send, and nothing goes before the hello
 
     def greeted(self, data: bytes | memoryview) -> None:
         """The other side has said what it allows."""
