@@ -23,6 +23,7 @@ __all__ = [
     "HEADER_SIZE",
     "HELLO_SIZE",
     "PIECE",
+    "SHORT",
     "Frame",
     "FrameKind",
     "Hello",
@@ -32,6 +33,9 @@ __all__ = [
     "short_request",
     "short_response",
 ]
+
+SHORT = 32 << 10
+"""Bytes up to which a message travels in one frame and before longer ones."""
 
 PIECE = 256 << 10
 """Bytes of one frame at most."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.core.calls import Window
 from potluck.core.calls_encoding import RESPONSE_OVERHEAD, response_head
 from potluck.core.calls_failures import Failure, reply_with
-from potluck.core.calls_frames import FrameKind, Hello, pack_frame, short_response
-from potluck.core.calls_outbox import SHORT, Outbox
+from potluck.core.calls_frames import SHORT, FrameKind, Hello, pack_frame, short_response
+from potluck.core.calls_outbox import Outbox
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_calls import Incoming

@@ -8,11 +8,11 @@ from potluck.backend.base import check_whole, read_view
 from potluck.core.calls import name_in_bytes
 from potluck.core.calls_encoding import REQUEST_OVERHEAD
 from potluck.core.calls_errors import RpcTooLarge
-from potluck.core.calls_frames import Mark
-from potluck.core.calls_outbox import SHORT
+from potluck.core.calls_frames import SHORT, Mark
 from potluck.errors import InvalidRank
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_service import Service
+from potluck.runtime.rpc_values import taken_bytes
 from potluck.vocabulary import ProcessId
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Caller:
         left = self._enter(seconds)
         call = self._find(dst).new_call(name, left)
         call.seconds = seconds
-        call.convert_with(self._values.unpack_answer if marks & Mark.TYPED else _as_bytes)
+        call.convert_with(self._values.unpack_answer if marks & Mark.TYPED else taken_bytes)
         call.marks, call.idempotent, call.parts = marks, idempotent, parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         call.size = REQUEST_OVERHEAD + len(octets) + size
@@ -187,7 +187,3 @@ class Caller:
 
 def _view(payload: Buffer) -> bytes | memoryview:
     return payload if type(payload) is bytes else read_view(payload)
-
-
-def _as_bytes(payload: bytes | memoryview) -> bytes:
-    return payload if type(payload) is bytes else bytes(payload)

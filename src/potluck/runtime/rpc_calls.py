@@ -67,7 +67,7 @@ class RpcFuture(Generic[Result]):
     """
 
     __slots__ = (
-        *("__weakref__", "_callbacks", "_convert", "_converted", "_error", "_sleepers", "_value"),
+        *("__weakref__", "_callbacks", "_convert", "_converting", "_error", "_sleepers", "_value"),
         *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
         *("began", "notes", "seconds"),
     )
@@ -90,7 +90,7 @@ class RpcFuture(Generic[Result]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._convert: Callable[[Any], Result] | None = None
-        self._converted = False
+        self._converting = threading.Lock()
         self._sleepers: tuple[threading.Lock, ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -123,10 +123,21 @@ class RpcFuture(Generic[Result]):
         if self._error is not None:
             error = self._error  # each gets its own: tracebacks would pile up on one
             raise copy.copy(error) if isinstance(error, DistributedError) else error
-        if self._convert is not None and not self._converted:
-            self._value = self._convert(self._value)
-            self._converted = True
+        if self._convert is not None:
+            with self._converting:  # once: converting gives back the memory that came in
+                self._convert_once()
         return cast("Result", self._value)
+
+    def _convert_once(self) -> None:
+        if self._error is not None:  # it failed for another thread
+            raise self._error
+        if self._convert is not None:
+            try:
+                self._value = self._convert(self._value)
+            except BaseException as error:
+                self._value, self._error = None, error
+                raise
+            self._convert = None
 
     def exception(self, timeout: float = 0.0) -> BaseException | None:
         """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""

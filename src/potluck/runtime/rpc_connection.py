@@ -18,8 +18,8 @@ from potluck.core.calls import Window, milliseconds
 from potluck.core.calls_assembly import Assembly
 from potluck.core.calls_encoding import RpcRequest, request_head
 from potluck.core.calls_errors import RpcInvalidMessage
-from potluck.core.calls_frames import FrameKind, Hello, Mark, pack_frame, short_request
-from potluck.core.calls_outbox import SHORT, Outbox
+from potluck.core.calls_frames import SHORT, FrameKind, Hello, Mark, pack_frame, short_request
+from potluck.core.calls_outbox import Outbox
 from potluck.errors import MalformedFrame
 from potluck.runtime.rpc_answering import Answering
 from potluck.runtime.rpc_calls import Incoming, RpcFuture
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["BROKEN", "ENDED", "Connection", "Left", "in_words"]
 
 TURN = 1 << 20
-"""Bytes read from one peer before the others get a turn, about."""
+"""Bytes read from one peer, or sent to it, before others get a turn, about."""
 
 
 ENDED = "its process has ended, or its agent was closed"
@@ -102,7 +102,7 @@ class Connection(Answering):
         if self.allowance is not None:
             raise RpcInvalidMessage("a second hello")
         self.window = Window(hello.calls, hello.octets)
-        self._outbox.allowed = hello.octets
+        self._outbox.allow(hello.octets)
         self.allowance = hello
         self.greeted_at = time.monotonic()
 
@@ -190,15 +190,20 @@ class Connection(Answering):
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now, and have the rest sent when there is room."""
+        """Send what can be sent now, for one turn, and have the rest sent when there is room.
+
+        Other threads wait for the lock, perhaps with a short message.
+        """
         wire, outbox = self.wire, self._outbox
+        left = TURN
         try:
-            while wire.flush() and (buffers := outbox.take()):
+            while left > 0 and wire.flush() and (buffers := outbox.take()):
+                left -= sum(map(len, buffers))
                 wire.push(buffers)
         except OSError:
             wants = False  # reading will find out, and say so
         else:
-            wants = not wire.is_idle
+            wants = not (wire.is_idle and outbox.is_empty)
         if wants is not self._wants_write and self._poller is not None and self.is_open:
             self._wants_write = wants
             self._poller.want_write(wire.stream, self.rank, wants)
@@ -206,7 +211,7 @@ class Connection(Answering):
     @property
     def is_congested(self) -> bool:
         """Whether so much waits to be sent that there shall be no more answers."""
-        return self.is_open and self._outbox.octets > self._hello.octets
+        return self.is_open and self._outbox.owed > self._hello.octets
 
     # -- in ----------------------------------------------------------------------------------------
 

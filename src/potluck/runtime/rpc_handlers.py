@@ -17,7 +17,7 @@ from potluck.core.calls_failures import Failure
 from potluck.core.calls_frames import Mark
 from potluck.logs import get_logger
 from potluck.runtime.rpc_calls import Incoming, here
-from potluck.runtime.rpc_values import Values
+from potluck.runtime.rpc_values import Values, taken_bytes
 
 if TYPE_CHECKING:
     from potluck.metrics import OperationMetrics
@@ -117,7 +117,8 @@ class Handlers:
             kind, way = ("values", "call") if handler.is_typed else ("bytes", "rpc_sync")
             return Failure("invalid", words=f"'{call.name}' is a function of {kind}: use {way}")
         if not handler.is_typed:
-            result = handler.function(payload if type(payload) is bytes else bytes(payload))
+            call.payload = b""  # or it would be here twice
+            result = handler.function(taken_bytes(payload))
             return [result if type(result) is bytes else _octets(call.name, result)]
         lead = REQUEST_OVERHEAD + len(call.name.encode())
         try:

@@ -46,7 +46,7 @@ class Peer(WaitingRoom):
             self._earliest = min(self._earliest, call.deadline)
             connection = self.connection
             refused: list[RpcFuture[Any]] = []
-            if connection is None or self._waiting or not self._admits(connection, call):
+            if connection is None or self._line_of(call) or not self._admits(connection, call):
                 refused = self._keep(call)
             else:
                 connection.request(call)
@@ -138,8 +138,7 @@ class Peer(WaitingRoom):
             calls, orphans = connection.end()
             for call in calls:
                 if call.idempotent:
-                    self._waiting[call.number] = call
-                    self._waiting_octets += call.size
+                    self._line_up(call)
         connection.close()
         self._office.orphaned(orphans)
         lost = [call for call in calls if not call.idempotent]

@@ -9,7 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from potluck.core.calls import Budget
 from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
+from potluck.core.calls_frames import SHORT
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import ENDED
 from potluck.runtime.rpc_direct import LONGEST
@@ -22,6 +24,9 @@ __all__ = ["OVER", "WaitingRoom"]
 
 STAYS_AFTER = 5.0
 """Seconds after which a rank that has not made a new agent, as we have, seems to keep its own."""
+
+GLANCE = 64
+"""Calls of a line that are looked at in one go."""
 
 OVER = "the agent of this rank was closed"
 
@@ -36,7 +41,9 @@ class WaitingRoom:
         self._office = office
         self._numbers = itertools.count(1)
         self._waiting: dict[int, RpcFuture[Any]] = {}
-        self._waiting_octets = 0
+        # The same in two lines, short ones and long ones: none waits behind a longer one.
+        self._lines: tuple[dict[int, RpcFuture[Any]], dict[int, RpcFuture[Any]]] = ({}, {})
+        self._kept = Budget(office.config.octets)
         self._room = threading.Condition(self.lock)
         self._trouble: str | None = None  # why no calls are made now, and what to do then
         self._hint: str | None = None
@@ -74,11 +81,11 @@ class WaitingRoom:
             here.call is not None and here.call.origin is connection
         )
 
+    def _line_of(self, call: RpcFuture[Any]) -> dict[int, RpcFuture[Any]]:
+        return self._lines[call.size > SHORT]
+
     def _keep(self, call: RpcFuture[Any]) -> list[RpcFuture[Any]]:
-        config = self._office.config
-        while len(self._waiting) >= config.backlog or (
-            self._waiting and self._waiting_octets + call.size > config.octets
-        ):
+        while len(self._waiting) >= self._office.config.backlog or not self._kept.admits(call.size):
             remaining = call.deadline - time.monotonic()
             if remaining <= 0 or not self._office.may_block:
                 raise RpcBusy(
@@ -88,30 +95,50 @@ class WaitingRoom:
                 )
             self._room.wait(min(remaining, LONGEST))
             self._check(call)
-        self._waiting[call.number] = call
-        self._waiting_octets += call.size
+        self._line_up(call)
         # An answer may have come meanwhile.
         return [] if self.connection is None else self._admit(self.connection)
 
+    def _line_up(self, call: RpcFuture[Any]) -> None:
+        self._waiting[call.number] = self._line_of(call)[call.number] = call
+        self._kept.add(call.size)
+
     def _admit(self, connection: Connection) -> list[RpcFuture[Any]]:
         """Send what may be sent; returns what is too large for the other side."""
-        refused = []
-        while self._waiting and connection.allowance is not None:
-            call = next(iter(self._waiting.values()))
+        refused: list[RpcFuture[Any]] = []
+        if connection.allowance is None:
+            return refused
+        for line in self._lines:
+            while line and self._admit_some(connection, line, refused):
+                pass
+        return refused
+
+    def _admit_some(
+        self,
+        connection: Connection,
+        line: dict[int, RpcFuture[Any]],
+        refused: list[RpcFuture[Any]],
+    ) -> bool:
+        """Look at the first of a line; whether there may be more that can be sent."""
+        assert connection.allowance is not None
+        before = len(line)
+        for call in list(itertools.islice(line.values(), GLANCE)):
             if not self._is_meant(connection, call):
-                break
+                continue
             if call.size > connection.allowance.max_message:
                 refused.append(call)
             elif connection.window.admits(call.size):
                 connection.request(call)
+            elif connection.window.is_larger(call.size):
+                continue  # it holds up only others of its kind
             else:
-                break
+                return False
             self._drop(call)
-        return refused
+        return len(line) < before
 
     def _drop(self, call: RpcFuture[Any]) -> None:
-        del self._waiting[call.number]
-        self._waiting_octets -= call.size
+        del self._waiting[call.number], self._line_of(call)[call.number]
+        self._kept.remove(call.size)
         self._room.notify()
 
     def abandon(self, call: RpcFuture[Any]) -> bool:
@@ -213,8 +240,7 @@ class WaitingRoom:
         with self.lock:
             call.peer, call.number = self, next(self._numbers)
             self._earliest = min(self._earliest, call.deadline)
-            self._waiting[call.number] = call
-            self._waiting_octets += call.size
+            self._line_up(call)
 
     def admit_waiting(self) -> None:
         """Send what may be sent."""
