@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potluck.backend.spin import Spin
@@ -28,7 +28,7 @@ from potluck.runtime.rpc_values import aligned_memory
 
 if TYPE_CHECKING:
     from potluck.core.calls_frames import Frame
-    from potluck.net.transport import Poller
+    from potluck.net.transport import Buffer, Poller
     from potluck.runtime.rpc_wire import Wire
 
 __all__ = ["BROKEN", "ENDED", "Connection", "Left", "in_words"]
@@ -80,6 +80,7 @@ class Connection(Answering):
         self.direct: Poller | None = None
         self.spin = Spin()
         self._wants_write = False
+        self._is_sending = False
         self._earliest = math.inf  # none of the calls received has a deadline before this
 
     # -- opening and ending ----------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Connection(Answering):
     @property
     def is_flushed(self) -> bool:
         """Whether nothing waits to be sent."""
-        return self.wire.is_idle and self._outbox.is_empty
+        return not self._is_sending and self.wire.is_idle and self._outbox.is_empty
 
     def end(self) -> tuple[list[RpcFuture[Any]], list[Incoming]]:
         """Of no more use; the calls that will get no answer, and those that nobody waits for.
@@ -140,6 +141,8 @@ class Connection(Answering):
     def close(self, linger: float = 0.0) -> None:
         """Release what it holds, when no thread reads any more."""
         with self.reading:
+            while self._is_sending:  # for as long as a piece takes
+                time.sleep(0.0005)
             if self._poller is not None:
                 self._poller.unregister(self.wire.stream)
             if self.direct is not None:
@@ -152,7 +155,7 @@ class Connection(Answering):
     # -- out: all of this with the lock held -----------------------------------------------------
 
     def request(self, call: RpcFuture[Any]) -> None:
-        """Send a call."""
+        """Send a call; of a long one that is left to :meth:`flush`."""
         self.sent[call.number] = call
         self.window.add(call.size)
         name = call.name.encode()
@@ -166,7 +169,6 @@ class Connection(Answering):
             self._outbox.add_long(
                 FrameKind.REQUEST, call.number, parts, marks=call.marks, patience=patience
             )
-            self.flush()
 
     def withdraw(self, call: RpcFuture[Any]) -> None:
         """Nobody waits for a call any more: the other side will hear it, and answers all the same.
@@ -181,7 +183,7 @@ class Connection(Answering):
             self._send_short(pack_frame(FrameKind.CANCEL, call.number, 0))
 
     def _send_short(self, frame: bytes) -> None:
-        if self.wire.is_idle and self._outbox.is_empty:
+        if self.is_flushed:
             with contextlib.suppress(OSError):  # reading will find out, and say so
                 if self.wire.push((frame,)):
                     return  # the usual way, and the shortest
@@ -192,21 +194,37 @@ class Connection(Answering):
     def flush(self) -> None:
         """Send what can be sent now, for one turn, and have the rest sent when there is room.
 
-        Other threads wait for the lock, perhaps with a short message.
+        The lock is free while a piece of a long message leaves, so this comes last where it is
+        held: a thread with a short message adds that, and it goes before the next piece.
         """
-        wire, outbox = self.wire, self._outbox
-        left = TURN
+        if self._is_sending:
+            return  # that thread sends this too
+        self._is_sending = True
+        outbox, left = self._outbox, TURN
+        wants = False
         try:
-            while left > 0 and wire.flush() and (buffers := outbox.take()):
+            is_idle = self.wire.is_idle or self._push(None)
+            while is_idle and left > 0 and self.is_open and (buffers := outbox.take()):
                 left -= sum(map(len, buffers))
-                wire.push(buffers)
+                is_idle = self._push(buffers)
+            wants = not (is_idle and outbox.is_empty)
         except OSError:
-            wants = False  # reading will find out, and say so
-        else:
-            wants = not (wire.is_idle and outbox.is_empty)
+            pass  # reading will find out, and say so
+        finally:
+            self._is_sending = False
         if wants is not self._wants_write and self._poller is not None and self.is_open:
             self._wants_write = wants
-            self._poller.want_write(wire.stream, self.rank, wants)
+            self._poller.want_write(self.wire.stream, self.rank, wants)
+
+    def _push(self, buffers: Sequence[Buffer] | None) -> bool:
+        """Send this, or what is left, without the lock if it is much; whether all has left."""
+        if buffers is not None and sum(map(len, buffers)) <= SHORT:
+            return self.wire.push(buffers)
+        self.lock.release()
+        try:
+            return self.wire.flush() if buffers is None else self.wire.push(buffers)
+        finally:
+            self.lock.acquire()
 
     @property
     def is_congested(self) -> bool:

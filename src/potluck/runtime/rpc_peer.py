@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.core.calls_encoding import RpcResponse
 from potluck.core.calls_errors import RpcInvalidMessage, RpcNoConnection
 from potluck.core.calls_failures import error_of
-from potluck.core.calls_frames import FrameKind
+from potluck.core.calls_frames import SHORT, FrameKind
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import BROKEN, Connection, Left, in_words
 from potluck.runtime.rpc_direct import read_until_done
@@ -50,6 +50,8 @@ class Peer(WaitingRoom):
                 refused = self._keep(call)
             else:
                 connection.request(call)
+                if call.size > SHORT:
+                    connection.flush()
         self._refuse(refused)
 
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:

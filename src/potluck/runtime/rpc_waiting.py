@@ -111,6 +111,7 @@ class WaitingRoom:
         for line in self._lines:
             while line and self._admit_some(connection, line, refused):
                 pass
+        connection.flush()
         return refused
 
     def _admit_some(
