@@ -68,7 +68,18 @@ class RpcFuture(Generic[Result]):
 
     __slots__ = (
         *("__weakref__", "_callbacks", "_convert", "_converting", "_error", "_sleepers", "_value"),
-        *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
+        *(
+            "deadline",
+            "destination",
+            "done",
+            "idempotent",
+            "marks",
+            "name",
+            "number",
+            "parts",
+            "peer",
+            "size",
+        ),
         *("began", "notes", "seconds"),
     )
 
@@ -85,6 +96,8 @@ class RpcFuture(Generic[Result]):
         self.marks = 0
         self.parts: list[bytes | memoryview] = []
         self.size = 0
+        self.destination = ""
+        """In words, while its rank is not known."""
         self.notes: Notes | None = None
         """Where it is taken down and counted."""
         self._value: Any = None
@@ -194,9 +207,14 @@ class RpcFuture(Generic[Result]):
 
     # -- for those who bring the answer ----------------------------------------------------------
 
+    @property
+    def where(self) -> str:
+        """Whom it calls, in words."""
+        return self.destination or f"rank {self.peer.rank}"
+
     def describe(self) -> str:
         """What this is, as the subject of a sentence."""
-        return f"The call of '{self.name}' on rank {self.peer.rank}"
+        return f"The call of '{self.name}' on {self.where}"
 
     def convert_with(self, convert: Callable[[Any], Result]) -> None:
         """How the bytes of the answer become a value, on the thread that asks for it."""
@@ -205,7 +223,7 @@ class RpcFuture(Generic[Result]):
     def expire(self) -> None:
         """The deadline has passed."""
         if self.peer.abandon(self):
-            reason = f"'{self.name}' on rank {self.peer.rank} gave no answer within "
+            reason = f"'{self.name}' on {self.where} gave no answer within "
             reason += f"{self.seconds:g} s{self.peer.silence}"
             self.finish(None, RpcTimeout(reason, seconds=self.seconds, rank=self.peer.rank))
 

@@ -19,13 +19,12 @@ from potluck.core.calls_failures import Failure, error_of, reply_with
 from potluck.core.calls_frames import Mark
 from potluck.runtime.rpc_calls import Incoming, RpcFuture, here
 from potluck.runtime.rpc_values import joined, joined_bytes
+from potluck.runtime.rpc_waiting import FORKED
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_duties import Office
 
-__all__ = ["FORKED", "Local", "Mail"]
-
-FORKED = "this agent belongs to the parent process; make a backend and an agent here"
+__all__ = ["Local", "Mail"]
 
 LONGEST = 3600.0
 """Seconds of one sleep: more is too much for some systems."""
@@ -55,6 +54,10 @@ class Local:
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
         """A call that has not begun."""
         return RpcFuture(self, name, next(self._numbers), seconds)
+
+    def next_number(self) -> int:
+        """For a call that was made before it came here."""
+        return next(self._numbers)
 
     def start(self, call: RpcFuture[Any]) -> None:
         """Make a call; waits while too many are under way."""

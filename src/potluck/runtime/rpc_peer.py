@@ -11,8 +11,7 @@ from potluck.core.calls_frames import SHORT, FrameKind
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import BROKEN, Connection, Left, in_words
 from potluck.runtime.rpc_direct import read_until_done
-from potluck.runtime.rpc_local import FORKED
-from potluck.runtime.rpc_waiting import OVER, WaitingRoom
+from potluck.runtime.rpc_waiting import FORKED, OVER, WaitingRoom
 from potluck.runtime.rpc_wire import make_wire
 
 if TYPE_CHECKING:

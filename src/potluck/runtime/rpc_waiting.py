@@ -10,17 +10,25 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.calls import Budget
-from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
+from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTimeout, RpcTooLarge
 from potluck.core.calls_frames import SHORT
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import ENDED
 from potluck.runtime.rpc_direct import LONGEST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from potluck.runtime.cluster_stages import Stages
     from potluck.runtime.rpc_connection import Connection
     from potluck.runtime.rpc_duties import Office, Outlook
 
-__all__ = ["OVER", "WaitingRoom"]
+__all__ = ["FORKED", "OVER", "Lobby", "WaitingRoom"]
+
+FORKED = "this agent belongs to the parent process; make a backend and an agent here"
+
+LOOK = 0.25
+"""Seconds after which the deadlines of calls are looked at that wait for a view."""
 
 STAYS_AFTER = 5.0
 """Seconds after which a rank that has not made a new agent, as we have, seems to keep its own."""
@@ -48,6 +56,10 @@ class WaitingRoom:
         self._trouble: str | None = None  # why no calls are made now, and what to do then
         self._hint: str | None = None
         self._earliest = math.inf  # no call has a deadline before this
+
+    def next_number(self) -> int:
+        """For a call that was made before it came here."""
+        return next(self._numbers)
 
     def _check(self, call: RpcFuture[Any]) -> None:
         if self._trouble is not None and not (call.idempotent and self._trouble is not OVER):
@@ -259,3 +271,98 @@ class WaitingRoom:
             hello = self.connection.allowance if self.connection else None
             limit = hello.max_message if hello else 0
             call.finish(None, RpcTooLarge(call.size, limit, rank=self.rank))
+
+
+class Lobby(WaitingRoom):
+    """Calls that were started while no view is connected, or the cluster is paused.
+
+    A thread waits for the next one while there are any, and starts them there.
+    """
+
+    def __init__(
+        self, office: Office, stages: Stages, start: Callable[[RpcFuture[Any], Any], None]
+    ) -> None:
+        super().__init__(office.rank, office)
+        self._stages = stages
+        self._start = start
+        self._destinations: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
+        self.is_forked = False
+
+    def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
+        """A call that has not begun."""
+        return RpcFuture(self, name, next(self._numbers), seconds)
+
+    def hold(self, call: RpcFuture[Any], destination: Any) -> None:
+        """Start a call as soon as that can be done; waits while too many are kept."""
+        with self.lock:
+            self._check(call)
+            self._keep(call)
+            self._destinations[call.number] = destination
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="potluck-rpc-lobby", daemon=True
+                )
+                self._thread.start()
+
+    def _drop(self, call: RpcFuture[Any]) -> None:
+        super()._drop(call)
+        self._destinations.pop(call.number, None)
+
+    def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
+        """Return when the call has ended or the deadline has passed."""
+        if self.is_forked:
+            raise RpcNoConnection(self.rank, cause=FORKED)
+        if here.call is not None:
+            self._office.wait_inside(lambda: call.sleep_until(deadline))
+        else:
+            call.sleep_until(deadline)
+
+    @property
+    def silence(self) -> str:
+        """Why it has not begun."""
+        return f": {self._stages.late(0.0)}"
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    def _run(self) -> None:
+        while True:
+            for call in self.overdue(time.monotonic()):
+                call.expire()
+            with self.lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                pause = min(LOOK, max(0.0, self._earliest - time.monotonic()))
+            if self._stages.wait_until_decided(pause):
+                self._start_all()
+
+    def _start_all(self) -> None:
+        with self.lock:
+            calls = [(call, self._destinations[call.number]) for call in self._waiting.values()]
+        for call, destination in calls:
+            error: BaseException | None = None
+            with self.lock:  # who cancels it finds it here or there
+                if self._waiting.get(call.number) is not call:
+                    continue
+                self._drop(call)
+                try:
+                    self._start(call, destination)
+                except RpcTimeout:  # paused again
+                    self._destinations[call.number] = destination
+                    self._line_up(call)
+                    return
+                except BaseException as other:  # noqa: BLE001 - the caller gets to know
+                    error = other
+            if error is not None:
+                call.finish(None, error)
+
+    def close(self) -> None:
+        """The agent closes."""
+        with self.lock:
+            self._trouble = OVER
+            calls = self._take_waiting(everything=True)
+        self._fail(calls, OVER, None)
