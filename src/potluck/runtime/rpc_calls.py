@@ -68,19 +68,8 @@ class RpcFuture(Generic[Result]):
 
     __slots__ = (
         *("__weakref__", "_callbacks", "_convert", "_converting", "_error", "_sleepers", "_value"),
-        *(
-            "deadline",
-            "destination",
-            "done",
-            "idempotent",
-            "marks",
-            "name",
-            "number",
-            "parts",
-            "peer",
-            "size",
-        ),
-        *("began", "notes", "seconds"),
+        *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
+        *("began", "destination", "notes", "seconds"),
     )
 
     def __init__(self, peer: Receiver, name: str, number: int, seconds: float) -> None:
