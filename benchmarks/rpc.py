@@ -32,7 +32,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from _rpc_systems import PATIENCE, SYSTEMS, Client, available
+from _rpc_systems import PATIENCE, SYSTEMS, Client, Potluck, available
 
 ECHO, FLOOD, ARRAY = "64 B echo, p50", "64 B echo, 64 in flight", "64 MiB array"
 BESIDE = "64 B echo beside 512 MiB, p99"
@@ -97,7 +97,7 @@ def array(client: Client) -> float:
     return ARRAY_TO_SEND.nbytes / (time.perf_counter() - started)
 
 
-def beside(client: Client) -> float:
+def beside(client: Potluck) -> float:
     """Seconds of one of the slowest calls that are made while a large array is sent."""
     done, taken = client.begin_taking(LARGE), []
     while not done():
@@ -109,8 +109,10 @@ def beside(client: Client) -> float:
 
 def measure_beside(clients: dict[str, Client]) -> dict[str, list[float]]:
     """The same for those that can; the first round warms up."""
-    able = [name for name, client in clients.items() if hasattr(client, "begin_taking")]
-    rounds = [{name: beside(clients[name]) for name in able} for _ in range(ROUNDS_BESIDE + 1)]
+    able = {name: client for name, client in clients.items() if isinstance(client, Potluck)}
+    rounds = [
+        {name: beside(client) for name, client in able.items()} for _ in range(ROUNDS_BESIDE + 1)
+    ]
     return {name: [each[name] for each in rounds[1:]] for name in able}
 
 

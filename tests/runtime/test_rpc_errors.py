@@ -239,11 +239,18 @@ class Mute(Exception):
         raise SystemExit(1)
 
 
+class OddText(str):
+    """Text that cannot be cut."""
+
+    __slots__ = ()
+    __getitem__ = None  # type: ignore[assignment]
+
+
 class Odd(Exception):
     """One whose text is of another kind, and whose class has no plain name."""
 
     def __str__(self) -> str:
-        return type("Text", (str,), {"__getitem__": None, "encode": None})("odd")
+        return OddText("odd")
 
 
 Odd.__qualname__ = "O\ud800dd"

@@ -115,7 +115,7 @@ def test_a_call_waits_for_the_agent_of_its_own_generation() -> None:
         with RpcAgent(left) as second:
             early = second.rpc_async(1, "word", timeout=PATIENCE)
             peer = second._office.peers[1]
-            eventually(lambda: peer.connection is not None and peer.connection.allowance)
+            eventually(lambda: bool(peer.connection and peer.connection.allowance))
             assert not early.done
             old.close()
             later = second.rpc_async(1, "word", timeout=PATIENCE)
