@@ -79,6 +79,15 @@ class Potluck:
         """Send an array."""
         assert self._agent.call(1, "take", array) == array.size
 
+    def begin_taking(self, size: int) -> Callable[[], bool]:
+        """Start to send an array of so many bytes; tells whether the other side has it."""
+        future = self._agent.call_async(1, "take", np.ones(size, np.uint8))
+
+        def is_taken() -> bool:
+            return future.done and future.result() == size
+
+        return is_taken
+
 
 @contextlib.contextmanager
 def potluck(rank: int, address: str, *, sealed: bool = False) -> Iterator[Client]:

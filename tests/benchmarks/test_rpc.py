@@ -29,6 +29,7 @@ def test_every_case_has_all_systems_that_are_installed(figures: dict[str, Any]) 
     assert {"potluck", "potluck, TLS", "torch"} <= names
     for row in rows:
         assert all(row[name] > 0 for name in names)
+    assert {"potluck", "potluck, TLS"} <= figures["beside"].keys()
 
 
 @pytest.mark.soak

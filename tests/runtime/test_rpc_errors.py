@@ -1,5 +1,8 @@
 """What goes wrong with a call is told in words, and how agents begin and end."""
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 
 from potluck import (
@@ -14,10 +17,11 @@ from potluck import (
     RpcTooLarge,
     SimulatedBackend,
     TcpRpcBackend,
+    Timeout,
 )
 from potluck.core.calls_encoding import RpcRequest, RpcResponse
 from support.agents import Hold, agents
-from support.threads import PATIENCE, eventually
+from support.threads import PATIENCE, Background, eventually
 
 
 def echo(payload: bytes) -> bytes:
@@ -223,3 +227,128 @@ def test_closing_fails_what_is_under_way() -> None:
             future.wait(PATIENCE)
         eventually(lambda: all(call.cancelled for call in hold.calls))
         hold.go.set()
+
+
+# --- whatever a function does ---
+
+
+class Mute(Exception):
+    """One that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+class OddText(str):
+    """Text that cannot be cut."""
+
+    __slots__ = ()
+    __getitem__ = None  # type: ignore[assignment]
+
+
+class Odd(Exception):
+    """One whose text is of another kind, and whose class has no plain name."""
+
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
+Odd.__qualname__ = "O\ud800dd"
+
+
+def recurse() -> None:
+    """For ever."""
+    recurse()
+
+
+class Explosive:
+    """A result that cannot be looked at."""
+
+    @property
+    def __array__(self) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ValueError("a file called \udcff"),
+        ValueError("x" * 10_000_000),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        MemoryError(),
+        BaseException("base"),
+        Mute(),
+        Odd(),
+        RpcInvalidMessage("one of its own"),
+        ExceptionGroup("several", [ValueError("\ud800"), Mute()]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_function_raises_its_caller_is_told(raised: BaseException) -> None:
+    """By workers, by the thread that reads, and by the rank itself; all of them go on."""
+    with agents(workers=1) as (caller, server):
+
+        def fail(_: bytes) -> bytes:
+            raise raised
+
+        for agent in (caller, server):
+            agent.register("echo", echo)
+            agent.register("fail", fail)
+        for rank in [1] * 8 + [0]:  # first on a worker, then where it was read
+            with pytest.raises(RpcRemoteError) as caught:
+                caller.rpc_sync(rank, "fail", timeout=PATIENCE)
+            str(caught.value).encode()
+        assert caller.rpc_sync(1, "echo", b"on", timeout=PATIENCE) == b"on"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [recurse, Explosive, object, lambda: {"a": [object()]}, lambda: "\ud800", lambda: 1 << 70],
+)
+def test_whatever_a_function_returns_its_caller_gets_an_answer(
+    function: Callable[[], object],
+) -> None:
+    """A value, or an error."""
+    with agents(workers=1) as (caller, server):
+        server.expose(function, name="odd")
+        server.register("echo", echo)
+        for _ in range(5):
+            with contextlib.suppress(RpcRemoteError):
+                caller.call_async(1, "odd").wait(PATIENCE)
+        assert caller.rpc_sync(1, "echo", b"on", timeout=PATIENCE) == b"on"
+
+
+# --- several who wait ---
+
+
+def test_all_threads_that_wait_for_a_call_get_its_value() -> None:
+    """The same one; also of a long answer, which is turned into a value once."""
+    with agents() as (caller, server):
+        hold = Hold()
+        server.register("hold", hold)
+        payload = bytes(range(256)) * (20 << 10)
+        future = caller.rpc_async(1, "hold", payload, timeout=PATIENCE)
+        waiting = [Background(lambda: future.wait(PATIENCE)) for _ in range(12)]
+        eventually(lambda: hold.running == 1)
+        hold.go.set()
+        assert all(each.result() == payload for each in waiting)
+
+
+def test_looking_at_a_call_again_and_again_leaves_nothing_behind() -> None:
+    """Neither waiting for a moment nor asking for its result."""
+    with agents() as (caller, server):
+        hold = Hold()
+        server.register("hold", hold)
+        for rank in (0, 1):
+            caller.register("hold", hold)
+            future = caller.rpc_async(rank, "hold", timeout=PATIENCE)
+            for _ in range(100):
+                for ask in (future.wait, future.result, future.exception):
+                    with pytest.raises(Timeout, match="not done yet"):
+                        ask(0.0001)
+            assert future._sleepers == ()
+            hold.go.set()
+            assert future.result(PATIENCE) == b""
+            hold.go.clear()

@@ -1,11 +1,12 @@
 """Calls under way when the view of a cluster ends, and agents of clusters that are over."""
 
 import contextlib
+import threading
 import time
 
 import pytest
 
-from potluck import Cluster, RpcAgent, RpcConfig, RpcNoConnection, RpcTimeout
+from potluck import Cluster, InvalidRank, RpcAgent, RpcConfig, RpcNoConnection, RpcTimeout
 from support.agents import Hold
 from support.clusters import clusters
 from support.threads import PATIENCE, eventually
@@ -74,6 +75,40 @@ def test_waiting_for_a_view_is_part_of_the_time_of_a_call() -> None:
             assert time.monotonic() - began >= 0.2
         finally:
             stages.pause(None)
+
+
+def test_a_call_that_is_started_during_a_pause_returns_at_once() -> None:
+    """Its future waits: for the end of the pause, or for its own deadline."""
+    with clusters(2) as nodes:
+        agents = [RpcAgent(node) for node in nodes]
+        for agent in agents:
+            agent.register("echo", lambda payload: payload)
+        agent, stages = agents[0], nodes[0]._stages
+        stages.pause("half of the members are away")
+        try:
+            ends = [agent.rpc_async(rank, "echo", b"on", timeout=PATIENCE) for rank in (0, 1)]
+            missing = agent.rpc_async(7, "echo", timeout=PATIENCE)
+            unwanted = agent.rpc_async(1, "echo", timeout=PATIENCE)
+            late = agent.rpc_async(1, "echo", timeout=0.05)
+            heard = threading.Event()
+            late.add_done_callback(heard.set)
+            assert agent.in_flight == 5
+            with pytest.raises(RpcTimeout, match="half of the members are away"):
+                late.wait(PATIENCE)
+            assert heard.wait(PATIENCE)  # also if no thread waits for it
+            assert unwanted.cancel()
+            assert not any(future.done for future in ends)
+        finally:
+            stages.pause(None)
+        assert [future.wait(PATIENCE) for future in ends] == [b"on", b"on"]
+        with pytest.raises(InvalidRank):
+            missing.wait(PATIENCE)
+        stages.pause("again")
+        left = agent.rpc_async(1, "echo", timeout=PATIENCE)
+        agent.close()
+        with pytest.raises(RpcNoConnection, match="the agent of this rank was closed"):
+            left.wait(PATIENCE)
+        stages.pause(None)
 
 
 def test_an_agent_can_be_closed_and_made_anew_within_a_view() -> None:

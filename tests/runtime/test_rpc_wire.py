@@ -120,7 +120,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     left, right = wires(sealed=sealed, capacity=capacity)
     draw = random.Random(seed)
     outbox, reader = Outbox(piece=10_000), Reader(right, Assembly(LIMIT), LIMIT)
-    outbox.allowed = LIMIT
+    outbox.allow(LIMIT)
     messages = {number: draw.randbytes(size + 1) for number, size in enumerate(sizes)}
     for number, data in messages.items():
         if len(data) < 1000:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from potluck.core.calls_errors import RpcNoConnection, near_names
-from potluck.core.calls_frames import MAX_PATIENCE
+from potluck.core.calls_frames import MAX_PATIENCE, SHORT
 from potluck.vocabulary import NodeId, ProcessId
 
 __all__ = [
+    "Budget",
     "Pace",
     "Stall",
     "Whereabouts",
@@ -34,41 +35,90 @@ MANY = 8
 """Machines that are named to somebody who looks for another."""
 
 
-class Window:
-    """How much may be under way between two agents: so many calls, of so many bytes together.
+class Budget:
+    """Bytes of messages that may be under way at a time.
 
-    A message larger than all that are allowed together goes alone.
+    Short messages have so many, long ones as many again, and beside them there may be one that is
+    larger than that: so none waits for a longer one.
+
+    >>> budget = Budget(100_000)
+    >>> budget.add(1 << 30); budget.admits(1 << 30), budget.admits(100_000), budget.admits(1)
+    (False, True, True)
+    """
+
+    __slots__ = ("_larger", "_long", "_octets", "_short")
+
+    def __init__(self, octets: int) -> None:
+        self._octets = octets
+        self._short = 0
+        self._long = 0
+        self._larger = 0
+
+    def admits(self, size: int) -> bool:
+        """Whether one more may begin."""
+        if size > self._octets:
+            return not self._larger
+        return size + (self._short if size <= SHORT else self._long) <= self._octets
+
+    def is_larger(self, size: int) -> bool:
+        """Whether a message may only be under way if no other such one is."""
+        return size > self._octets
+
+    def add(self, size: int) -> None:
+        """One has begun."""
+        self._count(size, 1)
+
+    def remove(self, size: int) -> None:
+        """One has ended."""
+        self._count(size, -1)
+
+    def _count(self, size: int, sign: int) -> None:
+        if size > self._octets:
+            self._larger += sign
+        elif size <= SHORT:
+            self._short += sign * size
+        else:
+            self._long += sign * size
+
+
+class Window:
+    """How much may be under way between two agents: so many calls, and of so many bytes.
 
     >>> window = Window(2, 100)
-    >>> window.admits(500); window.add(500); window.admits(1)
+    >>> window.admits(500); window.add(500); window.admits(1); window.add(1); window.admits(1)
+    True
     True
     False
     """
 
-    __slots__ = ("_calls", "_octets", "calls", "octets")
+    __slots__ = ("_budget", "_calls", "calls", "octets")
 
     def __init__(self, calls: int, octets: int) -> None:
         self._calls = calls
-        self._octets = octets
+        self._budget = Budget(octets)
         self.calls = 0
         """Under way now."""
         self.octets = 0
 
     def admits(self, size: int) -> bool:
         """Whether one more may begin."""
-        if not self.calls:
-            return True
-        return self.calls < self._calls and self.octets + size <= self._octets
+        return self.calls < self._calls and self._budget.admits(size)
+
+    def is_larger(self, size: int) -> bool:
+        """Whether a message may only be under way if no other such one is."""
+        return self._budget.is_larger(size)
 
     def add(self, size: int) -> None:
         """One has begun."""
         self.calls += 1
         self.octets += size
+        self._budget.add(size)
 
     def remove(self, size: int) -> None:
         """One has ended."""
         self.calls -= 1
         self.octets -= size
+        self._budget.remove(size)
 
 
 class Pace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from potluck.core.calls import Budget
 from potluck.core.calls_errors import RpcInvalidMessage
 from potluck.core.calls_frames import Frame, Mark
 
@@ -22,7 +23,7 @@ class Whole:
 
 
 class Assembly:
-    """All messages of one peer that are incomplete; together they may have so many bytes."""
+    """All messages of one peer that are incomplete, within a :class:`Budget`."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Assembly:
     ) -> None:
         """``least`` bytes have messages that are cut: else a peer could begin millions of them."""
         self._allowed = allowed
+        self._budget = Budget(allowed)
         self._least = least
         self._allocate = allocate
         self._parts: dict[tuple[int, int], Whole] = {}
@@ -61,10 +63,11 @@ class Assembly:
                 raise RpcInvalidMessage(f"a message of {frame.total} bytes, which nobody cuts")
             if whole is not None:
                 raise RpcInvalidMessage(f"message {frame.number} begins twice")
-            if self._parts and self.octets + frame.total > self._allowed:
+            if not self._budget.admits(frame.total):
                 raise RpcInvalidMessage(f"more than {self._allowed} bytes are under way at once")
             whole = self._parts[key] = Whole(frame, self._allocate(frame.total))
             self.octets += frame.total
+            self._budget.add(frame.total)
         end = whole.filled + frame.length
         if end > frame.total or (end == frame.total) == bool(frame.marks & Mark.MORE):
             raise RpcInvalidMessage(f"message {frame.number} does not end where it should")
@@ -74,8 +77,10 @@ class Assembly:
         """It is complete."""
         del self._parts[whole.first.kind, whole.first.number]
         self.octets -= whole.first.total
+        self._budget.remove(whole.first.total)
 
     def clear(self) -> None:
         """Forget all."""
         self._parts.clear()
+        self._budget = Budget(self._allowed)
         self.octets = 0

@@ -58,15 +58,20 @@ def reply_with(request_id: int, failure: Failure, rank: int, limit: int | None =
 
 
 def _cut(failure: Failure, text: int) -> Failure:
-    """The same with texts of so many characters at most."""
+    """The same with texts of so many characters at most, all of which can travel."""
     trace = failure.traceback
     return msgspec.structs.replace(
         failure,
-        words=failure.words[:text],
-        name=failure.name[:text],
+        words=_plain(failure.words[:text]),
+        name=_plain(failure.name[:text]),
         near=[each for each in failure.near if len(each) <= text],
-        traceback=trace[max(0, len(trace) - text) :],
+        traceback=_plain(trace[max(0, len(trace) - text) :]),
     )
+
+
+def _plain(text: str) -> str:
+    """The same in UTF-8: a lone surrogate, of a file name for example, is written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:

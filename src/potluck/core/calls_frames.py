@@ -23,6 +23,7 @@ __all__ = [
     "HEADER_SIZE",
     "HELLO_SIZE",
     "PIECE",
+    "SHORT",
     "Frame",
     "FrameKind",
     "Hello",
@@ -33,6 +34,9 @@ __all__ = [
     "short_response",
 ]
 
+SHORT = 32 << 10
+"""Bytes up to which a message travels in one frame and before longer ones."""
+
 PIECE = 256 << 10
 """Bytes of one frame at most."""
 
@@ -42,8 +46,8 @@ MAX_PATIENCE = (1 << 32) - 1
 _LAYOUT = struct.Struct("<BBHIQII")
 HEADER_SIZE = _LAYOUT.size
 
-_HELLO = struct.Struct("<8sIIQ")
-_MAGIC = b"PLrpc\x00\x00\x01"  # the last byte is the version
+_HELLO = struct.Struct("<8sIIQI")
+_MAGIC = b"PLrpc\x00\x00\x02"  # the last byte is the version
 HELLO_SIZE = _HELLO.size
 
 
@@ -151,19 +155,21 @@ class Hello(NamedTuple):
     """Bytes of messages that may be under way at a time; a single one may have more."""
     max_message: int
     """Bytes of one message."""
+    generation: int = 1
+    """How many agents its rank has made on this group, this one included."""
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _HELLO.pack(_MAGIC, self.calls, self.max_message, self.octets)
+        return _HELLO.pack(_MAGIC, self.calls, self.max_message, self.octets, self.generation)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Hello:
         """From the bytes of a peer.
 
         >>> Hello.unpack(Hello(8, 1 << 20, 1 << 30).pack())
-        Hello(calls=8, octets=1048576, max_message=1073741824)
+        Hello(calls=8, octets=1048576, max_message=1073741824, generation=1)
         """
-        magic, calls, max_message, octets = _HELLO.unpack(data)
+        magic, calls, max_message, octets, generation = _HELLO.unpack(data)
         if magic != _MAGIC:
             raise RpcInvalidMessage(
                 "the other side speaks another protocol",
@@ -171,4 +177,4 @@ class Hello(NamedTuple):
             )
         if not calls:
             raise RpcInvalidMessage("the other side allows no call at all")
-        return cls(calls, octets, max_message)
+        return cls(calls, octets, max_message, generation)

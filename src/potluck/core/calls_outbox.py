@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from potluck.core.calls_frames import PIECE, Mark, pack_frame
+from potluck.core.calls import Budget
+from potluck.core.calls_frames import PIECE, FrameKind, Mark, pack_frame
 
-__all__ = ["SHORT", "Outbox"]
-
-SHORT = 32 << 10
-"""Bytes up to which a message travels in one frame and before longer ones."""
+__all__ = ["Outbox"]
 
 BATCH = 64
 """Short messages, and thus buffers, of one batch at most; the kernel takes a thousand."""
@@ -25,7 +23,7 @@ Octets = bytes | bytearray | memoryview
 class _Long:
     """A long message, of which some pieces may have been sent."""
 
-    __slots__ = ("key", "marks", "parts", "patience", "sent", "total")
+    __slots__ = ("is_owed", "key", "marks", "parts", "patience", "sent", "total")
 
     def __init__(self, key: tuple[int, int], parts: list[memoryview], total: int) -> None:
         self.key = key
@@ -34,6 +32,7 @@ class _Long:
         self.sent = 0
         self.marks = 0
         self.patience = 0
+        self.is_owed = False
 
     def next_piece(self, size: int) -> list[Octets]:
         """The next frame."""
@@ -66,12 +65,20 @@ class Outbox:
         self._short: deque[bytes] = deque()
         self._begun: deque[_Long] = deque()
         self._later: deque[_Long] = deque()
-        self._under_way = 0  # bytes of all that have begun
+        self._budget = Budget(PIECE)
         self._longs_turn = False
-        self.allowed = PIECE
-        """Bytes of long messages that may have begun at a time, unless it is a single one."""
         self.octets = 0
         """Bytes that wait, about."""
+        self.owed = 0
+        """Those of answers, and of all short messages; one large answer is not counted."""
+        self._large_answers = 0
+
+    def allow(self, octets: int) -> None:
+        """How many bytes of long messages may have begun at a time, as a :class:`Budget`.
+
+        Before anything is added.
+        """
+        self._budget = Budget(octets)
 
     @property
     def is_empty(self) -> bool:
@@ -82,6 +89,7 @@ class Outbox:
         """A whole frame."""
         self._short.append(frame)
         self.octets += len(frame)
+        self.owed += len(frame)
 
     def add_long(
         self,
@@ -96,15 +104,21 @@ class Outbox:
         parts = [part for part in parts if len(part)]
         message = _Long((kind, number), parts, sum(map(len, parts)))
         message.marks, message.patience = marks, patience
+        if kind == FrameKind.RESPONSE:
+            message.is_owed = True
+            if self._budget.is_larger(message.total):
+                message.is_owed = self._large_answers > 0
+                self._large_answers += 1
         self._later.append(message)
         self.octets += message.total
+        self.owed += message.total if message.is_owed else 0
 
     def withdraw(self, kind: int, number: int) -> bool:
         """Take a long message back, if nothing of it has been sent."""
         for message in self._later:
             if message.key == (kind, number):
                 self._later.remove(message)
-                self.octets -= message.total
+                self._count_sent(message, message.total)
                 return True
         return False
 
@@ -119,12 +133,18 @@ class Outbox:
         message = self._begun.popleft()
         before = message.sent
         frame = message.next_piece(self._piece)
-        self.octets -= message.sent - before
+        self._count_sent(message, message.sent - before)
         if message.sent < message.total:
             self._begun.append(message)
         else:
-            self._under_way -= message.total
+            self._budget.remove(message.total)
+            if message.key[0] == FrameKind.RESPONSE and self._budget.is_larger(message.total):
+                self._large_answers -= 1
         return frame
+
+    def _count_sent(self, message: _Long, count: int) -> None:
+        self.octets -= count
+        self.owed -= count if message.is_owed else 0
 
     def _take_batch(self) -> list[Octets]:
         batch: list[Octets] = []
@@ -134,13 +154,20 @@ class Outbox:
             size += len(frame)
             batch.append(frame)
         self.octets -= size
+        self.owed -= size
         self._longs_turn = True
         return batch
 
     def _begin_more(self) -> None:
+        """Begin those that may; one that is larger holds up only others of its kind."""
+        passed: list[_Long] = []
         while self._later:
-            total = self._later[0].total
-            if self._begun and self._under_way + total > self.allowed:
-                return
-            self._under_way += total
-            self._begun.append(self._later.popleft())
+            message = self._later[0]
+            if self._budget.admits(message.total):
+                self._budget.add(message.total)
+                self._begun.append(self._later.popleft())
+            elif self._budget.is_larger(message.total):
+                passed.append(self._later.popleft())
+            else:
+                break
+        self._later.extendleft(reversed(passed))

@@ -224,6 +224,16 @@ class Stages:
         """The stage once calls can run in it and it fulfils something, which ``goal`` names."""
         return self._wait(lambda: self._ready, condition, timeout, goal)
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether a call can run now, or never will."""
+        return self._ready is not None or self._failed is not None
+
+    def wait_until_decided(self, seconds: float) -> bool:
+        """Wait until a call can run, or never will; False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_decided, seconds)
+
     def _wait(
         self,
         find: Callable[[], Stage | None],

@@ -28,6 +28,7 @@ from potluck.runtime.rpc_office import AgentOffice
 from potluck.runtime.rpc_pool import Workers
 from potluck.runtime.rpc_tcp import TcpRpcBackend
 from potluck.runtime.rpc_values import Values
+from potluck.runtime.rpc_waiting import Lobby
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -70,6 +71,7 @@ class RpcAgent(Caller, Closing):
         self._values = Values()
         self._handlers = Handlers(self._values)
         self._is_closed = False
+        self._waiting_calls: Lobby | None = None
         self._moving = threading.Lock()
         self._workers = Workers(self.config.workers, self._handlers.run)
         self._claim()
@@ -134,6 +136,15 @@ class RpcAgent(Caller, Closing):
         self._move(stage)
         return max(0.0, seconds - (time.monotonic() - began))
 
+    def _lobby(self) -> Lobby | None:
+        """Where calls wait while the cluster is paused or connects; None while it is neither."""
+        if self._stages is None or self._is_closed or self._stages.is_decided:
+            return None
+        with self._moving:
+            if self._waiting_calls is None:
+                self._waiting_calls = Lobby(self._office, self._stages, self._start_held)
+            return self._waiting_calls
+
     def _claim(self) -> None:
         with _claiming:
             other = vars(self._backend).get("_rpc_agent")
@@ -150,7 +161,8 @@ class RpcAgent(Caller, Closing):
     @property
     def in_flight(self) -> int:
         """Calls that this rank has made and that have not ended."""
-        return self._office.in_flight
+        waiting = 0 if self._waiting_calls is None else self._waiting_calls.in_flight
+        return waiting + self._office.in_flight
 
     @property
     def rank(self) -> int:
@@ -233,6 +245,8 @@ class RpcAgent(Caller, Closing):
         if self._stages is not None:
             self._stages.unfollow(self._move)
         self._workers.close(time.monotonic() + LINGER)
+        if self._waiting_calls is not None:
+            self._waiting_calls.close()
         self._office.close()
         self._local.close()
         self._backend.forget(self.close)
@@ -243,3 +257,5 @@ class RpcAgent(Caller, Closing):
         self._moving = threading.Lock()  # it may be held by a thread that is not here
         self._office.become_forked()
         self._local.become_forked()
+        if self._waiting_calls is not None:
+            self._waiting_calls.is_forked = True

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.core.calls import Window
 from potluck.core.calls_encoding import RESPONSE_OVERHEAD, response_head
 from potluck.core.calls_failures import Failure, reply_with
-from potluck.core.calls_frames import FrameKind, Hello, pack_frame, short_response
-from potluck.core.calls_outbox import SHORT, Outbox
+from potluck.core.calls_frames import SHORT, FrameKind, Hello, pack_frame, short_response
+from potluck.core.calls_outbox import Outbox
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_calls import Incoming
@@ -45,9 +45,9 @@ class Answering:
             self._reply(call, short_response(call.number, payload, call.marks), cork=cork)
         else:
             head = response_head(call.number, size)
+            views = [memoryview(head), *(memoryview(part) for part in parts)]
             with self.lock:
                 if self._take(call):
-                    views = [memoryview(head), *(memoryview(part) for part in parts)]
                     self._outbox.add_long(FrameKind.RESPONSE, call.number, views, marks=call.marks)
                     self.flush()
 

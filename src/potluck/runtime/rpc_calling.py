@@ -8,11 +8,11 @@ from potluck.backend.base import check_whole, read_view
 from potluck.core.calls import name_in_bytes
 from potluck.core.calls_encoding import REQUEST_OVERHEAD
 from potluck.core.calls_errors import RpcTooLarge
-from potluck.core.calls_frames import Mark
-from potluck.core.calls_outbox import SHORT
+from potluck.core.calls_frames import SHORT, Mark
 from potluck.errors import InvalidRank
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_service import Service
+from potluck.runtime.rpc_values import taken_bytes
 from potluck.vocabulary import ProcessId
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from potluck.runtime.rpc_office import AgentOffice
     from potluck.runtime.rpc_peer import Peer
     from potluck.runtime.rpc_values import Values
+    from potluck.runtime.rpc_waiting import Lobby
 
 __all__ = ["Caller", "Destination"]
 
@@ -47,6 +48,10 @@ class Caller:
         Where ranks never change calls can always be made.
         """
         return seconds
+
+    def _lobby(self) -> Lobby | None:
+        """Where calls wait that cannot begin now; None if they can."""
+        return None
 
     # -- calls of bytes ----------------------------------------------------------------------------
 
@@ -77,7 +82,7 @@ class Caller:
         idempotent: bool = False,
     ) -> RpcFuture[bytes]:
         """Start such a call.  The payload must not change until the future is done."""
-        call = self._begin(dst, name, [_view(payload)], timeout, 0, idempotent)
+        call = self._begin(dst, name, [_view(payload)], timeout, 0, idempotent, later=True)
         self._office.rouse()
         return call
 
@@ -91,7 +96,7 @@ class Caller:
         self, dst: Destination, name: str, /, *args: Any, **kwargs: Any
     ) -> RpcFuture[Any]:
         """Start such a call.  Arrays given to it must not change until the future is done."""
-        call = self._start_typed(dst, name, args, kwargs)
+        call = self._start_typed(dst, name, args, kwargs, later=True)
         self._office.rouse()
         return call
 
@@ -101,7 +106,9 @@ class Caller:
         """A rank's functions as methods: ``agent.service(1).add(2, 3)``."""
 
         def start(name: str, args: Any, kwargs: Any, *, later: bool) -> Any:
-            call = self._start_typed(dst, name, args, kwargs, timeout, idempotent=idempotent)
+            call = self._start_typed(
+                dst, name, args, kwargs, timeout, idempotent=idempotent, later=later
+            )
             if not later:
                 return self._sync(call)
             self._office.rouse()
@@ -118,10 +125,11 @@ class Caller:
         timeout: float | None = None,
         *,
         idempotent: bool = False,
+        later: bool = False,
     ) -> RpcFuture[Any]:
         lead = REQUEST_OVERHEAD + len(name_in_bytes(name))
         parts = self._values.pack_arguments(args, kwargs, lead)
-        return self._begin(dst, name, parts, timeout, Mark.TYPED, idempotent)
+        return self._begin(dst, name, parts, timeout, Mark.TYPED, idempotent, later=later)
 
     # -- how they begin and end --------------------------------------------------------------------
 
@@ -133,7 +141,10 @@ class Caller:
         timeout: float | None,
         marks: int,
         idempotent: bool,  # noqa: FBT001 - one of a fixed list
+        *,
+        later: bool = False,
     ) -> RpcFuture[Any]:
+        """Start a call; one for ``later`` does not wait for a view of the cluster."""
         seconds = self._office.config.timeout if timeout is None else timeout
         if not seconds >= 0:
             msg = f"A timeout must be zero or more seconds, not {seconds}"
@@ -143,10 +154,15 @@ class Caller:
             marks |= Mark.NESTED
             seconds = min(seconds, outer.remaining)
         octets = name_in_bytes(name)
-        left = self._enter(seconds)
-        call = self._find(dst).new_call(name, left)
+        lobby = self._lobby() if later else None
+        if lobby is not None:
+            call = lobby.new_call(name, seconds)
+            call.destination = f"rank {dst}" if type(dst) is int else f"'{dst}'"
+        else:
+            left = self._enter(seconds)
+            call = self._find(dst).new_call(name, left)
         call.seconds = seconds
-        call.convert_with(self._values.unpack_answer if marks & Mark.TYPED else _as_bytes)
+        call.convert_with(self._values.unpack_answer if marks & Mark.TYPED else taken_bytes)
         call.marks, call.idempotent, call.parts = marks, idempotent, parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         call.size = REQUEST_OVERHEAD + len(octets) + size
@@ -156,10 +172,21 @@ class Caller:
             call.parts = [b"".join(parts)]  # what may have to wait is our own
         call.notes = notes = self._office.notes
         notes.counts = self._counts
-        call.peer.start(call)  # type: ignore[attr-defined]
+        if lobby is not None:
+            lobby.hold(call, dst)
+        else:
+            call.peer.start(call)  # type: ignore[attr-defined]
         if outer is not None:
             outer.adopt(call)
         return call
+
+    def _start_held(self, call: RpcFuture[Any], dst: Destination) -> None:
+        """Start a call that has waited in the lobby."""
+        self._enter(0.0)
+        peer = self._find(dst)
+        call.peer, call.number, call.destination = peer, peer.next_number(), ""
+        peer.start(call)
+        self._office.rouse()
 
     @staticmethod
     def _sync(call: RpcFuture[Any]) -> Any:
@@ -187,7 +214,3 @@ class Caller:
 
 def _view(payload: Buffer) -> bytes | memoryview:
     return payload if type(payload) is bytes else read_view(payload)
-
-
-def _as_bytes(payload: bytes | memoryview) -> bytes:
-    return payload if type(payload) is bytes else bytes(payload)

@@ -31,7 +31,7 @@ FEW = 64
 """Calls from within a call before those that are done are forgotten."""
 
 _callbacks = ForkSafeLock()
-"""Guards the callbacks of all futures; nothing is called under it."""
+"""Guards callbacks and sleepers of all futures; nothing is called under it."""
 
 
 class Receiver(Protocol):
@@ -67,9 +67,9 @@ class RpcFuture(Generic[Result]):
     """
 
     __slots__ = (
-        *("__weakref__", "_callbacks", "_convert", "_converted", "_error", "_sleepers", "_value"),
+        *("__weakref__", "_callbacks", "_convert", "_converting", "_error", "_sleepers", "_value"),
         *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
-        *("began", "notes", "seconds"),
+        *("began", "destination", "notes", "seconds"),
     )
 
     def __init__(self, peer: Receiver, name: str, number: int, seconds: float) -> None:
@@ -85,12 +85,14 @@ class RpcFuture(Generic[Result]):
         self.marks = 0
         self.parts: list[bytes | memoryview] = []
         self.size = 0
+        self.destination = ""
+        """In words, while its rank is not known."""
         self.notes: Notes | None = None
         """Where it is taken down and counted."""
         self._value: Any = None
         self._error: BaseException | None = None
         self._convert: Callable[[Any], Result] | None = None
-        self._converted = False
+        self._converting = threading.Lock()
         self._sleepers: tuple[threading.Lock, ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -106,6 +108,8 @@ class RpcFuture(Generic[Result]):
             if timeout is not None:
                 until = min(until, time.monotonic() + timeout)
             self._wait_until(until)
+        if not self.done:
+            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout or 0.0)
         return self.result()
 
     def _wait_until(self, until: float) -> None:
@@ -115,23 +119,38 @@ class RpcFuture(Generic[Result]):
             if not self.done:  # its answer comes in this instant
                 self.sleep_until(time.monotonic() + INSTANT)
 
-    def result(self) -> Result:
-        """The value, or what went wrong; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=0.0)
+    def result(self, timeout: float = 0.0) -> Result:
+        """The value, or what went wrong; :class:`Timeout` if it is not done after ``timeout``."""
+        self._look(timeout)
         if self._error is not None:
             error = self._error  # each gets its own: tracebacks would pile up on one
             raise copy.copy(error) if isinstance(error, DistributedError) else error
-        if self._convert is not None and not self._converted:
-            self._value = self._convert(self._value)
-            self._converted = True
+        if self._convert is not None:
+            with self._converting:  # once: converting gives back the memory that came in
+                self._convert_once()
         return cast("Result", self._value)
 
-    def exception(self) -> BaseException | None:
-        """What went wrong, or None; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=0.0)
+    def _convert_once(self) -> None:
+        if self._error is not None:  # it failed for another thread
+            raise self._error
+        if self._convert is not None:
+            try:
+                self._value = self._convert(self._value)
+            except BaseException as error:
+                self._value, self._error = None, error
+                raise
+            self._convert = None
+
+    def exception(self, timeout: float = 0.0) -> BaseException | None:
+        """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""
+        self._look(timeout)
         return self._error
+
+    def _look(self, timeout: float) -> None:
+        if not self.done and timeout > 0:
+            self._wait_until(min(self.deadline, time.monotonic() + timeout))
+        if not self.done:
+            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout)
 
     def cancel(self) -> bool:
         """Stop waiting and tell the other side; False if the call was done already."""
@@ -177,9 +196,14 @@ class RpcFuture(Generic[Result]):
 
     # -- for those who bring the answer ----------------------------------------------------------
 
+    @property
+    def where(self) -> str:
+        """Whom it calls, in words."""
+        return self.destination or f"rank {self.peer.rank}"
+
     def describe(self) -> str:
         """What this is, as the subject of a sentence."""
-        return f"The call of '{self.name}' on rank {self.peer.rank}"
+        return f"The call of '{self.name}' on {self.where}"
 
     def convert_with(self, convert: Callable[[Any], Result]) -> None:
         """How the bytes of the answer become a value, on the thread that asks for it."""
@@ -188,7 +212,7 @@ class RpcFuture(Generic[Result]):
     def expire(self) -> None:
         """The deadline has passed."""
         if self.peer.abandon(self):
-            reason = f"'{self.name}' on rank {self.peer.rank} gave no answer within "
+            reason = f"'{self.name}' on {self.where} gave no answer within "
             reason += f"{self.seconds:g} s{self.peer.silence}"
             self.finish(None, RpcTimeout(reason, seconds=self.seconds, rank=self.peer.rank))
 
@@ -201,20 +225,26 @@ class RpcFuture(Generic[Result]):
         with _callbacks:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
-        for sleeper in self._sleepers:
-            with contextlib.suppress(RuntimeError):  # already awake
-                sleeper.release()
+            sleepers, self._sleepers = self._sleepers, ()
+        for sleeper in sleepers:
+            sleeper.release()
         for callback in callbacks or ():
             callback()
 
     def sleep_until(self, deadline: float) -> None:
-        """Sleep until it is done or the deadline has passed."""
+        """Sleep until it is done or the deadline has passed; any number of threads may."""
         sleeper = threading.Lock()
         sleeper.acquire()
-        self._sleepers += (sleeper,)
-        # Only now look again: whoever finishes from here on sees the sleeper.
-        while not self.done and (remaining := deadline - time.monotonic()) > 0:
-            sleeper.acquire(timeout=min(remaining, 3600.0))
+        with _callbacks:
+            if self.done:
+                return
+            self._sleepers += (sleeper,)  # whoever finishes it from now on sees the sleeper
+        try:
+            while not self.done and (remaining := deadline - time.monotonic()) > 0:
+                sleeper.acquire(timeout=min(remaining, 3600.0))
+        finally:
+            with _callbacks:
+                self._sleepers = tuple(each for each in self._sleepers if each is not sleeper)
 
 
 class Replier(Hashable, Protocol):

@@ -57,7 +57,6 @@ class RpcConfig:
             msg = f"max_message can be {SMALLEST} to {LARGEST}, not {self.max_message}"
             raise ValueError(msg)
 
-    @property
-    def hello(self) -> Hello:
-        """What peers are told of it."""
-        return Hello(self.calls, self.octets, self.max_message)
+    def hello(self, generation: int = 1) -> Hello:
+        """What the agent of a generation tells its peers."""
+        return Hello(self.calls, self.octets, self.max_message, generation)

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potluck.backend.spin import Spin
@@ -18,8 +18,8 @@ from potluck.core.calls import Window, milliseconds
 from potluck.core.calls_assembly import Assembly
 from potluck.core.calls_encoding import RpcRequest, request_head
 from potluck.core.calls_errors import RpcInvalidMessage
-from potluck.core.calls_frames import FrameKind, Hello, Mark, pack_frame, short_request
-from potluck.core.calls_outbox import SHORT, Outbox
+from potluck.core.calls_frames import SHORT, FrameKind, Hello, Mark, pack_frame, short_request
+from potluck.core.calls_outbox import Outbox
 from potluck.errors import MalformedFrame
 from potluck.runtime.rpc_answering import Answering
 from potluck.runtime.rpc_calls import Incoming, RpcFuture
@@ -28,14 +28,13 @@ from potluck.runtime.rpc_values import aligned_memory
 
 if TYPE_CHECKING:
     from potluck.core.calls_frames import Frame
-    from potluck.net.transport import Poller
-    from potluck.runtime.rpc_config import RpcConfig
+    from potluck.net.transport import Buffer, Poller
     from potluck.runtime.rpc_wire import Wire
 
 __all__ = ["BROKEN", "ENDED", "Connection", "Left", "in_words"]
 
 TURN = 1 << 20
-"""Bytes read from one peer before the others get a turn, about."""
+"""Bytes read from one peer, or sent to it, before others get a turn, about."""
 
 
 ENDED = "its process has ended, or its agent was closed"
@@ -52,7 +51,7 @@ class Connection(Answering):
         self,
         ranks: tuple[int, int],
         wire: Wire,
-        config: RpcConfig,
+        hello: Hello,
         lock: threading.Lock,
         deliver: Callable[[Connection, Frame, bytes | memoryview], None],
     ) -> None:
@@ -63,35 +62,40 @@ class Connection(Answering):
         self.is_open = True
         self.is_reading = False  # in the middle of it
         self.allowance: Hello | None = None  # what the other side allows; None before it says so
+        self.greeted_at = math.inf
         self.sent: dict[int, RpcFuture[Any] | int] = {}
         """Calls without an answer; of one that nobody waits for any more, its size."""
         self.window = Window(1, 1)
         self.received: dict[int, Incoming] = {}
         """Calls of the other side that we have not answered."""
-        self._config = config
+        self._hello = hello  # what we allow the other side
+        self._has_begun = False
         self._deliver = deliver
-        self._admitted = Window(config.calls, config.octets)
+        self._admitted = Window(hello.calls, hello.octets)
         self._outbox = Outbox()
-        self._assembly = Assembly(config.octets, aligned_memory, least=SHORT + 1)
-        self._reader = Reader(wire, self._assembly, config.max_message)
+        self._assembly = Assembly(hello.octets, aligned_memory, least=SHORT + 1)
+        self._reader = Reader(wire, self._assembly, hello.max_message)
         self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
         self._poller: Poller | None = None
         self.direct: Poller | None = None
         self.spin = Spin()
         self._wants_write = False
+        self._is_sending = False
         self._earliest = math.inf  # none of the calls received has a deadline before this
 
     # -- opening and ending ----------------------------------------------------------------------
 
     def begin(self, poller: Poller, direct: Poller | None) -> None:
         """Be watched by ``poller``, and say hello; ``direct`` is for those who wait for answers."""
-        self._poller, self.direct = poller, direct
+        self._poller = poller
+        poller.register(self.wire.stream, self.rank)
+        hello = self._hello.pack()
+        with self.lock:
+            self._has_begun = True
+            self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
         if direct is not None:
             direct.register(self.wire.stream, self.rank)
-        poller.register(self.wire.stream, self.rank)
-        hello = self._config.hello.pack()
-        with self.lock:
-            self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
+        self.direct = direct  # last: who reads may send, and nothing goes before the hello
 
     def greeted(self, data: bytes | memoryview) -> None:
         """The other side has said what it allows."""
@@ -99,18 +103,25 @@ class Connection(Answering):
         if self.allowance is not None:
             raise RpcInvalidMessage("a second hello")
         self.window = Window(hello.calls, hello.octets)
-        self._outbox.allowed = hello.octets
+        self._outbox.allow(hello.octets)
         self.allowance = hello
+        self.greeted_at = time.monotonic()
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the other agent is not known yet, or is of an older generation than ours."""
+        return self.allowance is None or self.allowance.generation < self._hello.generation
 
     def say_goodbye(self) -> None:
-        """Let the other side know that this is the end."""
+        """Let the other side know that this is the end, if it knows that we are here."""
         with self.lock:
-            self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
+            if self._has_begun:
+                self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
 
     @property
     def is_flushed(self) -> bool:
         """Whether nothing waits to be sent."""
-        return self.wire.is_idle and self._outbox.is_empty
+        return not self._is_sending and self.wire.is_idle and self._outbox.is_empty
 
     def end(self) -> tuple[list[RpcFuture[Any]], list[Incoming]]:
         """Of no more use; the calls that will get no answer, and those that nobody waits for.
@@ -130,6 +141,8 @@ class Connection(Answering):
     def close(self, linger: float = 0.0) -> None:
         """Release what it holds, when no thread reads any more."""
         with self.reading:
+            while self._is_sending:  # for as long as a piece takes
+                time.sleep(0.0005)
             if self._poller is not None:
                 self._poller.unregister(self.wire.stream)
             if self.direct is not None:
@@ -142,7 +155,7 @@ class Connection(Answering):
     # -- out: all of this with the lock held -----------------------------------------------------
 
     def request(self, call: RpcFuture[Any]) -> None:
-        """Send a call."""
+        """Send a call; of a long one that is left to :meth:`flush`."""
         self.sent[call.number] = call
         self.window.add(call.size)
         name = call.name.encode()
@@ -156,7 +169,6 @@ class Connection(Answering):
             self._outbox.add_long(
                 FrameKind.REQUEST, call.number, parts, marks=call.marks, patience=patience
             )
-            self.flush()
 
     def withdraw(self, call: RpcFuture[Any]) -> None:
         """Nobody waits for a call any more: the other side will hear it, and answers all the same.
@@ -171,7 +183,7 @@ class Connection(Answering):
             self._send_short(pack_frame(FrameKind.CANCEL, call.number, 0))
 
     def _send_short(self, frame: bytes) -> None:
-        if self.wire.is_idle and self._outbox.is_empty:
+        if self.is_flushed:
             with contextlib.suppress(OSError):  # reading will find out, and say so
                 if self.wire.push((frame,)):
                     return  # the usual way, and the shortest
@@ -180,23 +192,44 @@ class Connection(Answering):
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now, and have the rest sent when there is room."""
-        wire, outbox = self.wire, self._outbox
+        """Send what can be sent now, for one turn, and have the rest sent when there is room.
+
+        The lock is free while a piece of a long message leaves, so this comes last where it is
+        held: a thread with a short message adds that, and it goes before the next piece.
+        """
+        if self._is_sending:
+            return  # that thread sends this too
+        self._is_sending = True
+        outbox, left = self._outbox, TURN
+        wants = False
         try:
-            while wire.flush() and (buffers := outbox.take()):
-                wire.push(buffers)
+            is_idle = self.wire.is_idle or self._push(None)
+            while is_idle and left > 0 and self.is_open and (buffers := outbox.take()):
+                left -= sum(map(len, buffers))
+                is_idle = self._push(buffers)
+            wants = not (is_idle and outbox.is_empty)
         except OSError:
-            wants = False  # reading will find out, and say so
-        else:
-            wants = not wire.is_idle
+            pass  # reading will find out, and say so
+        finally:
+            self._is_sending = False
         if wants is not self._wants_write and self._poller is not None and self.is_open:
             self._wants_write = wants
-            self._poller.want_write(wire.stream, self.rank, wants)
+            self._poller.want_write(self.wire.stream, self.rank, wants)
+
+    def _push(self, buffers: Sequence[Buffer] | None) -> bool:
+        """Send this, or what is left, without the lock if it is much; whether all has left."""
+        if buffers is not None and sum(map(len, buffers)) <= SHORT:
+            return self.wire.push(buffers)
+        self.lock.release()
+        try:
+            return self.wire.flush() if buffers is None else self.wire.push(buffers)
+        finally:
+            self.lock.acquire()
 
     @property
     def is_congested(self) -> bool:
         """Whether so much waits to be sent that there shall be no more answers."""
-        return self.is_open and self._outbox.octets > self._config.octets
+        return self.is_open and self._outbox.owed > self._hello.octets
 
     # -- in ----------------------------------------------------------------------------------------
 

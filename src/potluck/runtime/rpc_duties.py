@@ -6,11 +6,41 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from potluck.backend.base import Backend
+    from potluck.core.calls_frames import Hello
     from potluck.runtime.rpc_calls import Incoming
     from potluck.runtime.rpc_config import RpcConfig
     from potluck.runtime.rpc_connection import Connection
 
-__all__ = ["Office", "Outlook", "Staff"]
+__all__ = ["Generations", "Office", "Outlook", "Staff"]
+
+
+class Generations:
+    """The agents that the ranks of a group have made one after the other, as one rank knows them.
+
+    The first agent of every rank is of generation 1, the next one of generation 2.  Agents of one
+    generation belong together: a call of one waits for its peer of the same generation, or of a
+    newer one.
+    """
+
+    def __init__(self) -> None:
+        self.latest = 0
+        """Of this rank."""
+        self._staying: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, backend: Backend) -> Generations:
+        """Those of a group, for all agents that this rank makes on it."""
+        known: Generations = vars(backend).setdefault("_rpc_generations", cls())
+        return known
+
+    def note_staying(self, rank: int, generation: int) -> None:
+        """A rank keeps its agent, although others have made new ones."""
+        self._staying[rank] = generation
+
+    def is_staying(self, rank: int, generation: int) -> bool:
+        """Whether that is known of the agent of a rank."""
+        return self._staying.get(rank) == generation
 
 
 class Outlook(NamedTuple):
@@ -28,6 +58,9 @@ class Office(Protocol):
 
     rank: int
     config: RpcConfig
+    hello: Hello
+    """What peers are told of the agent, its generation included."""
+    generations: Generations
 
     def serve(self, call: Incoming) -> None:
         """Have a call answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from potluck.backend.base import read_view
 from potluck.core.calls import Pace, name_in_bytes
 from potluck.core.calls_encoding import REQUEST_OVERHEAD, RESPONSE_OVERHEAD
-from potluck.core.calls_errors import RpcInvalidMessage, near_names
+from potluck.core.calls_errors import RpcInvalidMessage, near_names, shortened
 from potluck.core.calls_failures import Failure
 from potluck.core.calls_frames import Mark
+from potluck.logs import get_logger
 from potluck.runtime.rpc_calls import Incoming, here
-from potluck.runtime.rpc_values import Values
+from potluck.runtime.rpc_values import Values, taken_bytes
 
 if TYPE_CHECKING:
     from potluck.metrics import OperationMetrics
 
 __all__ = ["CANCELLED", "Handlers", "RpcHandler"]
+
+logger = get_logger(__name__)
 
 CANCELLED = Failure("cancelled", words="The caller cancelled the call")
 
@@ -70,50 +74,80 @@ class Handlers:
         return handler is None or handler.pace.is_quick
 
     def run(self, call: Incoming, *, cork: bool = False) -> None:
-        """Answer a call; only in form if nobody waits for it any more."""
+        """Answer a call, whatever its function raises or returns.
+
+        Nothing is raised here: the thread that runs it serves other calls as well.
+        """
         payload = call.payload
-        if call.cancelled:  # after that look at the payload, which is empty by then
-            call.origin.refuse(call, CANCELLED, cork=cork)
-            return
-        handler = self._known.get(call.name)
-        if handler is None:
-            near = near_names(call.name, self._known)
-            call.origin.refuse(call, Failure("missing", name=call.name, near=near), cork=cork)
-            self._count(0.0, call, "RpcFunctionNotFound")
-            return
         before, here.call = here.call, call
-        began, failure = time.perf_counter(), ""
+        began = time.perf_counter()
         try:
-            parts = self._call(handler, call, payload)
-        except RpcInvalidMessage as error:
-            failure = type(error).__name__
-            call.origin.refuse(call, Failure("invalid", words=error.reason), cork=cork)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
-            failure = type(error).__name__
-            call.origin.refuse(call, _raised(error), cork=cork)
-        else:
-            call.origin.answer(call, parts, cork=cork)
+            outcome, handler = self._outcome(call, payload)
         finally:
-            taken = time.perf_counter() - began
-            handler.pace.observe(taken)
-            self._count(taken, call, failure)
             here.call = before
             call.payload = b""  # whoever keeps the call shall not keep its bytes
+        _reply(call, outcome, cork=cork)
+        if outcome is CANCELLED:
+            return
+        taken = time.perf_counter() - began
+        if handler is not None:
+            handler.pace.observe(taken)
+        self._count(taken, call, _kind_of(outcome))
+
+    def _outcome(self, call: Incoming, payload: Any) -> tuple[list[Any] | Failure, Handler | None]:
+        """What a call is answered with, and which function was called for that."""
+        handler = None
+        try:
+            if call.cancelled:  # after that look at the payload, which is empty by then
+                return CANCELLED, None
+            handler = self._known.get(call.name)
+            if handler is None:
+                near = near_names(call.name, self._known)
+                return Failure("missing", name=call.name, near=near), None
+            return self._call(handler, call, payload), handler
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
+            return _raised(error), handler
 
     def _count(self, seconds: float, call: Incoming, failure: str) -> None:
         if self.counts is not None:
             self.counts.note(seconds, call.size, failure)
 
-    def _call(self, handler: Handler, call: Incoming, payload: Any) -> list[Any]:
+    def _call(self, handler: Handler, call: Incoming, payload: Any) -> list[Any] | Failure:
         if handler.is_typed is not bool(call.marks & Mark.TYPED):
             kind, way = ("values", "call") if handler.is_typed else ("bytes", "rpc_sync")
-            raise RpcInvalidMessage(f"'{call.name}' is a function of {kind}: use {way}")
+            return Failure("invalid", words=f"'{call.name}' is a function of {kind}: use {way}")
         if not handler.is_typed:
-            result = handler.function(payload if type(payload) is bytes else bytes(payload))
+            call.payload = b""  # or it would be here twice
+            result = handler.function(taken_bytes(payload))
             return [result if type(result) is bytes else _octets(call.name, result)]
         lead = REQUEST_OVERHEAD + len(call.name.encode())
-        arguments, options = self._values.unpack_arguments(payload, lead)
+        try:
+            arguments, options = self._values.unpack_arguments(payload, lead)
+        except RpcInvalidMessage as error:  # of the arguments; the function may raise its own
+            return Failure("invalid", words=error.reason)
         return self._values.pack(handler.function(*arguments, **options), RESPONSE_OVERHEAD)
+
+
+def _reply(call: Incoming, outcome: list[Any] | Failure, *, cork: bool) -> None:
+    """Send what a call is answered with; if that fails, say so."""
+    try:
+        if isinstance(outcome, Failure):
+            call.origin.refuse(call, outcome, cork=cork)
+        else:
+            call.origin.answer(call, outcome, cork=cork)
+    except BaseException as error:
+        logger.exception("The answer to '%s' could not be sent", shortened(call.name))
+        words = f"the answer could not be sent: {_name_of(type(error))}"
+        with contextlib.suppress(BaseException):
+            call.origin.refuse(call, Failure("internal", words=words), cork=cork)
+
+
+def _kind_of(outcome: list[Any] | Failure) -> str:
+    """The name of an error, as metrics count it; empty if all went well."""
+    if not isinstance(outcome, Failure):
+        return ""
+    names = {"missing": "RpcFunctionNotFound", "invalid": "RpcInvalidMessage"}
+    return names.get(outcome.reason) or outcome.name.rpartition(".")[2]
 
 
 def _octets(name: str, result: Any) -> memoryview:
@@ -125,16 +159,24 @@ def _octets(name: str, result: Any) -> memoryview:
 
 
 def _raised(error: BaseException) -> Failure:
+    """What a function raised, as far as that can be told: each of its texts may raise in turn."""
     kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
+    name = _name_of(kind)
+    with contextlib.suppress(BaseException):
+        if kind.__module__ not in ("builtins", "__main__"):
+            name = f"{kind.__module__}.{name}"
     try:
-        words = str(error)
-    except Exception as second:  # noqa: BLE001 - an error that cannot even say what it is
-        words = f"(no words: {type(second).__name__})"
-    try:
+        words = str.__str__(str(error))
+    except BaseException as second:  # noqa: BLE001 - an error that cannot even say what it is
+        words = f"(no words: {_name_of(type(second))})"
+    trace = ""
+    with contextlib.suppress(BaseException):  # nor show where it was raised
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - nor show where it was raised
-        trace = ""
     return Failure("raised", name=name, words=words, traceback=trace)
+
+
+def _name_of(kind: type) -> str:
+    try:
+        return str.__str__(kind.__qualname__)
+    except BaseException:  # noqa: BLE001 - a class may make anything of its name
+        return "BaseException"

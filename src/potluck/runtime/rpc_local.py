@@ -18,14 +18,13 @@ from potluck.core.calls_errors import RpcBusy, RpcNoConnection, RpcTooLarge
 from potluck.core.calls_failures import Failure, error_of, reply_with
 from potluck.core.calls_frames import Mark
 from potluck.runtime.rpc_calls import Incoming, RpcFuture, here
-from potluck.runtime.rpc_values import joined
+from potluck.runtime.rpc_values import joined, joined_bytes
+from potluck.runtime.rpc_waiting import FORKED
 
 if TYPE_CHECKING:
     from potluck.runtime.rpc_duties import Office
 
-__all__ = ["FORKED", "Local", "Mail"]
-
-FORKED = "this agent belongs to the parent process; make a backend and an agent here"
+__all__ = ["Local", "Mail"]
 
 LONGEST = 3600.0
 """Seconds of one sleep: more is too much for some systems."""
@@ -56,17 +55,28 @@ class Local:
         """A call that has not begun."""
         return RpcFuture(self, name, next(self._numbers), seconds)
 
+    def next_number(self) -> int:
+        """For a call that was made before it came here."""
+        return next(self._numbers)
+
     def start(self, call: RpcFuture[Any]) -> None:
         """Make a call; waits while too many are under way."""
         with self._changed:
             self._wait_for_room(call)
-            patience = milliseconds(call.deadline - time.monotonic())
-            # A copy: the function must not see it change.
+            self._window.add(call.size)
+        # A copy: the function must not see it change.  Without the lock: it may take long.
+        try:
             lead = REQUEST_OVERHEAD + len(call.name.encode())
             payload = _joined(call.parts, lead, call.marks)
-            incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
+        except BaseException:
+            with self._changed:
+                self._window.remove(call.size)
+            raise
+        patience = milliseconds(call.deadline - time.monotonic())
+        incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
+        with self._changed:
+            self.check_open()
             self._under_way[call.number] = (call, incoming)
-            self._window.add(call.size)
         self.office.serve(incoming)
 
     def _wait_for_room(self, call: RpcFuture[Any]) -> None:
@@ -167,7 +177,7 @@ class Local:
 
 
 def _joined(parts: list[Any], lead: int, marks: int) -> bytes | memoryview:
-    return joined(parts, lead) if marks & Mark.TYPED else b"".join(parts)
+    return joined(parts, lead) if marks & Mark.TYPED else joined_bytes(parts)
 
 
 class Mail:

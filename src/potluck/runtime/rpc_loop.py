@@ -71,6 +71,11 @@ class Loop:
         return threading.get_ident() == self._owner
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no quick function runs, or is about to."""
+        return not (self._batch or self._touched or self._running % 2)
+
+    @property
     def takes_quick(self) -> bool:
         """Whether a quick function may run on this thread."""
         return self._displaced is None and threading.get_ident() == self._owner

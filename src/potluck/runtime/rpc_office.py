@@ -11,7 +11,7 @@ from potluck.core.calls_errors import shortened
 from potluck.core.calls_failures import Failure
 from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.rpc_calls import Incoming, here
-from potluck.runtime.rpc_duties import Outlook
+from potluck.runtime.rpc_duties import Generations, Outlook
 from potluck.runtime.rpc_handlers import CANCELLED
 from potluck.runtime.rpc_loop import Loop
 from potluck.runtime.rpc_notes import Notes
@@ -52,6 +52,9 @@ class AgentOffice:
     ) -> None:
         self.rank = backend.rank
         self.config = config
+        self.generations = Generations.of(backend)
+        self.generations.latest += 1
+        self.hello = config.hello(self.generations.latest)
         self.notes = Notes(log_of(backend))
         self._backend = backend
         self._handlers = handlers
@@ -221,6 +224,7 @@ class AgentOffice:
                 for call in peer.overdue(now):
                     call.expire()
                 if isinstance(peer, Peer) and peer.connection is not None:
+                    peer.admit_waiting()
                     for incoming in peer.connection.overdue(now):
                         self._refuse_late(incoming, "it was still running")
         if len(self._workers):
@@ -248,13 +252,26 @@ class AgentOffice:
         self._closed = True
         deadline = time.monotonic() + LINGER
         self._opener.close(deadline)
-        connections = [peer.connection for peer in self.peers.values() if peer.connection]
         for peer in self.peers.values():
-            peer.part()
-        while time.monotonic() < deadline:
-            if all(each.is_flushed or not each.is_open for each in connections):
-                break
-            time.sleep(0.001)  # the loop sends
+            peer.stop()
+        if here.call is None:  # or we would wait for ourselves
+            self._wait_for(lambda: self._loop.is_idle, deadline)
+        connections = [peer.connection for peer in self.peers.values() if peer.connection]
+        self._flush(connections, deadline)  # first: nothing follows a goodbye
+        for connection in connections:
+            connection.say_goodbye()
+        self._flush(connections, deadline)
         self._loop.close(deadline + LINGER)
         for peer in self.peers.values():
             peer.close()
+
+    def _flush(self, connections: list[Connection], deadline: float) -> None:
+        self._wait_for(
+            lambda: all(each.is_flushed or not each.is_open for each in connections), deadline
+        )
+
+    @staticmethod
+    def _wait_for(condition: Callable[[], bool], deadline: float) -> None:
+        """Until the loop has done something."""
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.001)

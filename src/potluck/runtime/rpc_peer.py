@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from potluck.core.calls_encoding import RpcResponse
 from potluck.core.calls_errors import RpcInvalidMessage, RpcNoConnection
 from potluck.core.calls_failures import error_of
-from potluck.core.calls_frames import FrameKind
+from potluck.core.calls_frames import SHORT, FrameKind
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_connection import BROKEN, Connection, Left, in_words
 from potluck.runtime.rpc_direct import read_until_done
-from potluck.runtime.rpc_local import FORKED
-from potluck.runtime.rpc_waiting import OVER, WaitingRoom
+from potluck.runtime.rpc_waiting import FORKED, OVER, WaitingRoom
 from potluck.runtime.rpc_wire import make_wire
 
 if TYPE_CHECKING:
@@ -46,10 +45,12 @@ class Peer(WaitingRoom):
             self._earliest = min(self._earliest, call.deadline)
             connection = self.connection
             refused: list[RpcFuture[Any]] = []
-            if connection is None or self._waiting or not self._admits(connection, call):
+            if connection is None or self._line_of(call) or not self._admits(connection, call):
                 refused = self._keep(call)
             else:
                 connection.request(call)
+                if call.size > SHORT:
+                    connection.flush()
         self._refuse(refused)
 
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
@@ -110,46 +111,49 @@ class Peer(WaitingRoom):
         """A stream to the rank is open."""
         ranks = (self._office.rank, self.rank)
         connection = Connection(
-            ranks, make_wire(opened), self._office.config, self.lock, self._on_message
+            ranks, make_wire(opened), self._office.hello, self.lock, self._on_message
         )
         with self.lock:
-            if self._trouble is not OVER:
-                self.connection, self._trouble, self._hint = connection, None, None
+            if self._trouble is not OVER:  # any other may be over when an agent greets us
+                self.connection = connection
         if self.connection is connection:
             self._office.watch(connection)
         else:
             opened.stream.close()
 
     def lose(self, connection: Connection, reason: Exception | str) -> None:
-        """A connection is over: its calls fail at once, but those that may be repeated wait."""
+        """A connection is over: its calls fail at once, but those that may be repeated wait.
+
+        One that ends before its agent has greeted us, or that of an older agent, says nothing
+        about the agent that calls wait for.
+        """
         with self.lock:
             if connection is not self.connection:
                 return
             self.connection = None
+            is_early = connection.is_early and isinstance(reason, (OSError, Left))
             # One that we are about to close ends for that reason, whoever is faster.
-            self._trouble = cause = OVER if self._trouble is OVER else in_words(reason)
+            cause = OVER if self._trouble is OVER else in_words(reason)
+            if not is_early:
+                self._trouble = cause
             calls, orphans = connection.end()
             for call in calls:
                 if call.idempotent:
-                    self._waiting[call.number] = call
-                    self._waiting_octets += call.size
+                    self._line_up(call)
         connection.close()
         self._office.orphaned(orphans)
         lost = [call for call in calls if not call.idempotent]
-        self._judge(self._office.lost(self.rank), cause, lost)
+        self._judge(self._office.lost(self.rank), cause, lost, is_early=is_early)
 
     def give_up(self) -> None:
         """The rank will not be back, at least not in this view."""
         self._judge(self._office.outlook(self.rank), "it is gone", [])
 
-    def part(self) -> None:
-        """The agent is about to close: no more calls, and let the other side know."""
+    def stop(self) -> None:
+        """The agent is about to close: no more calls."""
         with self.lock:
             if not self._hint:  # of a view that is over we know more
                 self._trouble = OVER
-            connection = self.connection
-        if connection is not None:
-            connection.say_goodbye()
 
     def close(self) -> None:
         """The agent closes."""
@@ -181,6 +185,8 @@ class Peer(WaitingRoom):
         elif kind is FrameKind.HELLO:
             with self.lock:
                 connection.greeted(data)
+                if self._trouble is not OVER:
+                    self._trouble = self._hint = None
             self._send_waiting(connection)
         else:
             raise Left

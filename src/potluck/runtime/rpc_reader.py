@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.core.calls_frames import HEADER_SIZE, Frame, Mark, read_frame
-from potluck.core.calls_outbox import SHORT
+from potluck.core.calls_frames import HEADER_SIZE, SHORT, Frame, Mark, read_frame
 
 if TYPE_CHECKING:
     from potluck.core.calls_assembly import Assembly, Whole

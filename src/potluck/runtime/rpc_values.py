@@ -1,19 +1,22 @@
 """Values in calls: Python's plain ones, dataclasses and arrays; the bytes of arrays are not copied.
 
-What travels is a length, a description in MessagePack, and behind it the arrays, each at a multiple
-of 64 bytes, counted from where the message begins: ``lead`` bytes before the values.  Nothing that
-arrives can run code: an object is only made of a dataclass that this side has named, through its
-constructor.
+What travels is a length, a description in MessagePack, and behind it the arrays and what is long of
+type bytes, each at a multiple of 64 bytes, counted from where the message begins: ``lead`` bytes
+before the values.  Nothing that arrives can run code: an object is only made of a dataclass that
+this side has named, through its constructor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import math
+import mmap
 import struct
 import threading
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ml_dtypes  # noqa: F401 - gives numpy the names bfloat16 and float8_*
@@ -24,16 +27,25 @@ from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
 from potluck.core.calls_encoding import RESPONSE_OVERHEAD
 from potluck.core.calls_errors import RpcInvalidMessage
+from potluck.core.calls_frames import SHORT
 from potluck.errors import MalformedFrame
 from potluck.runtime import object_codec
 from potluck.runtime.memory import octets_of
 
-__all__ = ["Values", "aligned_memory", "joined"]
+__all__ = ["Values", "aligned_memory", "joined", "joined_bytes", "taken_bytes"]
 
 Kind = TypeVar("Kind", bound=type)
 
 ALIGNMENT = 64
 """Bytes: what the widest instructions of a processor like best."""
+
+MAPPED = 1 << 20
+"""Bytes from which on memory is mapped on its own."""
+
+STEP = 2 << 20
+"""Bytes that are copied at a time: well below a millisecond; a large page has as many."""
+
+_PRIVATE: int | None = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) or None
 
 MAX_DEPTH = 64
 MAX_DIMENSIONS = 32
@@ -42,7 +54,7 @@ _PLAIN = frozenset({type(None), bool, float, str, bytes})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _LENGTH = struct.Struct("<I")
 
-LIST, TUPLE, SET, FROZENSET, DICT, ARRAY, OBJECT, OTHER = range(8)
+LIST, TUPLE, SET, FROZENSET, DICT, ARRAY, OBJECT, OTHER, BYTES = range(9)
 _CODES: dict[type, int] = {list: LIST, tuple: TUPLE, set: SET, frozenset: FROZENSET}
 _MAKERS: dict[int, Callable[[list[Any]], Any]] = {
     LIST: list,
@@ -111,6 +123,9 @@ class Values:
 
     def _flatten(self, value: Any, arrays: list[memoryview], depth: int) -> Any:
         kind = type(value)
+        if kind is bytes and len(value) > SHORT:
+            arrays.append(memoryview(value))
+            return [BYTES, len(value)]
         if kind in _PLAIN or (kind is int and _SMALLEST <= value <= _LARGEST):
             return value
         if depth >= MAX_DEPTH:
@@ -180,6 +195,8 @@ class Values:
         code, *parts = value
         if code == ARRAY:
             return arrays.next(*parts)
+        if code == BYTES:
+            return arrays.next_bytes(*parts)
         if code == OTHER:
             return object_codec.decode(*parts)
         name = parts.pop(0) if code == OBJECT else ""
@@ -221,20 +238,40 @@ class _Arrays:
             raise RpcInvalidMessage(f"an array of type {name}")
         if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
             raise RpcInvalidMessage(f"an array of shape {shape}")
-        start = self._at + -(self._lead + self._at) % ALIGNMENT
-        end = start + math.prod(shape) * dtype.itemsize
-        if end > len(self._view):
-            raise RpcInvalidMessage("values too short for their arrays")
-        self._at = end
-        if start == end:
+        memory = self._take(math.prod(shape) * dtype.itemsize)
+        if not memory:
             return np.empty(shape, dtype)
-        array = np.frombuffer(self._view[start:end], np.uint8).view(dtype).reshape(shape)
+        array = np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
         # What came in a short message cannot be written to; that of a long one is as it should be.
         return array if array.flags.writeable and array.flags.aligned else array.copy()
 
+    def next_bytes(self, size: int) -> bytes:
+        """The next ones are bytes."""
+        if type(size) is not int or size < 0:
+            raise RpcInvalidMessage(f"{size!r} bytes")
+        return taken_bytes(self._take(size))
+
+    def _take(self, size: int) -> memoryview:
+        start = self._at + -(self._lead + self._at) % ALIGNMENT
+        end = start + size
+        if end > len(self._view):
+            raise RpcInvalidMessage("values too short for their arrays")
+        self._at = end
+        return self._view[start:end]
+
 
 def aligned_memory(size: int) -> memoryview:
-    """Memory with any content (a bytearray would be filled with zeros) at a multiple of 64."""
+    """Memory with any content (a bytearray would be filled with zeros) at a multiple of 64.
+
+    Much of it is mapped on its own: its pages come when they are written to, can be given back one
+    after the other, and go without holding up other threads.
+    """
+    if size >= MAPPED and _PRIVATE is not None:
+        mapped = mmap.mmap(-1, size, flags=_PRIVATE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(mapped)
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
     return octets_of(memory)[start : start + size]
@@ -245,9 +282,58 @@ def joined(parts: Sequence[Any], lead: int) -> memoryview:
     memory = aligned_memory(lead + sum(map(len, parts)))[lead:]
     at = 0
     for part in parts:
-        memory[at : at + len(part)] = part
-        at += len(part)
+        for slice_ in _slices(part):
+            memory[at : at + len(slice_)] = slice_
+            at += len(slice_)
     return memory
+
+
+def joined_bytes(parts: Sequence[Any]) -> bytes:
+    """The same as bytes; one part that is bytes already is not copied."""
+    if sum(map(len, parts)) <= STEP:
+        return b"".join(parts)
+    if len(parts) == 1 and type(parts[0]) is bytes:
+        return parts[0]
+    whole = io.BytesIO()  # which hands out what it has without a copy
+    for part in parts:
+        for slice_ in _slices(part):
+            whole.write(slice_)
+    return whole.getvalue()
+
+
+def taken_bytes(data: bytes | memoryview) -> bytes:
+    """What came in, as bytes; the memory it came in is given back meanwhile.
+
+    So there are never two copies of all of it.  A copy in one go would hold up all threads.
+    """
+    if type(data) is bytes:
+        return data
+    view = memoryview(data)
+    source = view.obj
+    if len(view) <= STEP or not isinstance(source, mmap.mmap) or not hasattr(source, "madvise"):
+        return joined_bytes([view])
+    start = _address(view) - _address(memoryview(source))
+    whole = io.BytesIO()
+    given = -(-start // STEP) * STEP  # all of the pages before belong to others, or are back
+    for slice_ in _slices(view):
+        whole.write(slice_)
+        done = (start + whole.tell()) // STEP * STEP
+        if done > given:
+            source.madvise(mmap.MADV_DONTNEED, given, done - given)
+            given = done
+    return whole.getvalue()
+
+
+def _slices(part: Any) -> Iterator[memoryview]:
+    """So small that copying one holds up nobody: a copy does not let other threads run."""
+    view = memoryview(part)
+    for at in range(0, len(view), STEP):
+        yield view[at : at + STEP]
+
+
+def _address(view: memoryview) -> int:
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _flatten_array(value: Any, arrays: list[memoryview]) -> list[Any]:
