@@ -7,6 +7,7 @@ lineage, or in one that we have left, is told the newest view that we know.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from potluck.core.cluster_campaign import Campaign
@@ -321,14 +322,13 @@ class Mail:
 
 def _differ(one: Heartbeat, other: Heartbeat) -> bool:
     """Whether a heartbeat brings news that decisions may hang on."""
-    return (
-        one.phase is not other.phase
-        or one.hears != other.hears
-        or (one.lineage, one.epoch, one.view) != (other.lineage, other.epoch, other.view)
-        or (one.bound, one.bound_epoch, one.ended) != (other.bound, other.bound_epoch, other.ended)
-        or one.wants != other.wants
-        or (one.aborted, one.term, one.withholds) != (other.aborted, other.term, other.withholds)
-    )
+    return _news(one) != _news(other)
+
+
+_news = attrgetter(
+    "phase", "hears", "lineage", "epoch", "view", "bound", "bound_epoch", "ended", "wants",
+    "aborted", "term", "withholds",
+)  # fmt: skip
 
 
 def _is_news(before: Heartbeat, beat: Heartbeat, view: View | None) -> bool:

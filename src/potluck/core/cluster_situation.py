@@ -46,6 +46,7 @@ _EAGER = 0.1  # of an interval: so soon after a beat the next may follow when so
 _EAGER_BURST = 10  # beats out of turn at once,
 _EAGER_RATE = 4.0  # and in a second after that
 _EAGER_CROWD = 8  # contacts; with more, a round costs as many times more
+_NOBODY: frozenset[ProcessId] = frozenset()
 _TOLD_OF_LOSSES = 3  # members that hear of a loss: the leader, and who would succeed it
 
 
@@ -114,12 +115,16 @@ class Situation(Surroundings):
     @property
     def gone(self) -> frozenset[ProcessId]:
         """Members that will never vote again: proved dead by us, or departed."""
-        return self.election.gone | self.proofs.keys()
+        if not self.proofs and not self.election.departed:
+            return _NOBODY
+        return self.election.gone.union(self.proofs)
 
     @property
     def absent(self) -> frozenset[ProcessId]:
         """Members that are not in the view any more for all we know, whatever they had promised."""
-        return frozenset(self.election.departed) | self.proofs.keys()
+        if not self.proofs and not self.election.departed:
+            return _NOBODY
+        return frozenset(self.election.departed).union(self.proofs)
 
     def is_member(self, process: ProcessId) -> bool:
         """Whether a process is in our view."""
@@ -173,13 +178,12 @@ class Situation(Surroundings):
     def fellows(self) -> list[Contact]:
         """Those bound to the same lineage who are not at work, and hear us as we hear them."""
         lineage = "" if self.bound is None else self.bound.lineage
-        idle = {Phase.JOINING, Phase.PAUSED}
         return [
             contact
             for contact in self.contacts
             if contact.beat is not None
             and contact.beat.bound == lineage
-            and contact.beat.phase in idle
+            and (contact.beat.phase is Phase.JOINING or contact.beat.phase is Phase.PAUSED)
             and contact.is_member
             and self.suits(contact)
             and self.contacts.is_mutual(contact.process)
@@ -335,8 +339,7 @@ class Situation(Surroundings):
 
     def _heard_marks(self) -> tuple[int, ...]:
         """Marks of all that we hear, without members that do not confirm hearing us."""
-        doubtful = {who for who in self.others() if self.is_doubtful(who)}
-        return self.contacts.heard_marks(but=doubtful)
+        return self.contacts.heard_marks(but=list(filter(self.is_doubtful, self.others())))
 
     def _compose(self) -> Heartbeat:
         """What a round of heartbeats says to everybody."""
@@ -379,7 +382,7 @@ class Situation(Surroundings):
 
     def _beat_to(self, contact: Contact, round_: Heartbeat) -> None:
         """Send one of a round of heartbeats: what differs is which of its beats we heard."""
-        withholds = self._withholds(contact.process)
+        withholds = self._withholds(contact)
         if contact.newest and not withholds:
             self.contacts.confirmed(contact, self.pause_of(contact))
         message = msgspec.structs.replace(
@@ -399,16 +402,15 @@ class Situation(Surroundings):
             return ()
         return tuple(sorted(mark(who) for who in self.kept() if who in self.ended))
 
-    def _withholds(self, process: ProcessId) -> bool:
+    def _withholds(self, contact: Contact) -> bool:
         """Whether nobody may rely on this beat: we have doubts, or have accepted a next view.
 
         In the latter case those may who are in it with us, and have accepted it as well.
         """
-        contact = self.contacts.of(process)
         # To the letter, without patience for ourselves: what is_silent() claims hangs on it.
         if self.time - contact.echoed_at >= self.pause_of(contact) or self._is_behind(contact):
             return True
-        accepted = self.election.ballot.accepted
+        accepted, process = self.election.ballot.accepted, contact.process
         if accepted is None or not self.is_member(process):
             return False
         beat = contact.beat
@@ -469,7 +471,7 @@ class Situation(Surroundings):
 
     def _may_lead(self, member: ProcessId) -> bool:
         contact = self.contacts.of(member)
-        return contact.is_connected and self.health.status(member).is_operational
+        return contact.is_connected and self.health.is_operational(member)
 
 
 @lru_cache(maxsize=64)

@@ -42,6 +42,8 @@ class SimulatedProcess:
         self.name = name
         self.host = host
         self.card = card
+        self.process = card.process
+        """The id of the present process, or of the last one."""
         self.core: ClusterCore | None = None
         """None while it is dead."""
         self.is_powered = True
@@ -80,11 +82,6 @@ class SimulatedProcess:
     # --- questions ---
 
     @property
-    def process(self) -> ProcessId:
-        """The id of the present process, or of the last one."""
-        return self.card.process
-
-    @property
     def is_alive(self) -> bool:
         """Whether a process runs here; a stopped one does."""
         return self.core is not None
@@ -100,6 +97,7 @@ class SimulatedProcess:
         """A process begins here."""
         self.core = core
         self.card = core.me
+        self.process = core.me.process
         self.is_powered = True
         self.is_stopped = self._is_working = False
         self.died_at = None
