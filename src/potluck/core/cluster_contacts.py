@@ -248,7 +248,7 @@ class Contacts:
             return sum(1 << i for i in heard) & ~own
         contact = self._table.get(one)
         marks = frozenset[int]() if contact is None else contact.hears
-        return sum(bits[mark] for mark in marks & bits.keys()) & ~own
+        return sum(bits[mark] for mark in marks.intersection(bits)) & ~own
 
     def _mark_of(self, process: ProcessId) -> int:
         contact = self._table.get(process)

@@ -4,7 +4,8 @@ A *family* is all lineages that come from one founding: a process that entered a
 then of another without leaving joins the two, and so does the ancestry of a child.  A lineage that
 has dissolved into another counts as that one.  Under the quorum "majority":
 
-* at any instant at most one lineage of a family has a member that is active, or applies a step; a
+* at any instant at most one lineage of a family has a member that is active, and only members that
+  are active apply steps; a
   process that was stopped or suspended has the time it needs to notice (``Bounds.waking``);
 * the only exception is a child whose founders are all that was left of the newest view that any of
   them knew.  Such a child is counted (``exceptions``), and so is one that a person asked for;
@@ -180,18 +181,17 @@ class Families:
 
     # --- who is at work ---
 
-    def check(self, applying: SimulatedProcess | None = None) -> None:
+    def check(self) -> None:
         """Whether at most one lineage of each family is at work."""
         working: dict[str, tuple[str, SimulatedProcess]] = {}
         for place in self._places.values():
             core = place.core
-            if core is None or place.is_stopped or core.view is None:
+            if core is None or place.is_stopped or core.state is not ClusterState.ACTIVE:
                 continue
-            if core.state is not ClusterState.ACTIVE and place is not applying:
+            view = core.view
+            if view is None or self._is_excused(place):
                 continue
-            if self._is_excused(place):
-                continue
-            lineage = self.heir(core.view.lineage)
+            lineage = self.heir(view.lineage)
             root = self.root(lineage)
             other, first = working.setdefault(root, (lineage, place))
             if other != lineage:

@@ -29,6 +29,7 @@ CoreFactory = Callable[[ProcessCard, ClusterConfig, float], ClusterCore]
 
 LATENESS = 0.0005  # seconds by which a loop wakes up late at most
 PERMITTED_RETURNS = 10  # of a core that wants to be woken at once; more would burn a processor
+MANY = 80  # messages within a second; each further one is looked at
 WORK = 0.0005  # seconds that a whole processor takes for one input, where its share is limited
 ROUNDING = 1e-6  # seconds; a deadline turned into simulated time and back must have passed
 
@@ -271,7 +272,6 @@ class SimulatedProcess:
     def _carry_out(self, outcome: Iterable[effects.Effect]) -> None:
         world, lanes, core = self._world, self.lanes, self.core
         if (second := int(world.clock.now)) != self._second:
-            world.counts(self, self._sent)
             self._second, self._sent = second, 0
         for effect in outcome:
             if self.core is not core:
@@ -284,6 +284,8 @@ class SimulatedProcess:
                 lane = lanes.get(effect.to)
                 if lane is not None and lane.is_open:
                     lane.send(decode(encode(message)) if self.writes_bytes else message)
+                if self._sent > MANY:
+                    world.counts(self, self._sent)
             elif isinstance(effect, effects.Probe | effects.Meet):
                 world.wants(self, effect)
             else:
