@@ -141,9 +141,23 @@ class Mail:
         s = self._situation
         view = s.view
         if view is None or (message.lineage, message.epoch) != (view.lineage, view.epoch):
-            self._help_along(sender, message.lineage, message.epoch)
+            if not self._says_that_it_left(sender, message.lineage, message.epoch):
+                self._help_along(sender, message.lineage, message.epoch)
             return False
         return sender in view.members and sender not in s.proofs
+
+    def _says_that_it_left(self, who: ProcessId, lineage: str, epoch: int) -> bool:
+        """Tell a process that counts on us in its view that we left it, and want to come in again.
+
+        We left it for a child, without a word.  The child has ended in the lineage it came from.
+        """
+        s = self._situation
+        bound, word = s.bound, s.archive.last_word(lineage)
+        is_back = s.view is None and bound is not None and bound.lineage == lineage
+        if word is None or not (is_back and s.archive.has_come_back(lineage, epoch)):
+            return False
+        s.send(who, word)
+        return True
 
     def _help_along(self, who: ProcessId, lineage: str, epoch: int) -> None:
         """Tell a process that is behind what followed its view, and the newest, once in a beat."""

@@ -96,7 +96,7 @@ def _forget_where_a_checkpoint_came_from(patch: Patch) -> None:
 
 
 MUTANTS = (
-    Mutant("founds alone", "A process that was left out begins a lineage alone.", _found_alone, 17),
+    Mutant("founds alone", "A process that was left out begins a lineage alone.", _found_alone, 4),
     Mutant(
         "trusts the founder",
         "Only the founder checks whether a process is bound; the process itself agrees to all.",

@@ -65,6 +65,8 @@ class SimulatedProcess:
         """With whom the core wants no connection any more."""
         self.writes_bytes = False
         """Whether its messages are written as bytes and read again, which takes its time."""
+        self.inputs = 0
+        """Messages and ticks that it has worked on."""
         self.told: list[effects.Effect] = []
         """What its core decided since the start, beside messages and probes."""
         self.seen: tuple[View | None, ClusterState] = (None, ClusterState.JOINING)
@@ -237,6 +239,7 @@ class SimulatedProcess:
     ) -> None:
         if self.core is not None:
             core = self.core
+            self.inputs += 1
             outcome = stimulus(core, *arguments)
             if outcome:
                 self._carry_out(outcome)

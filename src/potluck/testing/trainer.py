@@ -101,6 +101,7 @@ class SimulatedTrainer:
         self._find = find
         self._founded: set[str] = set()
         self._view: View | None = None
+        self._next: View | None = None  # the view that the core has entered, and we have not
         self._rank = 0
         self._is_paused = False
         self._flows: dict[int, Flow] = {}
@@ -127,7 +128,10 @@ class SimulatedTrainer:
         """The core has decided something about the operations of a view."""
         match effect:
             case effects.Installed(view):
-                self._begin(view)
+                self._end()
+                self._next, self._is_paused = view, False
+                # Not before the core has said all: it may have paused, or ended this view, at once.
+                self._clock.post(self._clock.now, self._do, self._begin, view)
             case effects.Abort() | effects.Removed():
                 self._end()
             case effects.Paused():
@@ -136,11 +140,10 @@ class SimulatedTrainer:
                 self._resume()
 
     def _begin(self, view: View) -> None:
-        self._end()
         rank = view.rank_of(self.who)
-        if rank is None or self.is_lost:
+        if view is not self._next or rank is None or self.is_lost:
             return
-        self._view, self._rank, self._is_paused = view, rank, False
+        self._view, self._rank, self._next = view, rank, None
         if view.epoch == 1:
             self._founded.add(view.lineage)
         founder = view.lineage in self._founded
@@ -152,7 +155,7 @@ class SimulatedTrainer:
 
     def _end(self) -> None:
         """Nothing that belongs to the present view counts any more."""
-        self._view = self._waiting = self._arrived = self._decision = None
+        self._view = self._next = self._waiting = self._arrived = self._decision = None
         self._is_settled = False
         self._flows.clear()
         self._rounds.clear()
