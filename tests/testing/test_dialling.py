@@ -35,9 +35,9 @@ class Recorder(ClusterCore):
         self.heard.append(("disconnected", cause))
         return []
 
-    def refused(self, peer: ProcessId, now: float) -> list[Effect]:
+    def ended(self, peer: ProcessId, how: str, now: float) -> list[Effect]:
         """Write it down."""
-        self.heard.append(("refused", str(peer)))
+        self.heard.append(("refused", how))
         return []
 
     def unreachable(self, peer: ProcessId, why: str, now: float) -> list[Effect]:

@@ -257,9 +257,9 @@ class ClusterCore:
     def _begin(self, now: float) -> bool:
         """Take the time; whether anything still matters to us."""
         s = self._situation
+        s.now = now
         before = s.time
-        s.advance(now)
-        time = s.time
+        time = s.clock.advance(now)
         if time - before > s.pause_after:
             s.woke_at = time
         s.out = []

@@ -383,7 +383,7 @@ class Situation(Surroundings):
 
     def _beat_to(self, contact: Contact, round_: Heartbeat) -> None:
         """Send one of a round of heartbeats: what differs is which of its beats we heard."""
-        withholds = self._withholds(contact)
+        withholds = self._withholds(contact.process)
         if contact.newest and not withholds:
             self.contacts.confirmed(contact, self.pause_of(contact))
         message = msgspec.structs.replace(
@@ -403,15 +403,16 @@ class Situation(Surroundings):
             return ()
         return tuple(sorted(mark(who) for who in self.kept() if who in self.ended))
 
-    def _withholds(self, contact: Contact) -> bool:
+    def _withholds(self, process: ProcessId) -> bool:
         """Whether nobody may rely on this beat: we have doubts, or have accepted a next view.
 
         In the latter case those may who are in it with us, and have accepted it as well.
         """
+        contact = self.contacts.of(process)
         # To the letter, without patience for ourselves: what is_silent() claims hangs on it.
         if self.time - contact.echoed_at >= self.pause_of(contact) or self._is_behind(contact):
             return True
-        accepted, process = self.election.ballot.accepted, contact.process
+        accepted = self.election.ballot.accepted
         if accepted is None or not self.is_member(process):
             return False
         beat = contact.beat

@@ -28,8 +28,6 @@ class Surroundings:
         self.config = config
         self.clock = SteadyTime(now)
         self.now = now
-        self.time = now
-        """The caller's time, except that it never goes back."""
         self.health = HealthMonitor(config.health)
         self.contacts = Contacts(me, self.health)
         self.interval, self.pause_after = pace(1, config.health)
@@ -41,10 +39,10 @@ class Surroundings:
         """When we last ran again after not running for a pause or longer."""
         self._crowd = 0  # processes that the pace was worked out for; 0 in a view
 
-    def advance(self, now: float) -> None:
-        """Take the caller's time."""
-        self.now = now
-        self.time = self.clock.advance(now)
+    @property
+    def time(self) -> float:
+        """The caller's time, except that it never goes back."""
+        return self.clock.current
 
     # --- pace ---
 

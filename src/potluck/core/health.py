@@ -170,7 +170,11 @@ class HealthMonitor:
         """The connection to a peer ended: it is suspect at once, and until it is heard again."""
         self._clock.advance(now)
         watched = self._peers.get(peer)
-        if watched is None or watched.cause is HealthCause.LOST or watched.cause is HealthCause.GIVEN_UP:
+        if (
+            watched is None
+            or watched.cause is HealthCause.LOST
+            or watched.cause is HealthCause.GIVEN_UP
+        ):
             return
         watched.become(HealthCause.LOST, f"its connection ended: {reason}")
         self._next = None

@@ -139,9 +139,7 @@ class History:
         if target.contains(self.position):
             return None
         common = self.parting(target)
-        return Discarded(
-            self.position.step - common.step, max(0, self.samples - common.samples)
-        )
+        return Discarded(self.position.step - common.step, max(0, self.samples - common.samples))
 
     def parting(self, other: History) -> Milestone:
         """The last point that this history shares with another one.

@@ -160,7 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument(
-        "--jobs", "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)"
+        "--jobs",
+        "--workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes (default: all cores)",
     )
     parser.add_argument(
         "--minutes", type=float, default=inf, help="stop after so many at the latest"
