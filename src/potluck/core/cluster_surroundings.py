@@ -89,7 +89,7 @@ class Surroundings:
     def pause_of(self, contact: Contact) -> float:
         """For how long a process may rely on its newest heartbeat, if we confirm that."""
         asked = contact.announced or contact.card.pause_after
-        return asked if asked > self.pause_after else self.pause_after
+        return max(self.pause_after, asked)
 
     def has_lease(self, contact: Contact) -> bool:
         """Whether a process cannot have given us up, nor will before we pause."""
@@ -127,7 +127,7 @@ class Surroundings:
         """Whether a process has not confirmed hearing us for so many times its pause."""
         contact = self.contacts.of(process)
         # While we did not run, nobody could have confirmed anything to us.
-        since = contact.echoed_at if contact.echoed_at > self.woke_at else self.woke_at
+        since = max(self.woke_at, contact.echoed_at)
         limit = self.pause_of(contact) + self.health.allowance(process)
         return self.time - since >= pauses * limit
 

@@ -59,7 +59,7 @@ class _Watched:
         if cause is self.cause or cause is HealthCause.FINE:
             self._poor = None
             return cause
-        elif self._poor is None or self._poor[0] is not cause:
+        if self._poor is None or self._poor[0] is not cause:
             self._poor = (cause, lived)
         return cause if lived - self._poor[1] >= least else self.cause
 

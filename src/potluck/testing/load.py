@@ -1,4 +1,4 @@
-"""Groups whose processors are nearly busy with heartbeats alone: do views stay as they are?
+"""Groups whose processors are nearly busy with heartbeats: views must stay as they are.
 
 ``python -m potluck.testing.load`` gives every process of a group so small a share of a processor
 that the heartbeats of a group at rest take a given part of it.  Inputs queue up and are worked on

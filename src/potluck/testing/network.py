@@ -183,8 +183,7 @@ class Flow:
         if quality.loss and not certain and network.loses(self.source, self.target):
             return
         arrival = clock.now + network.delay(self.source, self.target)
-        if arrival < self._latest:
-            arrival = self._latest
+        arrival = max(arrival, self._latest)
         self._latest = arrival
         clock.post(arrival, self._arrive, action, argument)
 
