@@ -24,6 +24,7 @@ RUN_BY = {
     r"potluck --log json run train\.py": ("integration/test_logs.py", "--log"),
     r"python -m potluck\.testing\.seeds .*": ("testing/test_seeds.py", "--shorten"),
     r"python -m potluck\.testing\.mutants .*": ("testing/test_mutants.py", "--seeds"),
+    r"python -m potluck\.testing\.load .*": ("testing/test_load.py", "--groups"),
     r"PYTHONPATH=tests python -m support\.mutation_run .*": ("test_mutation.py", "mutation_run"),
     r"python -m potluck\.testing\.explore .*": ("testing/test_explore.py", "main("),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core import cluster_effects as effects
 from potluck.core import cluster_succession, cluster_tenure, election, quorum
 from potluck.core.cluster_situation import Situation
 from potluck.core.cluster_succession import Succession
@@ -20,6 +21,7 @@ from potluck.core.election_ballot import Ballot
 from potluck.core.health_config import HealthConfig
 from potluck.testing import Scenario, play
 from potluck.testing.seeds import check_seed, check_seeds
+from potluck.testing.trainer import SimulatedTrainer
 from potluck.testing.violation import Violation
 from potluck.vocabulary import ProcessId
 
@@ -83,7 +85,7 @@ def count_the_silent_without_their_word(patch: pytest.MonkeyPatch) -> None:
 PLANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     let_the_dead_vote: 0,
     forget_what_was_accepted: 0,
-    vote_for_everybody: 400,  # the rarest: two campaign at once, and both reach somebody
+    vote_for_everybody: 25,  # the rarest: two campaign at once, and both reach somebody
     exclude_too_early: 0,
     never_pause: 0,
     let_some_decide_for_all: 0,
@@ -112,6 +114,41 @@ def _breaks(seed: int) -> bool:
     except Violation:
         return True
     return False
+
+
+_tells = SimulatedTrainer.tells
+
+
+def _work_while_paused(trainer: SimulatedTrainer, effect: effects.Effect) -> None:
+    if not isinstance(effect, effects.Paused):
+        _tells(trainer, effect)
+
+
+def _work_on_in_an_old_view(trainer: SimulatedTrainer, effect: effects.Effect) -> None:
+    if not isinstance(effect, effects.Abort | effects.Removed):
+        _tells(trainer, effect)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "seed", "words"),
+    [
+        ("tells", _work_while_paused, 29, "applies a step although it is paused"),
+        ("tells", _work_on_in_an_old_view, 22, "applies a step in no view"),
+        ("_discarded_by", lambda *_: 0, 36, "tells its user that 0 steps are discarded"),
+    ],
+)
+def test_a_trainer_that_breaks_a_rule_is_noticed(
+    name: str,
+    fault: Callable[..., object],
+    seed: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rules are checked where a step is applied, whatever the core says of itself."""
+    check_seed(seed)
+    monkeypatch.setattr(SimulatedTrainer, name, fault)
+    with pytest.raises(Violation, match=words):
+        check_seed(seed)
 
 
 def test_the_dead_must_not_vote_for_those_who_are_cut_apart(

@@ -68,7 +68,7 @@ def test_a_failing_story_is_shortened() -> None:
 
 def test_the_command_counts_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     """As JSON for programs; the sentence for people goes to the other stream."""
-    assert main(["--seeds", "4", "--first", "7", "--workers", "1", "--json"]) == 0
+    assert main(["--seeds", "4", "--first", "7", "--jobs", "1", "--json"]) == 0
     captured = capsys.readouterr()
     facts = json.loads(captured.out)
     assert facts["seeds"] == 4
@@ -80,7 +80,7 @@ def test_the_command_counts_and_reports(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_command_shares_the_work() -> None:
     """Several processes play them, each its part."""
     ended = subprocess.run(
-        [sys.executable, "-m", "potluck.testing.seeds", "--seeds", "10", "--workers", "2"],
+        [sys.executable, "-m", "potluck.testing.seeds", "--seeds", "10", "--jobs", "2"],
         capture_output=True,
         text=True,
         timeout=50,
@@ -104,7 +104,7 @@ def test_the_command_fails_with_its_seeds(
 ) -> None:
     """So that a continuous integration goes red and says how to repeat it."""
     monkeypatch.setattr(seeds, "check_seeds", lambda batch: Report(len(batch), [_FAILURE]))
-    assert main(["--seeds", "1", "--workers", "1"]) == 1
+    assert main(["--seeds", "1", "--jobs", "1"]) == 1
     told = capsys.readouterr().out
     assert "seed 7: it broke" in told
     assert "python -m potluck.testing.seeds --seed 7 --trace" in told

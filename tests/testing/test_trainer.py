@@ -82,6 +82,8 @@ class Stage:
         self.cluster = SimulatedCluster(1)
         self.cluster.start("a", "b", "c")
         self.ledger = self.cluster.invariants.ledger
+        # These processes are in no view.
+        self.ledger._check_at_work = lambda *_: None
         self.states = States()
         self.begin = self.states.fresh()
         self.one = self.states.after(self.begin, Position(ONE, 1, 1), ((0,),))
@@ -131,13 +133,25 @@ def test_a_counted_step_is_given_up_only_after_a_lost_merge() -> None:
     stage.apply("a")
     place = stage.cluster.place("a")
     with pytest.raises(Violation, match="has not lost a merge"):
-        stage.ledger.replaced(place, stage.one, stage.begin)
+        stage.ledger.replaced(place, stage.one, stage.begin, 1)
     families = stage.cluster.invariants.families
     families.installed(place, stage.view(1, "a"))
     families.agreed(stage.view(2, "a"), TWO)
-    stage.ledger.replaced(place, stage.one, stage.begin)
+    stage.ledger.replaced(place, stage.one, stage.begin, 1)
     assert stage.ledger.taken_back == 1
     assert stage.ledger.losers == {place.process}
+
+
+@pytest.mark.parametrize("told", [0, 2])
+def test_a_user_that_is_not_told_what_was_taken_back_is_found(told: int) -> None:
+    """The number of steps must be right, also where the merge was lost as it should be."""
+    stage = Stage()
+    stage.apply("a")
+    with pytest.raises(Violation, match=f"lacks 1 of its steps, and tells its user that {told}"):
+        stage.ledger.replaced(stage.cluster.place("a"), stage.one, stage.begin, told)
+    later = stage.states.after(stage.one, Position(ONE, 1, 2), ((1,),))
+    with pytest.raises(Violation, match="lacks 0 of its steps"):
+        stage.ledger.replaced(stage.cluster.place("a"), stage.one, later, 1)
 
 
 def test_a_lineage_must_not_dissolve_into_one_that_left_it_earlier() -> None:

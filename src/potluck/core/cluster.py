@@ -151,7 +151,7 @@ class ClusterCore:
         if s.state is ClusterState.LEFT:
             return None
         # What is past has been looked at, or the next beat will be soon enough.
-        time, due = s.clock.current, s.next_beat
+        time, due = s.time, s.next_beat
         for timer in self._timers:
             if time < timer < due:
                 due = timer
@@ -162,7 +162,7 @@ class ClusterCore:
     def _look_at_timers(self) -> None:
         """Note when the parts want to be looked at; only their own decisions change that."""
         parts = self._campaign, self._succession, self._founding
-        self._timers = [time for part in parts for time in part.deadlines]
+        self._timers = [time for part in parts for time in part.deadlines if time is not None]
 
     # --- what happens ---
 
@@ -265,12 +265,12 @@ class ClusterCore:
         s = self._situation
         s.now = now
         before = s.time
-        s.clock.advance(now)
-        if s.time - before > s.pause_after:
-            s.woke_at = s.time
+        time = s.clock.advance(now)
+        if time - before > s.pause_after:
+            s.woke_at = time
         s.out = []
         for timer in self._timers:
-            if before < timer <= s.time:
+            if before < timer <= time:
                 s.is_dirty = True
         return s.state is not ClusterState.LEFT
 
@@ -282,7 +282,8 @@ class ClusterCore:
         elif s.is_dirty:
             self._decide()
             self._look_at_timers()
-        s.note_elections()
+        if s.election.events:
+            s.note_elections()
         return s.out
 
     def _decide(self) -> None:
@@ -292,10 +293,11 @@ class ClusterCore:
                 break
             s.is_dirty = False
             self._notice_view()
-            self._tenure.review()
-            self._notice_view()
-            self._succession.review()
-            self._notice_view()
+            if s.view is not None:
+                self._tenure.review()
+                self._notice_view()
+                self._succession.review()
+                self._notice_view()
             self._founding.review()
             self._merging.review()
             self._notice_view()

@@ -55,10 +55,21 @@ class Archive:
         if newest is not None and newest.epoch > epoch:
             return newest
         for known in reversed(self._commits.values()):
+            if known[-1].proposal.into == lineage:
+                continue  # a child that has come back leads nowhere else
             branches = known[-1].charter.ancestry
             if any(each.lineage == lineage and each.epoch >= epoch for each in branches):
                 return known[-1]
         return None
+
+    def has_come_back(self, lineage: str, epoch: int) -> bool:
+        """Whether we left this view for a child, and that has dissolved into the lineage again."""
+        word = self._words.get(lineage)
+        return (
+            word is not None
+            and word.epoch == epoch
+            and any(known[-1].proposal.into == lineage for known in self._commits.values())
+        )
 
     def followed(self, terminal: Commit) -> Commit:
         """Where a lineage that has ended in another one leads: the newest view known there."""

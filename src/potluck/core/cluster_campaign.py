@@ -9,8 +9,6 @@ from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Campaign"]
 
-_ATTEMPTS = frozenset({ElectionRole.CANVASSING, ElectionRole.CAMPAIGNING})
-
 
 LONGEST_CAMPAIGN = 2.0
 """Election timeouts after which whoever got our vote has won, and told us so, or lost."""
@@ -32,10 +30,10 @@ class Campaign:
         self._begun = self._situation.time
 
     @property
-    def deadlines(self) -> list[float]:
+    def deadlines(self) -> tuple[float | None, ...]:
         """When something is due."""
         election = self._situation.election
-        return [time for time in (election.until, election.not_before) if time is not None]
+        return election.until, election.not_before
 
     def review(self, view: View) -> None:
         """Follow the leader we have, or campaign in our turn."""
@@ -43,7 +41,7 @@ class Campaign:
         election = s.election
         if election.role is ElectionRole.CANVASSING and not self.why_leaderless():
             election.resume_following()
-        if election.role in _ATTEMPTS:
+        if election.role is ElectionRole.CANVASSING or election.role is ElectionRole.CAMPAIGNING:
             self._pursue()
             return
         wanted = self.is_called or s.config.election.auto_elect_on_peer_loss

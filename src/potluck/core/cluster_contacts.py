@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from potluck.core.cluster_cards import ProcessCard, Role, mark
 from potluck.core.cluster_messages import MAX_CONTACTS, Heartbeat, Phase
@@ -73,11 +74,13 @@ class Contacts:
     _table: dict[ProcessId, Contact] = field(default_factory=dict)
     _cards: dict[ProcessId, ProcessCard] = field(default_factory=dict)
     _sent: dict[int, tuple[float, float]] = field(default_factory=dict)
-    _mark: int = 0
+    _id: ProcessId = field(init=False)
+    _mark: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute our own mark once."""
-        self._mark = mark(self.me.process)
+        """Compute our own id and mark once."""
+        self._id = self.me.process
+        self._mark = mark(self._id)
 
     def __iter__(self) -> Iterator[Contact]:
         return iter(self._table.values())
@@ -192,27 +195,29 @@ class Contacts:
             contact is not None
             and contact.is_connected
             and contact.beat is not None
-            and self.health.status(process).is_operational
+            and self.health.is_operational(process)
         )
 
     def is_mutual(self, process: ProcessId) -> bool:
         """Whether we hear it and it says that it hears us."""
-        return self.is_heard(process) and self._mark in self._table[process].hears
+        contact = self._table.get(process)
+        return contact is not None and self._mark in contact.hears and self.is_heard(process)
 
     def hears(self, one: ProcessId, other: ProcessId) -> bool:
         """Whether one process says that it hears the other; we count as one of them."""
-        if one == self.me.process:
+        if one == self._id:
             return self.is_heard(other)
         contact = self._table.get(one)
         return contact is not None and self._mark_of(other) in contact.hears
 
     def links(self, processes: Sequence[ProcessId]) -> list[int]:
         """For each of these processes, in bits, which of them it hears and is heard by."""
-        bits = {self._mark_of(process): 1 << i for i, process in enumerate(processes)}
+        marks = [self._mark_of(process) for process in processes]
+        if all(map(self._hears_all, processes, marks, repeat(frozenset(marks)))):
+            everybody = (1 << len(processes)) - 1
+            return [everybody & ~(1 << i) for i in range(len(processes))]
+        bits = {mark: 1 << i for i, mark in enumerate(marks)}
         hears = [self._heard_bits(process, processes, bits) for process in processes]
-        everybody = (1 << len(processes)) - 1
-        if all(heard | 1 << i == everybody for i, heard in enumerate(hears)):
-            return hears
         links = [0] * len(processes)
         for i, heard in enumerate(hears):
             for j in range(i):
@@ -221,29 +226,42 @@ class Contacts:
                     links[j] |= 1 << i
         return links
 
+    def _hears_all(self, one: ProcessId, own: int, marks: frozenset[int]) -> bool:
+        """Whether a process hears all of these but itself."""
+        if one == self._id:
+            return marks.issubset(self._heard_now(own))
+        contact = self._table.get(one)
+        return contact is not None and marks - contact.hears <= {own}
+
+    def _heard_now(self, own: int) -> set[int]:
+        """The marks of all that we hear, and ours."""
+        heard = {contact.mark for contact in self if self.is_heard(contact.process)}
+        heard.add(own)
+        return heard
+
     def _heard_bits(
         self, one: ProcessId, processes: Sequence[ProcessId], bits: dict[int, int]
     ) -> int:
         own = bits[self._mark_of(one)]
-        if one == self.me.process:
+        if one == self._id:
             heard = [i for i, other in enumerate(processes) if self.is_heard(other)]
             return sum(1 << i for i in heard) & ~own
         contact = self._table.get(one)
         marks = frozenset[int]() if contact is None else contact.hears
-        if len(marks) >= len(bits) - 1 and bits.keys() - marks <= {self._mark_of(one)}:
-            return ((1 << len(processes)) - 1) & ~own
-        return sum(bits[mark] for mark in marks & bits.keys()) & ~own
+        return sum(bits[mark] for mark in marks.intersection(bits)) & ~own
 
     def _mark_of(self, process: ProcessId) -> int:
-        if process == self.me.process:
-            return self._mark
         contact = self._table.get(process)
-        return mark(process) if contact is None else contact.mark
+        if contact is not None:
+            return contact.mark
+        return self._mark if process == self._id else mark(process)
 
     def heard_marks(self, but: Collection[ProcessId]) -> tuple[int, ...]:
         """The marks of all that we hear, but some, for our heartbeats."""
-        heard = [c for c in self if c.is_member and self.is_heard(c.process)]
-        return tuple(sorted(contact.mark for contact in heard if contact.process not in but))
+        heard = [c for c in self._table.values() if c.beat is not None and c.is_member]
+        return tuple(
+            sorted(c.mark for c in heard if c.process not in but and self.is_heard(c.process))
+        )
 
     def joiners(self) -> list[Contact]:
         """Those without a view who would enter one, and hear us as we hear them."""

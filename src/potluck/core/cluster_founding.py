@@ -75,12 +75,9 @@ class Founding:
         self._group_since = self._situation.time
 
     @property
-    def deadlines(self) -> list[float]:
+    def deadlines(self) -> tuple[float | None, ...]:
         """When something is due."""
-        times = [self._look_at]
-        if self._attempt is not None:
-            times.append(self._attempt.until)
-        return [time for time in times if time is not None]
+        return self._look_at, None if self._attempt is None else self._attempt.until
 
     # --- what is due ---
 
@@ -88,7 +85,7 @@ class Founding:
         """Found a lineage if it is our turn and it is time."""
         s = self._situation
         self._look_at = None
-        if s.is_observer or s.state not in {ClusterState.JOINING, ClusterState.PAUSED}:
+        if s.state is ClusterState.ACTIVE or s.is_observer or s.state is ClusterState.LEFT:
             return
         self._expire()
         if not self._is_ready():

@@ -7,6 +7,7 @@ lineage, or in one that we have left, is told the newest view that we know.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from potluck.core.cluster_campaign import Campaign
@@ -142,9 +143,23 @@ class Mail:
         s = self._situation
         view = s.view
         if view is None or (message.lineage, message.epoch) != (view.lineage, view.epoch):
-            self._help_along(sender, message.lineage, message.epoch)
+            if not self._says_that_it_left(sender, message.lineage, message.epoch):
+                self._help_along(sender, message.lineage, message.epoch)
             return False
         return sender in view.members and sender not in s.proofs
+
+    def _says_that_it_left(self, who: ProcessId, lineage: str, epoch: int) -> bool:
+        """Tell a process that counts on us in its view that we left it, and want to come in again.
+
+        We left it for a child, without a word.  The child has ended in the lineage it came from.
+        """
+        s = self._situation
+        bound, word = s.bound, s.archive.last_word(lineage)
+        is_back = s.view is None and bound is not None and bound.lineage == lineage
+        if word is None or not (is_back and s.archive.has_come_back(lineage, epoch)):
+            return False
+        s.send(who, word)
+        return True
 
     def _help_along(self, who: ProcessId, lineage: str, epoch: int) -> None:
         """Tell a process that is behind what followed its view, and the newest, once in a beat."""
@@ -327,14 +342,13 @@ class Mail:
 
 def _differ(one: Heartbeat, other: Heartbeat) -> bool:
     """Whether a heartbeat brings news that decisions may hang on."""
-    return (
-        one.phase is not other.phase
-        or one.hears != other.hears
-        or (one.lineage, one.epoch, one.view) != (other.lineage, other.epoch, other.view)
-        or (one.bound, one.bound_epoch, one.ended) != (other.bound, other.bound_epoch, other.ended)
-        or one.wants != other.wants
-        or (one.aborted, one.term, one.withholds) != (other.aborted, other.term, other.withholds)
-    )
+    return _news(one) != _news(other)
+
+
+_news = attrgetter(
+    "phase", "hears", "lineage", "epoch", "view", "bound", "bound_epoch", "ended", "wants",
+    "aborted", "term", "withholds",
+)  # fmt: skip
 
 
 def _is_news(before: Heartbeat, beat: Heartbeat, view: View | None) -> bool:

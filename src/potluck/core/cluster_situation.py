@@ -46,6 +46,7 @@ _EAGER = 0.1  # of an interval: so soon after a beat the next may follow when so
 _EAGER_BURST = 10  # beats out of turn at once,
 _EAGER_RATE = 4.0  # and in a second after that
 _EAGER_CROWD = 8  # contacts; with more, a round costs as many times more
+_NOBODY: frozenset[ProcessId] = frozenset()
 _TOLD_OF_LOSSES = 3  # members that hear of a loss: the leader, and who would succeed it
 
 
@@ -116,12 +117,16 @@ class Situation(Surroundings):
     @property
     def gone(self) -> frozenset[ProcessId]:
         """Members that will never vote again: proved dead by us, or departed."""
-        return self.election.gone | self.proofs.keys()
+        if not self.proofs and not self.election.departed:
+            return _NOBODY
+        return self.election.gone.union(self.proofs)
 
     @property
     def absent(self) -> frozenset[ProcessId]:
         """Members that are not in the view any more for all we know, whatever they had promised."""
-        return frozenset(self.election.departed) | self.proofs.keys()
+        if not self.proofs and not self.election.departed:
+            return _NOBODY
+        return frozenset(self.election.departed).union(self.proofs)
 
     def is_member(self, process: ProcessId) -> bool:
         """Whether a process is in our view."""
@@ -175,13 +180,12 @@ class Situation(Surroundings):
     def fellows(self) -> list[Contact]:
         """Those bound to the same lineage who are not at work, and hear us as we hear them."""
         lineage = "" if self.bound is None else self.bound.lineage
-        idle = {Phase.JOINING, Phase.PAUSED}
         return [
             contact
             for contact in self.contacts
             if contact.beat is not None
             and contact.beat.bound == lineage
-            and contact.beat.phase in idle
+            and (contact.beat.phase is Phase.JOINING or contact.beat.phase is Phase.PAUSED)
             and contact.is_member
             and self.suits(contact)
             and self.contacts.is_mutual(contact.process)
@@ -212,9 +216,10 @@ class Situation(Surroundings):
 
     def cause(self, who: ProcessId, code: CauseCode, reason: str) -> Cause:
         """Why a member is not in the next view, as data."""
-        card = self.contacts.of(who).card
+        is_me = who == self.id  # a leader may have to leave itself out
+        card = self.me if is_me else self.contacts.of(who).card
         host = card.hosts[0] if card.hosts else ""
-        silence = max(0.0, self.health.silence(who, self.now))
+        silence = 0.0 if is_me else max(0.0, self.health.silence(who, self.now))
         return Cause(who, code, card.name, host, silence, clip(reason, _REASON_LIMIT))
 
     @property
@@ -337,8 +342,7 @@ class Situation(Surroundings):
 
     def _heard_marks(self) -> tuple[int, ...]:
         """Marks of all that we hear, without members that do not confirm hearing us."""
-        doubtful = {who for who in self.others() if self.is_doubtful(who)}
-        return self.contacts.heard_marks(but=doubtful)
+        return self.contacts.heard_marks(but=list(filter(self.is_doubtful, self.others())))
 
     def _compose(self) -> Heartbeat:
         """What a round of heartbeats says to everybody."""
@@ -471,7 +475,7 @@ class Situation(Surroundings):
 
     def _may_lead(self, member: ProcessId) -> bool:
         contact = self.contacts.of(member)
-        return contact.is_connected and self.health.status(member).is_operational
+        return contact.is_connected and self.health.is_operational(member)
 
 
 @lru_cache(maxsize=64)

@@ -58,11 +58,9 @@ class Succession:
         return self._proposal is not None
 
     @property
-    def deadlines(self) -> list[float]:
+    def deadlines(self) -> tuple[float | None, ...]:
         """When something is due."""
-        look = self._planner.next_look
-        times = [] if look is None else [look]
-        return [*times, self._repeat_at] if self.is_busy else times
+        return self._planner.next_look, self._repeat_at if self.is_busy else None
 
     # --- what is due ---
 

@@ -80,17 +80,21 @@ class Surroundings:
     @property
     def lateness(self) -> float:
         """How late this process ran recently, or another that it hears."""
-        reported = (c.beat.lateness for c in self.contacts if c.beat is not None)
-        return max(self.health.lateness, max(reported, default=0.0))
+        latest = self.health.lateness
+        for contact in self.contacts:
+            if contact.beat is not None and contact.beat.lateness > latest:
+                latest = contact.beat.lateness
+        return latest
 
     def pause_of(self, contact: Contact) -> float:
         """For how long a process may rely on its newest heartbeat, if we confirm that."""
-        return max(self.pause_after, contact.announced or contact.card.pause_after)
+        asked = contact.announced or contact.card.pause_after
+        return max(self.pause_after, asked)
 
     def has_lease(self, contact: Contact) -> bool:
         """Whether a process cannot have given us up, nor will before we pause."""
-        longest = LENGTHENED * self.pause_after
-        return self.time - contact.leased_at <= min(contact.leased_for, longest)
+        age = self.time - contact.leased_at
+        return age <= contact.leased_for and age <= LENGTHENED * self.pause_after
 
     @property
     def longest_lease(self) -> float:
@@ -122,13 +126,14 @@ class Surroundings:
     def is_doubtful(self, process: ProcessId, pauses: float = 1) -> bool:
         """Whether a process has not confirmed hearing us for so many times its pause."""
         contact = self.contacts.of(process)
-        limit = pauses * (self.pause_of(contact) + self.health.allowance(process))
         # While we did not run, nobody could have confirmed anything to us.
-        return self.time - max(contact.echoed_at, self.woke_at) >= limit
+        since = max(self.woke_at, contact.echoed_at)
+        limit = self.pause_of(contact) + self.health.allowance(process)
+        return self.time - since >= pauses * limit
 
     def is_lost(self, process: ProcessId) -> bool:
         """Whether nothing can be done together with a member now."""
-        if self.health.status(process).is_operational:
+        if self.health.is_operational(process):
             return self.is_doubtful(process, _DEAF)
         return self.is_doubtful(process)
 
@@ -144,6 +149,6 @@ class Surroundings:
 
     def why_doubtful(self, process: ProcessId) -> str:
         """Why a member is out of contact, in words."""
-        if not self.health.status(process).is_operational:
+        if not self.health.is_operational(process):
             return self.health.reason(process)
         return "it does not confirm that it hears us"

@@ -208,9 +208,10 @@ class Tenure:
     def present(self, members: Iterable[ProcessId]) -> set[ProcessId]:
         """Those that cannot have given us up, as far as we know; we are one of them."""
         s = self._situation
-        contacts = [s.contacts.get(member) for member in members]
-        held = {c.process for c in contacts if c is not None and s.has_lease(c)}
-        return {s.id} | held - s.absent
+        contacts = map(s.contacts.get, members)
+        held = {c.process for c in contacts if c is not None and s.has_lease(c)} - s.absent
+        held.add(s.id)
+        return held
 
     def review(self) -> None:
         """Pause without a quorum in contact, resume with one."""

@@ -14,12 +14,16 @@ A reason is written once, when the cause changes, so logs and screens repeat not
 
 from __future__ import annotations
 
-from enum import Enum
-
 from potluck.core.health_arrivals import Arrivals
 from potluck.core.health_clock import LivedClock
 from potluck.core.health_config import HealthConfig
-from potluck.core.health_records import HealthEvent, HealthStatus, HealthSummary, PeerHealth
+from potluck.core.health_records import (
+    HealthCause,
+    HealthEvent,
+    HealthStatus,
+    HealthSummary,
+    PeerHealth,
+)
 from potluck.vocabulary import ProcessId
 
 __all__ = [
@@ -36,21 +40,6 @@ _LASTING = 25  # heartbeats for which a link must be poor before it is said: a b
 _SHORTEST_SLEEP = 0.001  # seconds; rounding must not make the driver spin
 
 
-class _Cause(Enum):
-    """Why a peer has its status."""
-
-    FINE = HealthStatus.HEALTHY, 0
-    LOSSY = HealthStatus.DEGRADED, 1
-    SLOW = HealthStatus.DEGRADED, 2
-    UNEVEN = HealthStatus.DEGRADED, 3
-    SILENT = HealthStatus.SUSPECT, 4
-    LOST = HealthStatus.SUSPECT, 5
-    GIVEN_UP = HealthStatus.DEAD, 6
-
-    def __init__(self, status: HealthStatus, _: int) -> None:
-        self.status = status
-
-
 class _Watched:
     """One peer as the monitor knows it."""
 
@@ -59,23 +48,22 @@ class _Watched:
         self.arrivals = arrivals
         self.heard_elapsed = elapsed
         self.lateness = 0.0  # seconds by which it ran late recently, as it says
-        self.cause = _Cause.FINE
+        self.cause = HealthCause.FINE
         self.reason = "nothing has been missed since it is watched"
         self.told = HealthStatus.HEALTHY  # the status of the last event
         self.untold = False  # an event is due at the next tick
-        self._poor: tuple[_Cause, float] | None = None  # what the link shows, and since when
+        self._poor: tuple[HealthCause, float] | None = None  # what the link shows, and since when
 
-    def lasting(self, cause: _Cause, lived: float, least: float) -> _Cause:
+    def lasting(self, cause: HealthCause, lived: float, least: float) -> HealthCause:
         """The quality of the link, unless it became so poor only now."""
-        if cause in {self.cause, _Cause.FINE}:
+        if cause is self.cause or cause is HealthCause.FINE:
             self._poor = None
-        elif self._poor is None or self._poor[0] is not cause:
-            self._poor = (cause, lived)
-        if self._poor is None or lived - self._poor[1] >= least:
             return cause
-        return self.cause
+        if self._poor is None or self._poor[0] is not cause:
+            self._poor = (cause, lived)
+        return cause if lived - self._poor[1] >= least else self.cause
 
-    def become(self, cause: _Cause, reason: str) -> None:
+    def become(self, cause: HealthCause, reason: str) -> None:
         self.cause, self.reason, self.untold = cause, reason, True
 
     def tell(self, peer: ProcessId, now: float) -> HealthEvent:
@@ -104,6 +92,7 @@ class HealthMonitor:
 
     def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 - frozen
         self.config = config
+        self._negligible = config.interval / 10  # seconds of lateness that are everyday life
         self._clock = LivedClock(**_bounds(config))
         self._peers: dict[ProcessId, _Watched] = {}
         self._next: float | None = None  # the deadline, if nothing happened that makes it earlier
@@ -113,6 +102,7 @@ class HealthMonitor:
         if config == self.config:
             return
         self.config = config
+        self._negligible = config.interval / 10
         self._clock.adopt(**_bounds(config))
         for watched in self._peers.values():
             watched.arrivals.adopt(config)
@@ -172,17 +162,22 @@ class HealthMonitor:
         watched.heard_elapsed = self._clock.elapsed
         if lateness is not None:
             watched.lateness = min(lateness, self.config.stretch_limit)
-        if not watched.cause.status.is_operational:
-            watched.become(_Cause.FINE, f"it was heard again after {_time(silence)}")
+        if not watched.cause.is_operational:
+            watched.become(HealthCause.FINE, f"it was heard again after {_time(silence)}")
             self._next = None
 
     def lost(self, peer: ProcessId, now: float, reason: str) -> None:
         """The connection to a peer ended: it is suspect at once, and until it is heard again."""
         self._clock.advance(now)
         watched = self._peers.get(peer)
-        if watched is not None and watched.cause not in {_Cause.LOST, _Cause.GIVEN_UP}:
-            watched.become(_Cause.LOST, f"its connection ended: {reason}")
-            self._next = None
+        if (
+            watched is None
+            or watched.cause is HealthCause.LOST
+            or watched.cause is HealthCause.GIVEN_UP
+        ):
+            return
+        watched.become(HealthCause.LOST, f"its connection ended: {reason}")
+        self._next = None
 
     def tick(self, now: float) -> list[HealthEvent]:
         """Judge everybody; what changed since the last tick, in the order of ``peers``."""
@@ -197,42 +192,45 @@ class HealthMonitor:
     def _judge(self, watched: _Watched, lived: float) -> None:
         silence = lived - watched.arrivals.heard_at
         if silence >= self._dead_after(watched):
-            cause = _Cause.GIVEN_UP
-        elif not watched.cause.status.is_operational:
+            cause = HealthCause.GIVEN_UP
+        elif not watched.cause.is_operational:
             return  # silence is ended by a sign of life, not by patience that has grown since
         elif silence >= self._patience(watched):
-            cause = _Cause.SILENT
+            cause = HealthCause.SILENT
         else:
             cause = watched.lasting(self._quality(watched), lived, _LASTING * self.config.interval)
         if cause is not watched.cause:
             watched.become(cause, self._reason(watched, cause, silence))
 
-    def _quality(self, watched: _Watched) -> _Cause:
+    def _quality(self, watched: _Watched) -> HealthCause:
         """How good the link is; what was said is taken back only when it is clearly better."""
         config, link = self.config, watched.arrivals
-        measured = {_Cause.LOSSY: link.loss / config.high_loss}
+        loss, delay, jitter = link.loss / config.high_loss, 0.0, 0.0
         if link.is_timed:
-            measured[_Cause.SLOW] = (link.round_trip or 0.0) / config.slow_round_trip
-            measured[_Cause.UNEVEN] = (link.jitter or 0.0) / config.high_jitter
+            delay = (link.round_trip or 0.0) / config.slow_round_trip
+            jitter = (link.jitter or 0.0) / config.high_jitter
+        if loss <= _CALM and delay <= _CALM and jitter <= _CALM:
+            return HealthCause.FINE
+        measured = {HealthCause.LOSSY: loss, HealthCause.SLOW: delay, HealthCause.UNEVEN: jitter}
         if measured.get(watched.cause, 0.0) > _CALM:
             return watched.cause
-        return next((cause for cause, ratio in measured.items() if ratio > 1), _Cause.FINE)
+        return next((cause for cause, ratio in measured.items() if ratio > 1), HealthCause.FINE)
 
-    def _reason(self, watched: _Watched, cause: _Cause, silence: float) -> str:
+    def _reason(self, watched: _Watched, cause: HealthCause, silence: float) -> str:
         link, config = watched.arrivals, self.config
         late = f" (we ran {_time(self.lateness)} late ourselves)" if self._stretch else ""
         if watched.lateness > self._negligible:
             late += f" (it said that it ran {_time(watched.lateness)} late)"
         sentences = {
-            _Cause.FINE: "its link is good again",
-            _Cause.LOSSY: f"{link.loss:.0%} of its heartbeats do not come in time",
-            _Cause.SLOW: f"a round trip takes {_time(link.round_trip)}, "
+            HealthCause.FINE: "its link is good again",
+            HealthCause.LOSSY: f"{link.loss:.0%} of its heartbeats do not come in time",
+            HealthCause.SLOW: f"a round trip takes {_time(link.round_trip)}, "
             f"more than {_time(config.slow_round_trip)}",
-            _Cause.UNEVEN: f"its round trips vary by {_time(link.jitter)}, "
+            HealthCause.UNEVEN: f"its round trips vary by {_time(link.jitter)}, "
             f"more than {_time(config.high_jitter)}",
-            _Cause.SILENT: f"nothing was heard for {_time(silence)}, and "
+            HealthCause.SILENT: f"nothing was heard for {_time(silence)}, and "
             f"{_time(self._patience(watched))} is the longest that passes for normal{late}",
-            _Cause.GIVEN_UP: f"nothing was heard for {_time(silence)}; alive, it would have "
+            HealthCause.GIVEN_UP: f"nothing was heard for {_time(silence)}; alive, it would have "
             f"paused itself after {_time(config.pause_after)}{late}",
         }
         return sentences[cause]
@@ -259,10 +257,10 @@ class HealthMonitor:
 
     def _wait(self, watched: _Watched) -> float:
         """Seconds until silence alone makes the peer's status worse."""
-        if watched.cause is _Cause.GIVEN_UP:
+        if watched.cause is HealthCause.GIVEN_UP:
             return self.config.interval
         silence = self._clock.lived - watched.arrivals.heard_at
-        if watched.cause.status.is_operational:
+        if watched.cause.is_operational:
             return self._patience(watched) - silence
         return self._dead_after(watched) - silence
 
@@ -272,14 +270,13 @@ class HealthMonitor:
         lateness = self._clock.lateness
         return min(lateness, self.config.stretch_limit) if lateness > self._negligible else 0.0
 
-    @property
-    def _negligible(self) -> float:
-        return self.config.interval / 10
-
     def _allowance(self, watched: _Watched) -> float:
         """What our own lateness, or that of the peer, adds to the patience with it, seconds."""
-        lateness = watched.lateness if watched.lateness > self._negligible else 0.0
-        return max(self._stretch, lateness)
+        ours, lateness, negligible = self._clock.lateness, watched.lateness, self._negligible
+        if ours <= negligible:
+            return lateness if lateness > negligible else 0.0
+        stretch = min(ours, self.config.stretch_limit)
+        return max(stretch, lateness if lateness > negligible else 0.0)
 
     def _dead_after(self, watched: _Watched) -> float:
         return self.config.dead_after + 2 * self._allowance(watched)
@@ -290,6 +287,10 @@ class HealthMonitor:
     def status(self, peer: ProcessId) -> HealthStatus:
         """How a watched peer is, as of the last call."""
         return self._peers[peer].cause.status
+
+    def is_operational(self, peer: ProcessId) -> bool:
+        """Whether one can work with a watched peer, as of the last call."""
+        return self._peers[peer].cause.is_operational
 
     def reason(self, peer: ProcessId) -> str:
         """Why, in words that stay the same until the cause changes."""

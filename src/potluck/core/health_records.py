@@ -8,7 +8,7 @@ from enum import Enum
 
 from potluck.vocabulary import ProcessId
 
-__all__ = ["HealthEvent", "HealthStatus", "HealthSummary", "PeerHealth"]
+__all__ = ["HealthCause", "HealthEvent", "HealthStatus", "HealthSummary", "PeerHealth"]
 
 
 class HealthStatus(Enum):
@@ -35,6 +35,22 @@ class HealthStatus(Enum):
     def severity(self) -> int:
         """0 for healthy to 3 for dead."""
         return list(HealthStatus).index(self)
+
+
+class HealthCause(Enum):
+    """Why a peer has its status: this status, and a number that tells the causes apart."""
+
+    FINE = HealthStatus.HEALTHY, 0
+    LOSSY = HealthStatus.DEGRADED, 1
+    SLOW = HealthStatus.DEGRADED, 2
+    UNEVEN = HealthStatus.DEGRADED, 3
+    SILENT = HealthStatus.SUSPECT, 4
+    LOST = HealthStatus.SUSPECT, 5
+    GIVEN_UP = HealthStatus.DEAD, 6
+
+    def __init__(self, status: HealthStatus, _: int) -> None:
+        self.status = status
+        self.is_operational = status.is_operational
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from potluck.core.cluster_bounds import Count, Lineage
 
 __all__ = [
     "FRESH",
+    "Discarded",
     "History",
     "Milestone",
     "Position",
@@ -60,6 +61,13 @@ class Milestone(NamedTuple):
     epoch: Count
     step: Count
     samples: Count = 0
+
+
+class Discarded(NamedTuple):
+    """Committed steps and samples that a state lacks."""
+
+    steps: int
+    samples: int
 
 
 Trail = Annotated[tuple[Milestone, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
@@ -118,6 +126,20 @@ class History:
         is_same = position.lineage == self.position.lineage
         trail = self.trail if is_same else self.chain[-MAX_BRANCHES:]
         return History(position, ancestry, samples, trail)
+
+    def discarded_by(self, target: History) -> Discarded | None:
+        """What is lost when another state replaces this one; None if that one contains it.
+
+        >>> mine = History(Position("a", 1, 7), samples=70)
+        >>> mine.discarded_by(History(Position("b", 1, 9), samples=90))
+        Discarded(steps=7, samples=70)
+        >>> mine.discarded_by(History(Position("a", 2, 9), samples=90)) is None
+        True
+        """
+        if target.contains(self.position):
+            return None
+        common = self.parting(target)
+        return Discarded(self.position.step - common.step, max(0, self.samples - common.samples))
 
     def parting(self, other: History) -> Milestone:
         """The last point that this history shares with another one.

@@ -34,7 +34,7 @@ def has_quorum(
     True
     """
     living = set(members) - gone
-    votes = living & set(present)
+    votes = living.intersection(present)
     if not votes:
         return False
     twice = 2 * len(votes)

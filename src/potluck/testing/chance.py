@@ -28,8 +28,8 @@ _FAULTS = {  # verb -> how often, among all
     "wake": 6,
     "jump": 5,
     "drift": 3,
-    "lag": 4,
-    "slow": 4,
+    "lag": 8,
+    "slow": 8,
     "leave": 4,
     "abdicate": 4,
 }
@@ -65,8 +65,9 @@ class _Author:
                 self._flapping,
                 self._power_cut,
                 self._rivalry,
+                self._strain,
             ),
-            (21, 23, 12, 15, 8, 3, 7, 4, 4, 3),
+            (17, 19, 10, 13, 7, 3, 9, 7, 4, 4, 7),
         )[0]
 
     def lines(self) -> list[str]:
@@ -112,6 +113,8 @@ class _Author:
             lines.append("quorum any")
         if self._happens(0.4 if self._middle == self._rivalry else 0.7):
             lines.append(f"founders {chance.randint(2, len(self._names))}")
+        if self._happens(0.1):
+            lines.append(f"wants {self._one()} {chance.randint(1, len(self._names))}")
         if self._happens(0.2):
             lines.append("links routed")
         if self._happens(0.25):
@@ -153,6 +156,26 @@ class _Author:
         if self._happens(0.4):
             lines.append(f"after {chance.uniform(0.1, down + up):.2f} {self._fault()}")
         return [*lines, f"wait {times * (down + up) * chance.uniform(0.6, 1.0):.2f}"]
+
+    def _strain(self) -> list[str]:
+        """Processors are slow and links uneven or deaf in one direction, all at once, for long."""
+        chance = self._chance
+        lines = [self._slow(name) for name in chance.sample(self._names, chance.choice((1, 1, 2)))]
+        lines += [self._lag() for _ in range(chance.choice((0, 1, 1, 2)))]
+        if self._happens(0.5):
+            one, other = chance.sample(self._names, 2)
+            lines.append(f"cut {one} > {other}{self._losing()}")
+        chance.shuffle(lines)
+        for _ in range(chance.choice((1, 2, 2, 3))):
+            lines.append(f"after {chance.uniform(0.1, 1.5):.2f} {self._fault()}")
+        return [*lines, f"wait {chance.uniform(1.0, 4.0):.2f}"]
+
+    def _slow(self, name: str) -> str:
+        return f"slow {name} to {self._chance.choice((0.2, 0.05, 0.02))}"
+
+    def _lag(self) -> str:
+        one, other = self._chance.sample(self._names, 2)
+        return f"lag {one} > {other} 0.01 to {self._chance.choice((0.1, 0.3, 0.6))}"
 
     def _power_cut(self) -> list[str]:
         """Most or all lose their power or die, and some come back, while others are cut off."""
@@ -290,10 +313,9 @@ class _Author:
             case "jump":
                 return f"jump {name} by {chance.uniform(0.3, 4.0):.2f}"
             case "lag":
-                one, other = chance.sample(self._names, 2)
-                return f"lag {one} > {other} 0.01 to {chance.choice((0.1, 0.3, 0.6))}"
+                return self._lag()
             case "slow":
-                return f"slow {name} to {chance.choice((0.2, 0.05, 0.02))}"
+                return self._slow(name)
             case "drift":
                 return f"drift {name} to {chance.uniform(0.955, 1.05):.3f}"
         return f"{verb} {name}"

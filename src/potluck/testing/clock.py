@@ -33,6 +33,15 @@ class Appointment:
         self.arguments = ()
 
 
+def _appointed(appointment: Appointment) -> None:
+    """Stands in a diary for something that can be cancelled."""
+    raise AssertionError(appointment)  # step() does what was appointed
+
+
+_Entry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
+"""When, the how-manieth, what, and with which arguments."""
+
+
 class VirtualClock:
     """Seconds that pass when :meth:`advance` says so; call it like ``time.monotonic``.
 
@@ -47,7 +56,7 @@ class VirtualClock:
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start
-        self._diary: list[tuple[float, int, Appointment]] = []
+        self._diary: list[_Entry] = []
         self._count = 0
 
     def __call__(self) -> float:
@@ -58,17 +67,21 @@ class VirtualClock:
     def next_due(self) -> float | None:
         """When the next thing is due; None if nothing is."""
         diary = self._diary
-        while diary and diary[0][2].action is None:
+        while diary and diary[0][2] is _appointed and diary[0][3][0].action is None:
             heappop(diary)
         return diary[0][0] if diary else None
 
     def at(self, when: float, action: Callable[..., object], *arguments: Any) -> Appointment:
         """Call ``action(*arguments)`` at a moment; at once, in the next step, if it has passed."""
         when = max(when, self.now)
-        self._count += 1
-        appointment = Appointment(when, self._count, action, arguments)
-        heappush(self._diary, (when, self._count, appointment))
+        appointment = Appointment(when, self._count + 1, action, arguments)
+        self.post(when, _appointed, appointment)
         return appointment
+
+    def post(self, when: float, action: Callable[..., object], *arguments: Any) -> None:
+        """The same for what is never cancelled, at a moment that has not passed."""
+        self._count = count = self._count + 1
+        heappush(self._diary, (when, count, action, arguments))
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> Appointment:
         """Call ``action(*arguments)`` in so many seconds."""
@@ -78,17 +91,21 @@ class VirtualClock:
         """Jump to the next thing that is due and do it; False if nothing is until a moment."""
         diary = self._diary
         while diary:
-            when, _, appointment = diary[0]
-            action = appointment.action
-            if action is None:
-                heappop(diary)
-                continue
-            if when > until:
+            when, _, action, arguments = diary[0]
+            if action is _appointed:
+                appointment: Appointment = arguments[0]
+                if appointment.action is None:
+                    heappop(diary)
+                    continue
+                action, arguments = appointment.action, appointment.arguments
+                if when > until:
+                    return False
+                appointment.action = None
+            elif when > until:
                 return False
             heappop(diary)
             self.now = when
-            appointment.action = None
-            action(*appointment.arguments)
+            action(*arguments)
             return True
         return False
 

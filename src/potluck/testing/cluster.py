@@ -207,11 +207,13 @@ class SimulatedCluster(SimulatedWorld):
         """
         patience = self.invariants.patience
         if self._settles(self.invariants.bounds.settling + patience):
+            self._check_training()
             return
         may_wait = any(not place.is_alive for place in self.places.values())
         if not (may_wait and self.invariants.why_not_waiting(self.dialling) is None):
             bounds = self.invariants.bounds
             if self._settles(bounds.converging - bounds.settling):
+                self._check_training()
                 return
             why = self.invariants.why_not_waiting(self.dialling) if may_wait else ""
             if why is not None:
@@ -231,6 +233,23 @@ class SimulatedCluster(SimulatedWorld):
             if not self.run_until(lambda: not self._is_converged(), within=STAYING):
                 return True
         return False
+
+    def _check_training(self) -> None:
+        """Demand that all who are in the view make a step, unless the state of one is lost."""
+        names = [name for name, place in self.places.items() if place.is_alive]
+        trainers = [each for name in names if (each := self.trainer_of(name)) is not None]
+        if any(trainer.is_lost for trainer in trainers):
+            return
+        begun = [(trainer, trainer.value) for trainer in trainers]
+        end = self.clock.now + self.invariants.bounds.settling
+        while idle := [trainer for trainer, value in begun if trainer.value is value]:
+            if self.clock.now >= end:
+                who = ", ".join(trainer.process.name for trainer in idle)
+                raise Violation(
+                    f"{who} made no step within {self.invariants.bounds.settling:g} s in one view "
+                    f"with all others; {self.summary()}"
+                )
+            self.run(STAYING / 2)
 
     def _is_converged(self) -> bool:
         return self.invariants.why_not_converged() is None

@@ -4,7 +4,8 @@ A *family* is all lineages that come from one founding: a process that entered a
 then of another without leaving joins the two, and so does the ancestry of a child.  A lineage that
 has dissolved into another counts as that one.  Under the quorum "majority":
 
-* at any instant at most one lineage of a family has a member that is active, or applies a step; a
+* at any instant at most one lineage of a family has a member that is active, and only members that
+  are active apply steps; a
   process that was stopped or suspended has the time it needs to notice (``Bounds.waking``);
 * the only exception is a child whose founders are all that was left of the newest view that any of
   them knew.  Such a child is counted (``exceptions``), and so is one that a person asked for;
@@ -15,7 +16,8 @@ Under every quorum:
 * a lineage without a parent begins with at least ``min_nodes`` members, by the largest setting of
   them;
 * a process that has been in a view enters only later views of that lineage, of one that it has
-  dissolved into, or of a child of these that began no earlier than the newest view it knew;
+  dissolved into, or of a child of these that began no earlier than the newest view it knew; or of
+  what such a child has dissolved into;
 * all members of the next view learn the same immediate successor of the view they were in, with the
   same causes.
 """
@@ -124,21 +126,26 @@ class Families:
 
     def _check_bound(self, process: SimulatedProcess, before: str, view: View) -> None:
         """Whether a process may go from one lineage to another."""
-        ways = {before}
-        while (into := self._into.get(before)) is not None and into not in ways:
-            ways.add(into)
-            before = into
-        if view.lineage in ways:
-            return
         known = self._known.get(process.process, {})
-        for lineage, epoch in view.ancestry:
-            if lineage in ways and epoch >= known.get(lineage, 0):
-                return
-        raise Violation(
-            f"{process.name} belongs to lineage {self._last[process.process][:8]}, of which it "
-            f"knows view {known.get(self._last[process.process], 0)}, and enters "
-            f"{self._names.view(view)}, which does not come from there"
-        )
+        ways = {before}
+        while True:
+            further = {self._into[each] for each in ways if each in self._into}
+            further |= {
+                child
+                for child, branches in self._ancestry.items()
+                if any(_is_later(branch, ways, known) for branch in branches)
+            }
+            if further <= ways:
+                break
+            ways |= further
+        if view.lineage not in ways and not any(
+            _is_later(Branch(*each), ways, known) for each in view.ancestry
+        ):
+            raise Violation(
+                f"{process.name} belongs to lineage {self._last[process.process][:8]}, of which it "
+                f"knows view {known.get(self._last[process.process], 0)}, and enters "
+                f"{self._names.view(view)}, which does not come from there"
+            )
 
     def _founded(self, view: View) -> None:
         """A lineage begins; with bound founders it is a child."""
@@ -180,18 +187,17 @@ class Families:
 
     # --- who is at work ---
 
-    def check(self, applying: SimulatedProcess | None = None) -> None:
+    def check(self) -> None:
         """Whether at most one lineage of each family is at work."""
         working: dict[str, tuple[str, SimulatedProcess]] = {}
         for place in self._places.values():
             core = place.core
-            if core is None or place.is_stopped or core.view is None:
+            if core is None or place.is_stopped or core.state is not ClusterState.ACTIVE:
                 continue
-            if core.state is not ClusterState.ACTIVE and place is not applying:
+            view = core.view
+            if view is None or self._is_excused(place):
                 continue
-            if self._is_excused(place):
-                continue
-            lineage = self.heir(core.view.lineage)
+            lineage = self.heir(view.lineage)
             root = self.root(lineage)
             other, first = working.setdefault(root, (lineage, place))
             if other != lineage:
@@ -219,13 +225,21 @@ class Families:
         """Whether a person asked for a lineage, or for one that it comes from."""
         return not self._forced.isdisjoint({lineage, *(each for each, _ in self.ancestry(lineage))})
 
+    def has_been_forced(self, process: ProcessId) -> bool:
+        """Whether a process was in a lineage that a person asked for."""
+        return any(map(self.is_forced, self._visited.get(process, ())))
+
     def ancestry(self, lineage: str) -> tuple[Branch, ...]:
         """Where a lineage of bound processes branched off."""
         return self._ancestry.get(lineage, ())
 
     def has_lost_a_merge(self, process: ProcessId) -> bool:
-        """Whether a lineage that a process was in has dissolved into another."""
-        return not self._into.keys().isdisjoint(self._visited.get(process, ()))
+        """Whether a lineage that a process was in, or a child of it, has dissolved into another."""
+        visited = self._visited.get(process, set())
+        return any(
+            lost in visited or any(branch.lineage in visited for branch in self.ancestry(lost))
+            for lost in self._into
+        )
 
     def newest_epoch(self, lineage: str) -> int:
         """The last view that was agreed in a lineage."""
@@ -251,3 +265,8 @@ class Families:
         left, right = self.root(one), self.root(other)
         if left != right:
             self._parents[left] = right
+
+
+def _is_later(branch: Branch, lineages: set[str], known: Mapping[str, int]) -> bool:
+    """Whether a child branched off one of these, no earlier than at the newest view known of it."""
+    return branch.lineage in lineages and branch.epoch >= known.get(branch.lineage, 0)

@@ -90,7 +90,11 @@ class Invariants:
         self.calm = Calm(places, network, self.names, bounds.settling, bounds.converging)
         self.families = Families(places, self.names, self._is_waking)
         self.ledger = Ledger(
-            self.names, self.families, self._is_alive, is_one_at_work=is_one_at_work
+            self.names,
+            self.families,
+            self._is_alive,
+            self._applies,
+            is_one_at_work=is_one_at_work,
         )
         self._disturbances = 0
         self._patient_until = 0.0
@@ -130,6 +134,22 @@ class Invariants:
             raise Violation(
                 f"{process.name} is active in {self.names.view(view)}, which is not agreed"
             )
+        self._check_excluded(process)
+        if self._is_one_at_work:
+            self.families.check()
+
+    def _applies(self, process: SimulatedProcess, view: View) -> None:
+        """Check a process whose trainer applies a step in a view: then it is at work there."""
+        core = process.core
+        if core is None or core.view is None:
+            raise Violation(f"{process.name} applies a step in no view")
+        if (core.view.lineage, core.view.epoch) != (view.lineage, view.epoch):
+            raise Violation(
+                f"{process.name} applies a step in {self.names.view(view)}, although it is in "
+                f"{self.names.view(core.view)}"
+            )
+        if core.state is not ClusterState.ACTIVE:
+            raise Violation(f"{process.name} applies a step although it is {core.state.value}")
         self._check_excluded(process)
         if self._is_one_at_work:
             self.families.check()

@@ -7,6 +7,7 @@
 * Of two lineages with a common ancestor, by their foundings or by the checkpoint that one of them
   began with, the one that followed it to the later view wins the merge.
 * A process that has counted a step gives it up only after a merge in which its lineage lost.
+* Its user is told how many steps the new state lacks, whenever it lacks any.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Ledger:
         names: Names,
         families: Families,
         is_alive: Callable[[ProcessId], bool],
+        check_at_work: Callable[[SimulatedProcess, View], None],
         *,
         is_one_at_work: bool = True,
     ) -> None:
         self._names = names
         self._families = families
         self._is_alive = is_alive
+        self._check_at_work = check_at_work
         self._is_one_at_work = is_one_at_work
         self._steps: dict[Position, _Step] = {}
         self._in_lineage: dict[str, list[_Step]] = {}
@@ -74,8 +77,7 @@ class Ledger:
             )
         step.appliers.add(process.process)
         self._counted[process.process] = value
-        if self._is_one_at_work and (view.lineage, view.epoch) == position[:2]:
-            self._families.check(process)
+        self._check_at_work(process, view)
 
     def _speaks_for_its_parent(self, lineage: str) -> bool:
         """Whether a child may decide a step of its parent, as nobody else of it is at work."""
@@ -138,8 +140,19 @@ class Ledger:
         older = [Branch(*each) for each in reversed(passed.items())]
         return (*older, *known)
 
-    def replaced(self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue) -> None:
-        """A member gives up its state for another one."""
+    def replaced(
+        self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue, told: int
+    ) -> None:
+        """A member gives up its state for another one, and says how many steps are not in it."""
+        lost = old.depth - old.parting(new).depth
+        # A side that continued as asked may have decided the step in hand by itself, under the name
+        # that it had among all; the others make that step again, and it looks like theirs.
+        strays = not self._is_one_at_work or self._families.has_been_forced(process.process)
+        if told not in ((lost, lost - 1) if strays and lost else (lost,)):
+            raise Violation(
+                f"{process.name} gives up {old.position} for {new.position}, which lacks {lost} of "
+                f"its steps, and tells its user that {told} steps are discarded"
+            )
         counted = self._counted.get(process.process)
         if counted is None or new.contains(counted):
             return

@@ -96,26 +96,26 @@ def _forget_where_a_checkpoint_came_from(patch: Patch) -> None:
 
 
 MUTANTS = (
-    Mutant("founds alone", "A process that was left out begins a lineage alone.", _found_alone, 17),
+    Mutant("founds alone", "A process that was left out begins a lineage alone.", _found_alone, 4),
     Mutant(
         "trusts the founder",
         "Only the founder checks whether a process is bound; the process itself agrees to all.",
         _trust_the_founder,
-        265,
+        555,
     ),
-    Mutant("merges by samples", "Samples decide a merge, not ancestry.", _merge_by_samples, 282),
-    Mutant("proves without a lease", "Any sign of an end is a proof.", _prove_without_a_lease, 399),
+    Mutant("merges by samples", "Samples decide a merge, not ancestry.", _merge_by_samples, 187),
+    Mutant("proves without a lease", "Any sign of an end is a proof.", _prove_without_a_lease, 551),
     Mutant(
         "excludes after one pause",
         "A silent member is left out after one pause time instead of two.",
         _exclude_after_one_pause,
-        129,
+        0,
     ),
     Mutant(
         "forgets the checkpoint",
         "A restarted process does not say where its checkpoint came from.",
         _forget_where_a_checkpoint_came_from,
-        282,
+        187,
     ),
 )
 

@@ -142,13 +142,17 @@ class LossyNetwork:
         """The seconds that the next message would take."""
         if source == target:
             return WITHIN_A_MACHINE
-        quality = self._own.get((source, target), self.quality) if self._own else self.quality
+        quality = self.quality_of((source, target)) if self._own else self.quality
         shortest = quality.shortest
         return shortest + (quality.longest - shortest) * self.chance.random()
 
+    def quality_of(self, link: tuple[str, str]) -> LinkQuality:
+        """How one direction of a link treats what it carries."""
+        return self._own.get(link, self.quality)
+
     def loses(self, source: str, target: str) -> bool:
         """Draw whether the next message is lost."""
-        quality = self._own.get((source, target), self.quality) if self._own else self.quality
+        quality = self.quality_of((source, target))
         return quality.loss > 0 and source != target and self.chance.random() < quality.loss
 
     def hold(self, flow: Flow, action: Callable[..., object], argument: Any) -> None:
@@ -174,13 +178,14 @@ class Flow:
 
     def send(self, action: Callable[..., object], argument: Any, *, certain: bool = False) -> None:
         """Call ``action(argument)`` when it arrives; ``certain``: no lot is drawn over its loss."""
-        network = self._network
-        if not certain and network.loses(self.source, self.target):
+        network, clock = self._network, self._network.clock
+        quality = network.quality if not network._own else network.quality_of(self._link)  # noqa: SLF001
+        if quality.loss and not certain and network.loses(self.source, self.target):
             return
-        arrival = network.clock.now + network.delay(self.source, self.target)
+        arrival = clock.now + network.delay(self.source, self.target)
         arrival = max(arrival, self._latest)
         self._latest = arrival
-        network.clock.at(arrival, self._arrive, action, argument)
+        clock.post(arrival, self._arrive, action, argument)
 
     def _arrive(self, action: Callable[..., object], argument: Any) -> None:
         if self._link in self._network._cuts:  # noqa: SLF001 - a flow is a part of its network

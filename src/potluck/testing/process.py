@@ -29,6 +29,7 @@ CoreFactory = Callable[[ProcessCard, ClusterConfig, float], ClusterCore]
 
 LATENESS = 0.0005  # seconds by which a loop wakes up late at most
 PERMITTED_RETURNS = 10  # of a core that wants to be woken at once; more would burn a processor
+MANY = 80  # messages within a second; each further one is looked at
 WORK = 0.0005  # seconds that a whole processor takes for one input, where its share is limited
 ROUNDING = 1e-6  # seconds; a deadline turned into simulated time and back must have passed
 
@@ -42,6 +43,8 @@ class SimulatedProcess:
         self.name = name
         self.host = host
         self.card = card
+        self.process = card.process
+        """The id of the present process, or of the last one."""
         self.core: ClusterCore | None = None
         """None while it is dead."""
         self.is_powered = True
@@ -62,6 +65,8 @@ class SimulatedProcess:
         """With whom the core wants no connection any more."""
         self.writes_bytes = False
         """Whether its messages are written as bytes and read again, which takes its time."""
+        self.inputs = 0
+        """Messages and ticks that it has worked on."""
         self.told: list[effects.Effect] = []
         """What its core decided since the start, beside messages and probes."""
         self.seen: tuple[View | None, ClusterState] = (None, ClusterState.JOINING)
@@ -80,11 +85,6 @@ class SimulatedProcess:
     # --- questions ---
 
     @property
-    def process(self) -> ProcessId:
-        """The id of the present process, or of the last one."""
-        return self.card.process
-
-    @property
     def is_alive(self) -> bool:
         """Whether a process runs here; a stopped one does."""
         return self.core is not None
@@ -100,6 +100,7 @@ class SimulatedProcess:
         """A process begins here."""
         self.core = core
         self.card = core.me
+        self.process = core.me.process
         self.is_powered = True
         self.is_stopped = self._is_working = False
         self.died_at = None
@@ -238,6 +239,7 @@ class SimulatedProcess:
     ) -> None:
         if self.core is not None:
             core = self.core
+            self.inputs += 1
             outcome = stimulus(core, *arguments)
             if outcome:
                 self._carry_out(outcome)
@@ -273,7 +275,6 @@ class SimulatedProcess:
     def _carry_out(self, outcome: Iterable[effects.Effect]) -> None:
         world, lanes, core = self._world, self.lanes, self.core
         if (second := int(world.clock.now)) != self._second:
-            world.counts(self, self._sent)
             self._second, self._sent = second, 0
         for effect in outcome:
             if self.core is not core:
@@ -286,6 +287,8 @@ class SimulatedProcess:
                 lane = lanes.get(effect.to)
                 if lane is not None and lane.is_open:
                     lane.send(decode(encode(message)) if self.writes_bytes else message)
+                if self._sent > MANY:
+                    world.counts(self, self._sent)
             elif isinstance(effect, effects.Probe | effects.Meet):
                 world.wants(self, effect)
             else:

@@ -100,6 +100,7 @@ VERBS = {
     "messages": Verb(r"(objects|bytes)", "messages bytes"),
     "beat": Verb(rf"({NUMBER}) (?:pausing after) ({NUMBER})", "beat 0.2 pausing after 1"),
     "founders": Verb(r"(\d+)", "founders 2"),
+    "wants": Verb(r"(\w+) (\d+)", "wants b 3"),
     "nodes": Verb(rf"({NAMES})", "nodes a b c"),
     "node": Verb(r"(\w+) on (\w+)", "node d on a"),
     "observers": Verb(rf"({NAMES})", "observers o"),

@@ -36,6 +36,7 @@ __all__ = ["Failure", "Report", "check_seed", "check_seeds", "main", "shorten"]
 
 _FRAME = frozenset({"seed", "beat", "nodes", "calm", "settle"})  # without them it is no such story
 _GARBAGE = 200_000  # objects; stories make many, and most of them end with their story
+_TELL_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 BATCH = 50  # seeds that a worker takes at once, at most
 
 
@@ -158,7 +159,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m potluck.testing.seeds", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--jobs",
+        "--workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes (default: all cores)",
+    )
     parser.add_argument(
         "--minutes", type=float, default=inf, help="stop after so many at the latest"
     )
@@ -171,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         return _one(options.seed, console, trace=options.trace, short=options.shorten)
     wanted = range(options.first, options.first + options.seeds)
-    report = _many(wanted, options.workers, console, minutes=options.minutes)
+    report = _many(wanted, options.jobs, console, minutes=options.minutes)
     if options.json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     _explain(report, console)
@@ -198,7 +205,8 @@ def _tell(line: str) -> None:
 
 
 def _many(seeds: range, workers: int, console: Console, *, minutes: float) -> Report:
-    begun, report = time.monotonic(), Report()
+    begun = told = time.monotonic()
+    report = Report()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("seeds", total=len(seeds))
         with closing(_parts(seeds, workers)) as parts, suppress(KeyboardInterrupt):
@@ -208,6 +216,10 @@ def _many(seeds: range, workers: int, console: Console, *, minutes: float) -> Re
                     _show(failure, progress.console)
                 failed = f"seeds ({len(report.failures)} failed)"
                 progress.update(task, advance=part.seeds, description=failed)
+                if not console.is_terminal and time.monotonic() - told > _TELL_EVERY:
+                    told = time.monotonic()
+                    rate = report.seeds / (told - begun)
+                    console.print(f"{report.seeds} of {len(seeds)} {failed}, {rate:.0f} per second")
                 if time.monotonic() - begun > 60 * minutes:
                     break
     report.elapsed = time.monotonic() - begun

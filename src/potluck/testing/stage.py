@@ -154,6 +154,7 @@ _ACTIONS: dict[str, Callable[..., None]] = {
     "slow": lambda cluster, name, share: cluster.slow(name, float(share)),
     "firewall": lambda cluster, names: cluster.firewall(*names.split()),
     "continue": lambda cluster, name: cluster.continue_without_missing(name),
+    "wants": lambda cluster, name, count: cluster.set_wanted(name, int(count)),
     "steps": lambda cluster, name, count: cluster.set_steps(name, int(count)),
     "loss": _lose,
     "delay": _delay,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from potluck.core import cluster_effects as effects
-from potluck.core.ancestry import Branch, branch_off
 from potluck.core.steps import Action, Position, Report
 from potluck.testing import trainer_report
 from potluck.testing.clock import VirtualClock
@@ -41,8 +40,10 @@ class TrainerWatch(Protocol):
     def applied(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
         """A member applies a step."""
 
-    def replaced(self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue) -> None:
-        """A member gives up its state for another one."""
+    def replaced(
+        self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue, told: int
+    ) -> None:
+        """A member has another state, and tells its user how many steps are not in that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Checkpoint:
 
     report: Report
     value: TrainingValue
-    ancestry: tuple[Branch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Standing:
     taken: Share
 
 
-_Arrived = tuple[trainer_report.Decision, TrainingValue, tuple[Branch, ...]]
+_Arrived = tuple[trainer_report.Decision, TrainingValue]
 
 
 @dataclass(slots=True)
@@ -90,6 +90,8 @@ class SimulatedTrainer:
         self.report = Report()
         self.is_lost = False
         """Whether the members that had the state are gone, so that it must be started again."""
+        self.discarded = 0
+        """Steps of which the user was told that they are not in the state any more."""
         self.saved: Checkpoint | None = None
         self.saves = False
         self._network = network
@@ -97,9 +99,9 @@ class SimulatedTrainer:
         self._states = states
         self._watch = watch
         self._find = find
-        self._origin: tuple[Branch, ...] = ()  # of the checkpoint that the state began with
         self._founded: set[str] = set()
         self._view: View | None = None
+        self._next: View | None = None  # the view that the core has entered, and we have not
         self._rank = 0
         self._is_paused = False
         self._flows: dict[int, Flow] = {}
@@ -120,14 +122,16 @@ class SimulatedTrainer:
         self.saved = checkpoint
         self.report = trainer_report.loaded(checkpoint.report)
         self.value = checkpoint.value
-        self._origin = checkpoint.ancestry
         self._note()
 
     def tells(self, effect: effects.Effect) -> None:
         """The core has decided something about the operations of a view."""
         match effect:
             case effects.Installed(view):
-                self._begin(view)
+                self._end()
+                self._next, self._is_paused = view, False
+                # Not before the core has said all: it may have paused, or ended this view, at once.
+                self._clock.post(self._clock.now, self._do, self._begin, view)
             case effects.Abort() | effects.Removed():
                 self._end()
             case effects.Paused():
@@ -136,11 +140,10 @@ class SimulatedTrainer:
                 self._resume()
 
     def _begin(self, view: View) -> None:
-        self._end()
         rank = view.rank_of(self.who)
-        if rank is None or self.is_lost:
+        if view is not self._next or rank is None or self.is_lost:
             return
-        self._view, self._rank, self._is_paused = view, rank, False
+        self._view, self._rank, self._next = view, rank, None
         if view.epoch == 1:
             self._founded.add(view.lineage)
         founder = view.lineage in self._founded
@@ -152,7 +155,7 @@ class SimulatedTrainer:
 
     def _end(self) -> None:
         """Nothing that belongs to the present view counts any more."""
-        self._view = self._waiting = self._arrived = self._decision = None
+        self._view = self._next = self._waiting = self._arrived = self._decision = None
         self._is_settled = False
         self._flows.clear()
         self._rounds.clear()
@@ -232,7 +235,7 @@ class SimulatedTrainer:
                 self._gather(rank, kind, number, content)
             case "want":
                 if self._decision is not None:
-                    self._send(rank, "state", 0, (self._decision, self.value, self._origin))
+                    self._send(rank, "state", 0, (self._decision, self.value))
             case "state":
                 self._arrived = content
                 self._maybe_receive()
@@ -268,7 +271,8 @@ class SimulatedTrainer:
             case "all record":
                 self._hold(content)
             case "all held":
-                self._commit()
+                assert self._view is not None
+                self._commit(trainer_report.stepped(self.report, self._view))
                 self._compute()
 
     # --- a view begins ---
@@ -283,7 +287,7 @@ class SimulatedTrainer:
             return
         action = decision.actions[self._rank]
         if action is Action.APPLY:
-            self._commit()
+            self._commit(decision.history)
         elif self.report.attempt is not None and self.report.attempt[:2] == (
             view.lineage,
             view.epoch,
@@ -295,7 +299,7 @@ class SimulatedTrainer:
             self._settled()
             if decision.sources[0] == self._rank:
                 for rank in decision.receivers:
-                    self._send(rank, "state", 0, (decision, self.value, self._origin))
+                    self._send(rank, "state", 0, (decision, self.value))
         elif not self._maybe_receive():
             self._clock.after(RETRY, self._do, self._want, view, decision.sources[0])
 
@@ -323,12 +327,19 @@ class SimulatedTrainer:
         """Take the state that has arrived, once it is known that it counts."""
         if self._arrived is None or self._waiting is not None or self._is_settled:
             return False
-        decision, value, self._origin = self._arrived
-        self._watch.replaced(self.process, self.value, value)
+        decision, value = self._arrived
+        lost = self._discarded_by(decision)
+        self._watch.replaced(self.process, self.value, value, lost)
+        self.discarded += lost
         self.value = value
         self.report = trainer_report.received(self.report, decision)
         self._settled()
         return True
+
+    def _discarded_by(self, decision: trainer_report.Decision) -> int:
+        """The committed steps of which the user is told that another state lacks them."""
+        lost = self.report.history.discarded_by(decision.history)
+        return 0 if lost is None else lost.steps
 
     def _settled(self) -> None:
         view = self._view
@@ -373,29 +384,22 @@ class SimulatedTrainer:
         self.report = trainer_report.held(self.report, self._result.samples)
         self._say("held", attempt.step, None)
 
-    def _commit(self) -> None:
+    def _commit(self, history: trainer_report.History) -> None:
         """Every member holds the result: apply it."""
         view, result = self._view, self._result
         assert view is not None
         assert result is not None
         self._watch.applied(self.process, view, result)
         self.value, self._result = result, None
-        self.report = trainer_report.applied(self.report, view, result.samples)
+        self.report = trainer_report.applied(self.report, history)
         self._taken, self._reserved = (), ()
         self._note()
         if self.saves and result.depth % _SAVE_EVERY == 0:
-            self.saved = Checkpoint(self.report, result, self._branches(view, result.position))
-
-    def _branches(self, view: View, own: Position) -> tuple[Branch, ...]:
-        """What a checkpoint of this position comes from, with the position itself."""
-        known = (*self._origin, *(Branch(*each) for each in view.ancestry))
-        lineages = [branch.lineage for branch in known]
-        if own.lineage in lineages:  # a step of a parent that was decided in its child
-            known = known[: lineages.index(own.lineage)]
-        return branch_off(known, own.lineage, own.epoch)
+            self.saved = Checkpoint(self.report, result)
 
     def _note(self) -> None:
         core = self.process.core
         if core is not None:
+            lineage = "" if self._view is None else self._view.lineage
             core.samples = self.value.samples
-            core.origin = self._origin
+            core.origin = self.report.history.origin_of(lineage)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck.core.steps import Decision, Position, Report, decide
+from potluck.core.histories import History
+from potluck.core.steps import Decision, Position, Report, ancestry_in, decide
 from potluck.vocabulary import View
 
-__all__ = ["Decision", "Report", "agree", "applied", "attempted", "held", "loaded", "received"]
+__all__ = [
+    "Decision",
+    "History",
+    "Report",
+    "agree",
+    "applied",
+    "attempted",
+    "held",
+    "loaded",
+    "received",
+    "stepped",
+]
 
 
 def agree(view: View, reports: Sequence[Report]) -> Decision:
@@ -21,22 +33,28 @@ def attempted(report: Report, attempt: Position | None) -> Report:
     return replace(report, attempt=attempt, holds=False)
 
 
-def held(report: Report, samples: int) -> Report:  # noqa: ARG001 - for reports that count samples
+def held(report: Report, samples: int) -> Report:
     """The member has the complete result of its attempt, with which it will have these samples."""
-    return replace(report, holds=True)
+    return replace(report, holds=True, samples_held=samples)
 
 
-def applied(report: Report, view: View, samples: int) -> Report:  # noqa: ARG001 - see held
-    """The member has applied the result that it held."""
+def stepped(report: Report, view: View) -> History:
+    """What the member has once it has applied the result that it holds."""
     assert report.attempt is not None
-    return replace(report, position=report.attempt, holds=False)
+    ancestry = ancestry_in(view, report.attempt, report.history)
+    return report.history.extended(report.attempt, ancestry, report.samples_held)
+
+
+def applied(report: Report, history: History) -> Report:
+    """The member has applied the result that it held."""
+    return replace(report.at(history), holds=False)
 
 
 def received(report: Report, decision: Decision) -> Report:
     """The member has got the state that all decided on."""
-    return replace(report, position=decision.target, attempt=None, holds=False)
+    return replace(report.at(decision.history), attempt=None, holds=False)
 
 
 def loaded(report: Report) -> Report:
     """The report of a new process that has loaded what another one saved."""
-    return Report(report.position)
+    return Report().at(report.history)

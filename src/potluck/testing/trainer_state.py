@@ -42,6 +42,13 @@ class TrainingValue:
             value = value.parent
         return value is other
 
+    def parting(self, other: TrainingValue) -> TrainingValue:
+        """The last state that is part of this one and of another; what this began with if none."""
+        value = self
+        while value.parent is not None and not other.contains(value):
+            value = value.parent
+        return value
+
     def free(self, taken: set[int]) -> list[int]:
         """Samples of this pass that are neither in it nor taken by a member."""
         return [n for n in range(DATASET) if not self.mask >> n & 1 and n not in taken]

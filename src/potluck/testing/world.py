@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -73,6 +74,7 @@ class SimulatedWorld:
         self._states = States()
         self._trainers: dict[ProcessId, SimulatedTrainer] = {}
         self._flaps: list[Appointment] = []
+        self._wanted: dict[str, int] = {}  # min_nodes of those that have a setting of their own
         self._boots: dict[str, int] = {}
         self._incarnations: dict[str, int] = {}
 
@@ -104,6 +106,10 @@ class SimulatedWorld:
         self.places[name] = SimulatedProcess(self, card, host, name)
         self._begin(self.places[name])
 
+    def set_wanted(self, name: str, count: int) -> None:
+        """Let a process that starts under this name ask for at least so many founders."""
+        self._wanted[name] = count
+
     def restart(self, *names: str) -> None:
         """Start again, in the same place, what has died; switches its machine on."""
         for place in self.named(names):
@@ -121,7 +127,10 @@ class SimulatedWorld:
         )
         before = self._trainers.pop(place.process, None)
         self.disturbed(f"{place.name} starts as {card.process}", place)
-        place.start(self._core(card, self.config, place.clock.now))
+        config = self.config
+        if place.name in self._wanted:
+            config = replace(config, min_nodes=self._wanted[place.name])
+        place.start(self._core(card, config, place.clock.now))
         if self.has_trainers and card.role is Role.MEMBER:
             self._begin_training(place, None if before is None else before.saved)
         self.dialling.begin(place)

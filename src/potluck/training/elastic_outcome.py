@@ -77,11 +77,10 @@ def compare_states(
 
     ``last`` is what was discarded before.
     """
-    if target.contains(mine.position):
+    lost = mine.discarded_by(target)
+    if lost is None:
         return None
-    common = mine.parting(target)
-    steps = mine.position.step - common.step
-    samples = max(0, mine.samples - common.samples)
+    steps, samples = lost
     reason = explain(mine, target, lineage)
     before = (0, 0) if last is None else (last.total_steps, last.total_samples)
     return DiscardedWork(
