@@ -107,8 +107,18 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
         if isinstance(value, FunctionType | type):
             if value.__module__ == module.__name__:
                 _transplant(live, value)
-        elif not isinstance(value, ModuleType) and not name.startswith("__"):
+        elif hasattr(value, "cache_clear"):
+            _transplant(live.__wrapped__, value.__wrapped__)
+            live.cache_clear()
+        elif _is_plain(value) and not name.startswith("__"):
             _replace(name, live, value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a constant is data, and so no other one made of the classes of a second source."""
+    if isinstance(value, tuple | frozenset | set | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str | bytes)
 
 
 def _transplant(live: Any, fresh: Any) -> None:
