@@ -431,6 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {mutant: known[key] for mutant, key in keys.items() if key in known}
     os.environ["HYPOTHESIS_PROFILE"] = PROFILE
     left = [mutant for mutant in mutants if mutant not in found]
+    left.sort(key=lambda mutant: mutant.is_executed_at_import)  # these take longest
     plugin = Plugin(left, options.jobs, options.seconds, options.measured)
     pytest.main([*_PLAIN, "--capture=no", *TESTS], plugins=[plugin])
     if plugin.hunt is None:

@@ -195,7 +195,6 @@ class ElectionManager:
         self.role, self.leader, self.until = ElectionRole.FOLLOWING, leader, None
         self.reason = "our campaign had no quorum in time"
         self._rest_until = now + self._timeout * (0.5 + self._jitter())
-        self.not_before = None
         if self._attempts == 1:
             self._event(ElectionKind.TIMEOUT, f"nobody was elected: {self.reason}")
 
