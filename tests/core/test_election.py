@@ -51,6 +51,8 @@ def test_the_first_member_leads_in_term_zero() -> None:
     assert first.state.leader == A
     assert manager().state.role is ElectionRole.FOLLOWING
     assert [event.kind for event in first.events] == [ElectionKind.ELECTED]
+    assert str(first.events[0]).startswith("this process leads epoch 3")
+    assert str(manager().events[0]) == f"{A} leads epoch 3 as its first member"
     first.end("we left")
     assert first.state.role is ElectionRole.IDLE
 
@@ -71,6 +73,9 @@ def test_a_canvass_raises_no_term() -> None:
     assert election.has_won(set())
     election.lead()
     assert election.state.leader == B
+    assert election.state.reason == "2 of 3 members voted for us"
+    assert election.events[-1].kind is ElectionKind.ELECTED
+    assert str(election.events[-1]) == "this process leads: 2 of 3 members voted for us"
     assert election.inherited is None
 
 
@@ -182,6 +187,7 @@ def test_a_failed_campaign_rests_before_the_next() -> None:
     election.give_up(10.4)
     assert election.leader == A
     assert [event.kind for event in election.events][-1] is ElectionKind.TIMEOUT
+    assert election.reason == "our campaign had no quorum in time"
     election.wait_turn(0, 10.4)
     assert election.not_before is not None
     assert election.not_before > 10.4
@@ -264,13 +270,14 @@ def test_a_vote_of_the_departed_in_our_own_term_reports_what_it_accepted() -> No
 def test_an_attempt_waits_for_answers_for_one_to_one_and_a_half_timeouts() -> None:
     """Both the question and the campaign; the rest after a failure is shorter."""
     timeout = ElectionConfig().election_timeout
-    election = manager()
-    election.canvass(10.0, "a is lost")
-    assert election.until is not None
-    assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
-    election.campaign(20.0)
-    assert election.until is not None
-    assert 20.0 + timeout < election.until <= 20.0 + 1.5 * timeout
+    for me in (B, C, *(ProcessId(NodeId(letter * 32), 1) for letter in "defgh")):
+        election = manager(me)  # each has its own share of chance
+        election.canvass(10.0, "a is lost")
+        assert election.until is not None
+        assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
+        election.campaign(20.0)
+        assert election.until is not None
+        assert 20.0 + timeout < election.until <= 20.0 + 1.5 * timeout
 
 
 # --- what a new view, a leader or a quorum ends ---
