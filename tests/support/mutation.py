@@ -39,6 +39,10 @@ _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LEFT_ALONE = ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom
 
 
+class CannotPlantError(Exception):
+    """A function uses other names of its surroundings than before: it must be made anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One fault in one module."""
@@ -124,9 +128,10 @@ def _is_plain(value: Any) -> bool:
 def _transplant(live: Any, fresh: Any) -> None:
     """Make functions do what others do, also those of a class."""
     if isinstance(fresh, FunctionType):
-        if live.__code__.co_freevars == fresh.__code__.co_freevars:
-            live.__code__ = fresh.__code__
-            live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
+        if live.__code__.co_freevars != fresh.__code__.co_freevars:
+            raise CannotPlantError(fresh.__qualname__)
+        live.__code__ = fresh.__code__
+        live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
     elif isinstance(fresh, property):
         for part in ("fget", "fset"):
             if getattr(fresh, part) is not None:

@@ -34,7 +34,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from potluck.testing.seeds import check_seed
-from support.mutation import Mutant, mutants_of, mutated, plant
+from support.mutation import CannotPlantError, Mutant, mutants_of, mutated, plant
 from support.mutation_import import PROFILE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -182,16 +182,21 @@ def _reap(child: Child) -> int:
 
 def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     """In a process of its own: plant the fault, run checks, write the name of the first to fail."""
-    name = "it cannot be imported"
+    name = unknown = "it cannot be imported"
     _silence()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
     try:
         module = importlib.import_module(f"potluck.core.{mutant.module}")
         source = (CORE / f"{mutant.module}.py").read_text(encoding="utf-8")
-        plant(module, mutated(source, mutant.number))
-        name = next((check.name for check in order if not _passes_in_time(check)), "")
-        if not name and mutant.is_executed_at_import:
+        try:
+            plant(module, mutated(source, mutant.number))
+        except CannotPlantError:
+            is_planted = False
+        else:
+            is_planted = not mutant.is_executed_at_import
+            name = next((check.name for check in order if not _passes_in_time(check)), "")
+        if not is_planted and name in {"", unknown}:
             name = _try_afresh(mutant)
     finally:
         os.write(pipe, json.dumps(name).encode())

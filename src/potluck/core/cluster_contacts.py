@@ -210,29 +210,23 @@ class Contacts:
         """For each of these processes, in bits, which of them it hears and is heard by."""
         bits = {self._mark_of(process): 1 << i for i, process in enumerate(processes)}
         hears = [self._heard_bits(process, processes, bits) for process in processes]
-        everybody = (1 << len(processes)) - 1
-        if all(heard | 1 << i == everybody for i, heard in enumerate(hears)):
-            return hears
-        links = [0] * len(processes)
-        for i, heard in enumerate(hears):
-            for j in range(i):
-                if heard >> j & 1 and hears[j] >> i & 1:
-                    links[i] |= 1 << j
-                    links[j] |= 1 << i
+        links, everybody = list(hears), (1 << len(processes)) - 1
+        for i, heard in enumerate(hears):  # usually all hear all: only what is missing costs time
+            missing = everybody & ~heard
+            while missing:
+                lowest = missing & -missing
+                links[lowest.bit_length() - 1] &= ~(1 << i)
+                missing ^= lowest
         return links
 
     def _heard_bits(
         self, one: ProcessId, processes: Sequence[ProcessId], bits: dict[int, int]
     ) -> int:
-        own = bits[self._mark_of(one)]
         if one == self.me.process:
-            heard = [i for i, other in enumerate(processes) if self.is_heard(other)]
-            return sum(1 << i for i in heard) & ~own
+            return sum(1 << i for i, other in enumerate(processes) if self.is_heard(other))
         contact = self._table.get(one)
-        marks = frozenset[int]() if contact is None else contact.hears
-        if len(marks) >= len(bits) - 1 and bits.keys() - marks <= {self._mark_of(one)}:
-            return ((1 << len(processes)) - 1) & ~own
-        return sum(bits[mark] for mark in marks & bits.keys()) & ~own
+        marks = frozenset[int]() if contact is None else contact.hears - {contact.mark}
+        return sum(bits.values()) - sum(bits[mark] for mark in bits.keys() - marks)
 
     def _mark_of(self, process: ProcessId) -> int:
         if process == self.me.process:
