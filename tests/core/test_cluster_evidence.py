@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from potluck.core import cluster_contacts, cluster_evidence
@@ -412,7 +414,7 @@ def test_members_are_probed_once_in_a_beat_at_work_and_once_in_a_pause_otherwise
         core._evidence.review()
         times += [s.time for effect in s.out if effect == Probe(d)]
         assert Probe(e) not in s.out
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     assert min(gaps) >= s.interval - 0.001
     assert max(gaps) <= s.interval + 0.02
     s.state = ClusterState.PAUSED

@@ -382,7 +382,7 @@ def test_a_leader_leaves_itself_out_where_two_others_hear_each_other() -> None:
     for one in (b, c):
         s.contacts.unhear(one, a)
     assert planner.plan(net.view_of(a), must_change=True) is None
-    planner._missing = {pair: s.time - s.pause_after - 1 for pair in planner._missing}
+    planner._missing = dict.fromkeys(planner._missing, s.time - s.pause_after - 1)
     plan = planner.plan(net.view_of(a), must_change=True)
     assert plan is not None
     assert plan.members == (b, c)

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import coverage
 import pytest
@@ -228,7 +229,7 @@ def _try_afresh(mutant: Mutant) -> str:
     own = [test for test in TESTS if Path(test).stem in {mutant.module, f"test_{mutant.module}"}]
     tests = [*own, *(test for test in TESTS if test not in own)]
     command = [sys.executable, "-m", "pytest", "-x", *_PLAIN, "-p", "support.mutation_import"]
-    run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: S603, PLW1510
+    run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
     return "a fresh interpreter" if run.returncode else ""
 
 
@@ -301,24 +302,32 @@ def _measure(checks: list[Check]) -> list[Check]:
     """
     sound = []
     for check in checks:
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(reading)
-            with open(writing, "w", encoding="utf-8") as pipe:
-                json.dump(_watch(check), pipe)
-            os._exit(0)
-        os.close(writing)
-        with open(reading, encoding="utf-8") as pipe:
-            said = pipe.read()
-        os.waitpid(pid, 0)
-        passes, check.seconds, lines = json.loads(said) if said else (False, 0.0, {})
+        passes, check.seconds, lines = _in_a_child(lambda: _watch(check)) or (False, 0.0, {})  # noqa: B023
         check.lines = {file: set(numbers) for file, numbers in lines.items()}
         if passes:
             sound.append(check)
         else:
             sys.stdout.write(f"fails without a mutant, left out: {check.name}\n")
     return sound
+
+
+def _in_a_child(work: Callable[[], Any]) -> Any:
+    """Do something in a forked process; what it returned, None if it did not come to an end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        _silence()
+        try:
+            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+                pipe.write(json.dumps(work()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(said) if said else None
 
 
 def _watch(check: Check) -> tuple[bool, float, dict[str, list[int]]]:
@@ -338,29 +347,20 @@ def _watch(check: Check) -> tuple[bool, float, dict[str, list[int]]]:
 
 
 def _control(checks: list[Check]) -> str:
-    """Plant every module as it is and run all checks; the first to fail, which finds mutants only
-    because it is run in this way, or "".
+    """Plant every module as it is and run all checks; the first that fails, or "".
+
+    Such a check would find mutants only because of how it is run.
     """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reading)
-        _silence()
-        name = "it cannot be planted"
-        try:
-            for module in MODULES:
-                source = (CORE / f"{module}.py").read_text(encoding="utf-8")
-                plant(importlib.import_module(f"potluck.core.{module}"), ast.parse(source))
-            order = sorted(checks, key=lambda check: check.seconds)
-            name = next((check.name for check in order if not check.passes()), "")
-        finally:
-            os.write(writing, name.encode())
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
-    os.waitpid(pid, 0)
-    return said
+
+    def run() -> str:
+        for module in MODULES:
+            source = (CORE / f"{module}.py").read_text(encoding="utf-8")
+            plant(importlib.import_module(f"potluck.core.{module}"), ast.parse(source))
+        order = sorted(checks, key=lambda check: check.seconds)
+        return next((check.name for check in order if not check.passes()), "")
+
+    failed = _in_a_child(run)
+    return "a module that cannot be planted" if failed is None else str(failed)
 
 
 # --- the command ---
