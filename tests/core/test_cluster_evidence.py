@@ -460,7 +460,23 @@ def test_a_decision_follows_from_a_new_connection_and_from_its_end() -> None:
     s.is_dirty = False
     core.connected(card("z"), net.now)
     assert decided
-    s.next_beat = s.time + 9
-    core.disconnected(b, "reset", net.now)
-    assert len(decided) == 2
-    assert s.next_beat < s.time + 1
+    for number, process in enumerate((card("z").process, b), 2):
+        s.next_beat = s.time + 9
+        core.disconnected(process, "reset", net.now)
+        assert len(decided) == number
+        assert s.next_beat < s.time + 1
+
+
+def test_an_acquaintance_that_rebooted_is_forgotten_when_it_falls_silent() -> None:
+    """Its connection may still be open."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=9), 0.0)
+    old, new = card("b", 1, boot="first"), card("b", 2, boot="second")
+    core.connected(old, 0.0)
+    core.receive(old.process, Heartbeat(1, 0, 0.0, Phase.JOINING, ()), 0.0)
+    core.connected(new, 0.1)
+    assert old.process in core.health
+    now = 0.1
+    while now < 9:
+        now += 0.1
+        core.tick(now)
+    assert core.health.peers == (new.process,)

@@ -388,6 +388,7 @@ def test_a_leader_leaves_itself_out_where_two_others_hear_each_other() -> None:
     assert plan.members == (b, c)
     (cause,) = plan.causes
     assert (cause.who, cause.code, cause.name) == (a, CauseCode.UNREACHABLE, "a")
+    assert cause.silent_for == 0.0
 
 
 def test_pairs_that_do_not_hear_each_other_are_found_each_once() -> None:

@@ -213,7 +213,7 @@ class Situation(Surroundings):
         is_us = who == self.id  # a leader may have to leave itself out
         card = self.me if is_us else self.contacts.of(who).card
         host = card.hosts[0] if card.hosts else ""
-        silence = 0.0 if is_us else max(0.0, self.health.silence(who, self.now))
+        silence = 0.0 if is_us else self.health.silence(who, self.now)
         return Cause(who, code, card.name, host, silence, clip(reason, _REASON_LIMIT))
 
     @property
