@@ -467,3 +467,19 @@ def test_only_those_who_could_be_founders_are_waited_for() -> None:
         core.receive(C, beat(number, A, **facts), 0.01)
         assert f._strangers((A, B)) is waits
     assert not f._strangers((A, B, C))
+
+
+def test_a_view_that_may_still_decide_has_twice_the_pause_to_do_so() -> None:
+    """Then its members may found a child; a person need not wait."""
+    net = ClusterNet()
+    _, b = net.form("ab")
+    f, s = net.cores[b]._founding, net.cores[b]._situation
+    s.state, s.pause_after = ClusterState.PAUSED, 2.0
+    f._tenure.paused_at = s.time - 3.9
+    assert not f._is_ready()
+    assert f._look_at == f._tenure.paused_at + 4.0
+    f._tenure.paused_at = s.time - 4.1
+    assert f._is_ready()
+    f._tenure.paused_at = s.time
+    s.is_released = True
+    assert f._is_ready()

@@ -757,3 +757,17 @@ def test_a_new_view_begins_without_an_oath_or_acceptors_of_the_last() -> None:
     net.cores[b].receive(a, commit_of(view, view.epoch + 1, a, b), net.now)
     assert (succession._sworn, succession._acceptors) == (None, {})
     assert not net.cores[b]._planner.is_stepping_down
+
+
+def test_only_so_many_that_are_behind_are_remembered() -> None:
+    """Each waits half a beat at most; a flood of strangers takes no memory."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    mail, s = net.cores[a]._mail, net.cores[a]._situation
+    mail._behind = {ProcessId(NodeId("f" * 32), number): 0.0 for number in range(513)}
+    assert not mail._has_waited(Z)
+    assert mail._behind == {Z: s.time}
+    s.clock.advance(s.time + 0.09)
+    assert not mail._has_waited(Z)
+    s.clock.advance(s.time + 0.02)
+    assert mail._has_waited(Z)
