@@ -455,15 +455,13 @@ def test_only_those_who_could_be_founders_are_waited_for() -> None:
     core.connected(card("c"), 0.0)
     f = core._founding
     assert f._strangers((A, B))  # it has not spoken yet
-    for number, (facts, waits) in enumerate(
-        (
-            ({"phase": Phase.JOINING}, True),
-            ({"phase": Phase.ACTIVE, "lineage": "f" * 32, "size": 1}, False),
-            ({"phase": Phase.JOINING, "bound": "f" * 32}, False),
-            ({"phase": Phase.WAITING}, True),
-        ),
-        1,
-    ):
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"phase": Phase.JOINING}, True),
+        ({"phase": Phase.ACTIVE, "lineage": "f" * 32, "size": 1}, False),
+        ({"phase": Phase.JOINING, "bound": "f" * 32}, False),
+        ({"phase": Phase.WAITING}, True),
+    ]
+    for number, (facts, waits) in enumerate(cases, 1):
         core.receive(C, beat(number, A, **facts), 0.01)
         assert f._strangers((A, B)) is waits
     assert not f._strangers((A, B, C))

@@ -127,12 +127,12 @@ def test_the_ancestry_begins_with_the_origin_of_the_checkpoint() -> None:
     s = net.cores[a]._situation
     mine, founders, branch = (Branch(letter * 32, 1) for letter in "cde")
     s.origin = (mine,)
-    assert s.ancestry == (mine,)
+    assert list(s.ancestry) == [mine]
     charter = Charter(ancestry=(branch,), origin=(founders,))
     s.bound = Commit("f" * 32, 1, Proposal((a,)), charter)
-    assert s.ancestry == (mine, branch)
+    assert list(s.ancestry) == [mine, branch]
     s.origin = ()
-    assert s.ancestry == (founders, branch)
+    assert list(s.ancestry) == [founders, branch]
 
 
 def test_the_mark_of_an_accepted_view_is_that_of_the_view_it_becomes() -> None:

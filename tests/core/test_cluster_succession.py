@@ -198,10 +198,10 @@ def test_a_canvass_ends_when_the_leader_is_heard_and_no_campaign_does() -> None:
     core = net.cores[b]
     core.election.canvass(net.now, "a is lost")
     core._campaign.review(net.view_of(b))
-    assert core.election.role is ElectionRole.FOLLOWING
+    assert core.election.state.role is ElectionRole.FOLLOWING
     assert core.election.leader == a
     core.election.canvass(net.now, "a is lost")
     core.election.campaign(net.now)
     core._campaign.review(net.view_of(b))
-    assert core.election.role is ElectionRole.CAMPAIGNING
+    assert core.election.state.role.value == "campaigning"
     assert c in net.view_of(b).members

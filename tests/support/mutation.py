@@ -107,7 +107,7 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
     fresh.__file__ = module.__file__
     exec(compile(tree, module.__file__ or "", "exec"), vars(fresh))  # noqa: S102 - our own source
     for name, value in vars(fresh).items():
-        live = vars(module).get(name)
+        live: Any = vars(module).get(name)
         if isinstance(value, FunctionType | type):
             if value.__module__ == module.__name__:
                 _transplant(live, value)
