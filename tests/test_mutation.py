@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from support.mutation import mutants_of, mutated, plant
+from support.mutation import CannotPlantError, mutants_of, mutated, plant
+from support.mutation_import import Finder
 from support.mutation_run import CORE, MODULES, Check, Hunt, explained, report
 
 SOURCE = '''
@@ -108,6 +110,30 @@ def test_a_fault_is_seen_by_those_who_imported_before(box: ModuleType) -> None:
     assert box.LIMIT == home.LIMIT == 4
     assert box.is_small(3)
     assert kept.best == "5"
+
+
+def test_a_fault_can_be_there_from_the_import_on(box: ModuleType) -> None:
+    """So what other modules computed from a constant has it too."""
+    home = sys.modules["mutated_box"]
+    finder = Finder("mutated_box", changes()["LIMIT = 3", "LIMIT = 4"])
+    spec = finder.find_spec("mutated_box", [str(Path(home.__file__ or "").parent)])
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert (fresh.LIMIT, fresh.is_small(3)) == (4, True)
+    assert (box.LIMIT, finder.find_spec("another")) == (3, None)
+
+
+def test_a_fault_that_cannot_be_planted_is_not_taken_for_one_that_survived() -> None:
+    """A function that does not call its parent any more has other names around it."""
+    source = "class One:\n    def __init__(self):\n        super().__init__()\n"
+    module = ModuleType("one")
+    module.__file__ = "one.py"
+    exec(source, vars(module))  # noqa: S102 - the line above
+    (removal,) = [m for m in mutants_of("one", source) if m.new == "(removed)"]
+    with pytest.raises(CannotPlantError):
+        plant(module, mutated(source, removal.number))
 
 
 def test_a_fault_is_caught_survives_or_hangs(capfd: pytest.CaptureFixture[str]) -> None:

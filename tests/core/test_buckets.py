@@ -44,3 +44,13 @@ def test_what_could_never_give_is_refused(rate: float, burst: int) -> None:
     """A bucket without a rate or without room is a mistake."""
     with pytest.raises(ValueError, match="token bucket"):
         TokenBucket(rate, burst, now=0.0)
+
+
+def test_the_next_token_is_foretold_with_what_was_gained_meanwhile() -> None:
+    """And it is never in the past, however many there are."""
+    bucket = TokenBucket(rate=2.0, burst=3, now=0.0)
+    assert bucket.when(0.0) == 0.0
+    for _ in range(3):
+        bucket.take(0.0)
+    assert bucket.when(0.25) == pytest.approx(0.5)
+    assert bucket.when(9.0) == 9.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from potluck.core import cluster_contacts, cluster_evidence
@@ -9,7 +11,15 @@ from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
 from potluck.core.cluster_bounds import MAX_CONTACTS
 from potluck.core.cluster_cards import ProcessCard
 from potluck.core.cluster_effects import Abort, Disconnect, Effect, Meet, Note, Probe, Send
-from potluck.core.cluster_messages import Acquaintances, Commit, Departed, Lost, Proposal
+from potluck.core.cluster_messages import (
+    Acquaintances,
+    Commit,
+    Departed,
+    Heartbeat,
+    Lost,
+    Phase,
+    Proposal,
+)
 from potluck.vocabulary import NodeId, ProcessId
 from support.cluster_net import ClusterNet, card
 
@@ -273,3 +283,200 @@ def test_only_so_many_cards_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
     assert contacts.last_card(card("b").process).machine == ""
     assert contacts.last_card(card("d").process) == card("d")
     contacts.forget(card("z").process)  # nothing was known of it
+
+
+# --- the edges of what is believed ---
+
+
+def test_a_refused_process_is_not_in_the_table() -> None:
+    """Nothing else is done with it."""
+    core = ClusterCore(card("a"), ClusterConfig(), 0.0)
+    effects = core.connected(card("a", 9, machine="elsewhere"), 0.0)
+    assert not any(isinstance(effect, Send) for effect in effects)
+    assert core.health.peers == ()
+
+
+def test_only_a_death_that_was_proved_is_taken_back_in_words() -> None:
+    """One that was only known to have ended is simply here again."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.dropped = lambda *_: True
+    net.cut_off([a], [b])
+    net.sever(a, b)
+    net.run(2.5)
+    core = net.cores[b]
+    core.ended(a, "its port refuses connections", net.now)
+    assert a in core._situation.ended
+    effects = core.connected(net.cores[a].me, net.now)
+    assert "taken for dead" not in sentences(effects)
+    assert a not in core._situation.ended
+
+
+@pytest.mark.parametrize(
+    ("age", "leased_for", "is_proof"),
+    [
+        (1.79, 1.0, True),
+        (1.81, 1.0, False),
+        (1.0, 0.5, False),
+        (0.89, 0.5, True),
+        (1.9, 3.0, False),
+    ],
+)
+def test_a_proof_must_come_within_nine_tenths_of_two_pauses(
+    age: float, leased_for: float, is_proof: bool
+) -> None:
+    """Of the shorter of two: that of the view, and the one that the dead one had confirmed."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[b]
+    net.dropped = lambda *_: True
+    core.disconnected(a, "reset", net.now)
+    contact = core._situation.contacts.of(a)
+    contact.leased_at, contact.leased_for = core._situation.time - age, leased_for
+    effects = core.ended(a, "its port refuses connections", net.now)
+    assert ("is dead" in sentences(effects)) is is_proof
+    assert any(isinstance(effect, Abort) for effect in effects) is False  # aborted before
+
+
+def test_a_proof_of_death_stops_operations() -> None:
+    """Also of a member whose connection was never noticed to end."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[b]
+    s = core._situation
+    s.contacts.of(a).is_connected = False
+    effects = core.ended(a, "its port refuses connections", net.now)
+    assert [e.lost for e in effects if isinstance(e, Abort)] == [a]
+
+
+def test_a_later_start_ends_the_lane_of_the_earlier_one() -> None:
+    """As if it had ended by itself: it is lost, and the others hear of it."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core = net.cores[c]
+    effects = core.connected(card("b", 2), net.now)
+    assert Disconnect(b, "b (bbbbbbbb/2) has started in its place") in effects
+    assert not core._situation.contacts.of(b).is_connected
+    told = sentences(effects)
+    assert "the connection to b (bbbbbbbb/1) ended" in told
+    assert "b (bbbbbbbb/1) is dead" in told
+    lost = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)]
+    assert {message.who for message in lost} == {b}
+    assert a in {e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)}
+
+
+def test_newcomers_are_introduced_to_all_in_messages_of_eight() -> None:
+    """Each once."""
+    core = ClusterCore(card("a"), ClusterConfig(), 0.0)
+    letters = "bcdefghijklmnopqrs"
+    for letter in letters:
+        core.connected(card(letter), 0.0)
+        core.receive(card(letter).process, Heartbeat(1, 0, 0.0, Phase.JOINING, ()), 0.0)
+    effects = core.connected(card("z"), 0.1)
+    told = [
+        e.message.cards
+        for e in effects
+        if isinstance(e, Send)
+        and e.to == card("z").process
+        and isinstance(e.message, Acquaintances)
+    ]
+    assert [len(cards) for cards in told] == [8, 8, 2]
+    assert [each.name for cards in told for each in cards] == list(letters)
+
+
+def test_a_member_that_falls_silent_is_lost_without_a_broken_connection() -> None:
+    """Operations stop, and the reason is told."""
+    net = ClusterNet()
+    a, _, c = net.form("abc")
+    net.stopped.add(c)
+    net.run(1.9)
+    assert "c (cccccccc/1) is lost: nothing was heard for" in net.told(a)
+    assert [abort.lost for abort in net.aborts(a)][:1] == [c]
+
+
+def test_members_are_probed_once_in_a_beat_at_work_and_once_in_a_pause_otherwise() -> None:
+    """Those that are gone are not probed."""
+    net = ClusterNet()
+    a, _, _, d, e = net.form("abcde")
+    core = net.cores[a]
+    s = core._situation
+    net.dropped = lambda *_: True
+    core.disconnected(e, "reset", net.now)
+    s.proofs[e] = "it is dead"
+    core.disconnected(d, "reset", net.now)
+    s.is_dirty = False
+    times = []
+    for step in range(1, 200):
+        now = net.now + step * 0.01
+        core._evidence._situation.now = now
+        s.clock.advance(now)
+        s.out = []
+        core._evidence.review()
+        times += [s.time for effect in s.out if effect == Probe(d)]
+        assert Probe(e) not in s.out
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert min(gaps) >= s.interval - 0.001
+    assert max(gaps) <= s.interval + 0.02
+    s.state = ClusterState.PAUSED
+    core._evidence._probe_at = s.time
+    s.out = []
+    core._evidence.review()
+    assert core._evidence._probe_at == pytest.approx(s.time + s.pause_after)
+
+
+def test_a_reboot_is_believed_when_the_old_process_falls_silent() -> None:
+    """Its connection may stay open for long: time is enough, and it is concluded once."""
+    net = ClusterNet()
+    a, b = net.form("ab", boot="first")
+    core = net.cores[b]
+    net.stopped.add(a)
+    core.connected(card("a", 2, boot="second"), net.now)
+    assert core._evidence._successors
+    net.run(1.2)
+    assert core._situation.ended[a][0] == "a (aaaaaaaa/2) has started in its place"
+    assert core._evidence._successors == {}
+
+
+def test_what_was_known_of_an_end_is_said_with_it_in_the_next_view() -> None:
+    """The words that it was learnt by, not the time."""
+    net = ClusterNet()
+    _, b, c = net.form("abc")
+    core = net.cores[b]
+    s = core._situation
+    s.contacts.of(c).is_connected = False
+    s.ended[c] = "its port refuses connections", s.time
+    assert core._evidence._how_ended(s.contacts.of(c)) == "its port refuses connections"
+
+
+def test_a_decision_follows_from_a_new_connection_and_from_its_end() -> None:
+    """Not only with the next beat; and the others hear of the end before it."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.run(3)
+    core = net.cores[a]
+    s = core._situation
+    decided: list[str] = []
+    core._decide = lambda: decided.append("now")  # type: ignore[method-assign]
+    s.is_dirty = False
+    core.connected(card("z"), net.now)
+    assert decided
+    for number, process in enumerate((card("z").process, b), 2):
+        s.next_beat = s.time + 9
+        core.disconnected(process, "reset", net.now)
+        assert len(decided) == number
+        assert s.next_beat < s.time + 1
+
+
+def test_an_acquaintance_that_rebooted_is_forgotten_when_it_falls_silent() -> None:
+    """Its connection may still be open."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=9), 0.0)
+    old, new = card("b", 1, boot="first"), card("b", 2, boot="second")
+    core.connected(old, 0.0)
+    core.receive(old.process, Heartbeat(1, 0, 0.0, Phase.JOINING, ()), 0.0)
+    core.connected(new, 0.1)
+    assert old.process in core.health
+    now = 0.1
+    while now < 9:
+        now += 0.1
+        core.tick(now)
+    assert core.health.peers == (new.process,)

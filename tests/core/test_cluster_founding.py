@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from potluck.core.ancestry import Branch
 from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
-from potluck.core.cluster_cards import mark
-from potluck.core.cluster_effects import Effect, Send
+from potluck.core.cluster_cards import Role, mark
+from potluck.core.cluster_effects import Effect, Note, Send
 from potluck.core.cluster_messages import (
+    CauseCode,
     Charter,
     Commit,
     Found,
@@ -182,3 +185,299 @@ def test_a_stranger_without_links_to_all_is_waited_for_a_little() -> None:
     assert net.view_of(a).members == (a, b)
     assert net.cores[c].view is None
     assert "waiting for" in net.cores[c].reason
+
+
+# --- when, by whom, and with which words ---
+
+
+def keep(core: ClusterCore, number: int, now: float, *others: str, **facts: Any) -> list[Effect]:
+    """Let a process hear others that all hear each other, and look at the time."""
+    me = core.me.process
+    everybody = [me, *(card(other).process for other in others)]
+    effects: list[Effect] = []
+    for other in others:
+        said = beat(number, *(who for who in everybody if who.node[0] != other), **facts)
+        effects += core.receive(card(other).process, said, now)
+    return effects + core.tick(now)
+
+
+def foundings(effects: list[Effect]) -> list[Found]:
+    """What is proposed as a beginning."""
+    sent = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message for message in sent if isinstance(message, Found)]
+
+
+def test_a_founding_that_failed_is_tried_again_after_the_delay_of_a_new_group() -> None:
+    """Unanswered or refused: not at once, under a new name, and what it waits for is known."""
+    delay = ElectionConfig().connection_delay
+    for refused in (True, False):
+        core = joiner("a", "b")
+        first = founding(core)
+        now = 0.17
+        attempt = core._founding._attempt
+        assert attempt is not None
+        assert attempt.until in core._founding.deadlines
+        if refused:
+            core.receive(B, Founded(first.lineage, is_agreed=False, reason="not now"), now)
+        else:
+            now = attempt.until
+            keep(core, 2, now - 0.05, "b")
+            core.tick(now)
+        assert core._founding._attempt is None
+        core.receive(B, Founded(first.lineage, is_agreed=True), now)
+        assert core.view is None
+        assert not foundings(keep(core, 3, now + 0.9 * delay, "b"))
+        (again,) = foundings(keep(core, 4, now + 1.1 * delay, "b"))
+        assert again.lineage != first.lineage
+
+
+def test_whoever_has_agreed_founds_nothing_itself_meanwhile() -> None:
+    """For two election timeouts; then it may."""
+    core = joiner("a", "b")
+    core.receive(B, found(A, B), 0.01)
+    assert core._situation.agreed == "f" * 32
+    assert core._founding.deadlines == [0.01 + 2 * TIMEOUT]
+    number = 2
+    now = 0.05
+    while now < 2 * TIMEOUT:
+        assert not foundings(keep(core, number, now, "b"))
+        now, number = now + 0.05, number + 1
+    assert any(foundings(keep(core, number + step, now + 0.1 * step, "b")) for step in range(4))
+
+
+def test_a_view_ends_every_attempt_and_pledge() -> None:
+    """What was begun before belongs to the past."""
+    core = joiner("a", "b")
+    first = founding(core)
+    core.receive(B, Commit("e" * 32, 1, Proposal((B, A))), 0.17)
+    view = core.view
+    assert view is not None
+    assert core._founding.deadlines == []
+    core.receive(B, Founded(first.lineage, is_agreed=True), 0.18)
+    assert core.view == view
+    core = joiner("a", "b")
+    core.receive(B, found(A, B), 0.01)
+    core.receive(B, Commit("f" * 32, 1, Proposal((B, A))), 0.02)
+    assert core._founding._pledge is None
+    assert core._founding._group == {A}
+    assert core._founding._group_since == 0.02
+
+
+def test_an_observer_and_a_member_at_work_found_nothing() -> None:
+    """However long they look on."""
+    watcher = ClusterCore(card("o", role=Role.OBSERVER), ClusterConfig(), 0.0)
+    watcher.connected(card("b"), 0.0)
+    for step in range(1, 30):
+        watcher.receive(B, beat(step, watcher.me.process), 0.1 * step)
+        assert not foundings(watcher.tick(0.1 * step))
+    assert watcher.view is None
+    net = ClusterNet()
+    a, b = net.form("ab")
+    since = net.now
+    net.run(4)
+    assert not any(foundings([effect]) for at, _, effect in net.effects if at > since)
+    assert net.cores[a].view == net.cores[b].view
+
+
+def test_a_process_that_is_not_first_says_who_is_to_begin() -> None:
+    """And one that waits for more says how many are here."""
+    core = joiner("b", "a")
+    core.tick(0.05)
+    assert core.reason == "a (aaaaaaaa/1) is to begin a cluster of 2"
+    core = joiner("a", "b")
+    core.tick(0.05)
+    assert core.reason == "2 here; looking for more before beginning"
+
+
+def test_what_a_process_waits_for_is_told_to_people() -> None:
+    """Once, as an event, and for as long as it lasts as its reason."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=3), 0.0)
+    core.connected(card("b"), 0.0)
+    effects = keep(core, 1, 0.1, "b") + keep(core, 2, 0.3, "b")
+    told = [str(e.event) for e in effects if isinstance(e, Note)]
+    words = "2 of at least 3 processes are here; waiting for the others"
+    assert told.count(words) == 1
+    assert core.reason == words
+    facts: dict[str, Any] = {"phase": Phase.ACTIVE, "lineage": "f" * 32, "epoch": 2, "size": 4}
+    for leader, name in ((None, "its leader"), (C, "cccccccc/1")):
+        core = ClusterCore(card("a"), ClusterConfig(), 0.0)
+        core.connected(card("b"), 0.0)
+        effects = core.receive(B, beat(1, A, leader=leader, **facts), 0.1)
+        words = f"waiting for {name} to let us into a cluster of 4"
+        assert core.reason == words
+        assert words in [str(e.event) for e in effects if isinstance(e, Note)]
+
+
+def test_the_largest_wish_in_the_group_counts_and_no_other() -> None:
+    """A process that not all hear is not asked how many it wants."""
+    core = joiner("a", "b", wants=2)
+    core.connected(card("c"), 0.0)
+    core.receive(C, beat(1, A, wants=9), 0.0)  # it does not hear b
+    core.tick(0.05)
+    assert core._founding._group == {A, B}
+    assert core._founding._wanted(core._situation.joiners()) == 2
+
+
+def test_a_crowd_is_searched_once_in_a_beat() -> None:
+    """While more than eight gather; the group of the last search holds meanwhile."""
+    letters = "bcdefghij"
+    core = joiner("a", *letters)
+    f, s = core._founding, core._situation
+    f._searched_at = float("-inf")
+    f._mutual(s.joiners())
+    assert len(f._group) == 10
+    contacts = s.contacts
+    core.tick(0.05)
+    f._searched_at = s.time
+    for other in letters:
+        contacts.unhear(card(other).process, A)
+    order = [A, *(card(letter).process for letter in letters)]
+    f._look_at = None
+    assert len(f._largest(order)) == 10
+    assert f._look_at == f._searched_at + s.interval
+    assert len(f._largest(order[:8])) == 1  # few are searched each time
+    s.clock.advance(s.time + s.interval)
+    f._known_group = tuple(order)
+    assert f._largest(order) == (A,)
+    assert f._searched_at == s.time
+
+
+def test_a_process_with_another_setting_that_begins_alone_is_waited_for() -> None:
+    """Only if it comes first and wants no more than itself; both say what differs."""
+    cases = (("a", 1, True), ("a", 2, False), ("c", 1, False))
+    for letter, wants, waits in cases:
+        core = ClusterCore(card("b"), ClusterConfig(solo_delay=0.2), 0.0)
+        core.connected(card(letter, quorum="any"), 0.0)
+        other = card(letter).process
+        effects: list[Effect] = []
+        for step in range(1, 8):
+            effects += core.receive(other, beat(step, B, wants=wants), 0.1 * step)
+            effects += core.tick(0.1 * step)
+        assert (core.view is None) is waits
+        if waits:
+            assert core.reason.startswith("waiting: this process was started with quorum=")
+            assert core.reason in [str(e.event) for e in effects if isinstance(e, Note)]
+
+
+# --- children of a lineage ---
+
+
+def test_the_reason_of_a_child_names_who_ended_and_who_is_not_waited_for() -> None:
+    """Each founder checked the same; people read why it continues without them."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    f, s = net.cores[d]._founding, net.cores[d]._situation
+    bound = s.bound
+    assert bound is not None
+    assert f._why_branch(bound, (a, b, c, d)) == "all members of the last view are here again"
+    s.ended[a] = "its port refuses connections", s.time
+    assert f._why_branch(bound, (b, c, d)) == "a (aaaaaaaa/1) ended"
+    apart = "without waiting for b (bbbbbbbb/1)"
+    assert f._why_branch(bound, (c, d)) == f"a (aaaaaaaa/1) ended; {apart}"
+    s.is_released = True
+    assert f._why_branch(bound, (c, d)) == f"a (aaaaaaaa/1) ended; as asked, {apart}"
+    s.departed.add(b)
+    codes = [cause.code for cause in f._causes(bound, (d,))]
+    assert codes == [CauseCode.ENDED, CauseCode.LEFT, CauseCode.SILENT]
+
+
+def test_a_child_keeps_the_origin_of_the_checkpoint() -> None:
+    """That of its first ancestor, unless its founders loaded another one."""
+    for mine in ((), (Branch("d" * 32, 7),)):
+        net = ClusterNet()
+        a, b = net.form("ab")
+        origin = (Branch("c" * 32, 3),)
+        s = net.cores[b]._situation
+        assert s.bound is not None
+        s.bound = msgspec.structs.replace(s.bound, charter=Charter(origin=origin))
+        s.origin = mine
+        net.cut_off([a], [b])
+        net.run(3)
+        net.kill(a)
+        net.cut.clear()
+        net.run(6)
+        bound = net.cores[b].bound
+        assert bound is not None
+        assert bound.charter.ancestry
+        assert bound.charter.origin == (mine or origin)
+
+
+def test_the_first_in_rank_founds_the_child_and_the_others_name_it() -> None:
+    """Not the first by id: ranks of the last view come before."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    net.do(a, net.cores[a].step_down(net.now))
+    net.run(2)
+    assert net.agreed() == "bcda"
+    net.cut_off([a, c], [b, d])
+    net.cut_off([a], [c])
+    net.run(3)
+    net.kill(b)
+    net.kill(d)
+    net.cut.clear()
+    net.mesh()
+    healed = net.now
+    net.run(8)
+    view = net.view_of(a)
+    assert view.members == (c, a)
+    assert view.ancestry
+    said = [
+        e.message for at, who, e in net.effects if at > healed and who == a and isinstance(e, Send)
+    ]
+    assert not any(isinstance(message, Found) for message in said)
+
+
+def test_a_founder_that_comes_later_in_rank_is_refused_while_we_found() -> None:
+    """The same process is not before itself."""
+    core = joiner("a", "b")
+    assert not core._founding._comes_first(A)
+    assert not core._founding._comes_first(B)
+    assert joiner("b", "a")._founding._comes_first(A)
+
+
+def test_the_parent_of_a_child_is_its_last_ancestor() -> None:
+    """An older one is not enough, and without any it is no child of ours."""
+    core = joiner("b", "a")
+    core.receive(A, Commit("e" * 32, 3, Proposal((A, B))), 0.01)
+    for ancestry, reason in (
+        ((Branch("e" * 32, 3), Branch("d" * 32, 1)), "it belongs to another lineage"),
+        ((Branch("d" * 32, 1), Branch("e" * 32, 3)), "it is at work, or was until a moment ago"),
+        ((), "it belongs to another lineage"),
+    ):
+        message = Found("c" * 32, Proposal((A, B)), Charter(ancestry=ancestry))
+        (refused,) = answers(core.receive(A, message, 0.02))
+        assert refused.reason == reason
+
+
+def test_only_those_who_could_be_founders_are_waited_for() -> None:
+    """A connected process of our lineage that waits too, or has not spoken yet; no other."""
+    core = joiner("a", "b")
+    core.connected(card("c"), 0.0)
+    f = core._founding
+    assert f._strangers((A, B))  # it has not spoken yet
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"phase": Phase.JOINING}, True),
+        ({"phase": Phase.ACTIVE, "lineage": "f" * 32, "size": 1}, False),
+        ({"phase": Phase.JOINING, "bound": "f" * 32}, False),
+        ({"phase": Phase.WAITING}, True),
+    ]
+    for number, (facts, waits) in enumerate(cases, 1):
+        core.receive(C, beat(number, A, **facts), 0.01)
+        assert f._strangers((A, B)) is waits
+    assert not f._strangers((A, B, C))
+
+
+def test_a_view_that_may_still_decide_has_twice_the_pause_to_do_so() -> None:
+    """Then its members may found a child; a person need not wait."""
+    net = ClusterNet()
+    _, b = net.form("ab")
+    f, s = net.cores[b]._founding, net.cores[b]._situation
+    s.state, s.pause_after = ClusterState.PAUSED, 2.0
+    f._tenure.paused_at = s.time - 3.9
+    assert not f._is_ready()
+    assert f._look_at == f._tenure.paused_at + 4.0
+    f._tenure.paused_at = s.time - 4.1
+    assert f._is_ready()
+    f._tenure.paused_at = s.time
+    s.is_released = True
+    assert f._is_ready()

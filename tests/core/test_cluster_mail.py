@@ -9,19 +9,31 @@ import msgspec
 import pytest
 
 from potluck.core import cluster
+from potluck.core.ancestry import Branch
 from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
 from potluck.core.cluster_cards import Role, mark
-from potluck.core.cluster_effects import Abort, Effect, Installed, Note, Paused, Removed, Send
+from potluck.core.cluster_effects import (
+    Abort,
+    Effect,
+    Installed,
+    Meet,
+    Note,
+    Paused,
+    Removed,
+    Send,
+)
 from potluck.core.cluster_messages import (
     Accepted,
     Acquaintances,
     Canvass,
+    Charter,
     ClusterMessage,
     Commit,
     Departed,
     Found,
     Heartbeat,
     Leaning,
+    Lost,
     MergeRequest,
     Phase,
     Proposal,
@@ -500,3 +512,263 @@ def test_a_member_known_to_have_died_is_dead_in_the_next_view_too() -> None:
     assert net.view_of(a).epoch == 3
     assert ProcessId(NodeId("c" * 32), 1) in net.views()[net.view_of(a).lineage, 2].pop().members
     del b
+
+
+# --- who is behind, and what it is told ---
+
+
+def commit_of(view: View, epoch: int, *members: ProcessId) -> Commit:
+    """A view of the same lineage."""
+    return Commit(view.lineage, epoch, Proposal(members, f"view {epoch}"))
+
+
+def test_a_process_that_is_behind_is_told_the_next_view_and_the_newest() -> None:
+    """Once in half a beat; one view alone is told once."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    for epoch in (2, 3, 4):
+        core.receive(a, commit_of(view, epoch, a, b, c), net.now)
+    net.now += 1
+    core._situation.interval = 0.2
+
+    def told(after: float) -> list[int]:
+        net.now += after
+        late = Canvass(view.lineage, view.epoch, 1)
+        said = sent(core.receive(b, late, net.now), Commit)
+        return [message.epoch for message in said if isinstance(message, Commit)]
+
+    assert told(0.0) == [2, 4]
+    assert told(0.09) == []
+    assert told(0.02) == [2, 4]
+    late = Canvass(view.lineage, 3, 1)
+    said = sent(core.receive(b, late, net.now + 0.15), Commit)
+    assert [message.epoch for message in said if isinstance(message, Commit)] == [4]
+
+
+def test_one_whose_next_view_we_do_not_know_waits_for_others_to_tell_it() -> None:
+    """Half a beat later it is told the newest that we know."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core._situation.archive._commits.clear()
+    core._situation.archive.record(commit_of(view, 5, a, b, c))
+    core._situation.interval = 0.2
+    late = Canvass(view.lineage, 2, 1)
+    waits = {0.0: 0, 0.05: 0, 0.11: 1, 0.3: 0, 0.45: 1}
+    for after, count in waits.items():
+        assert len(sent(core.receive(b, late, net.now + after), Commit)) == count, after
+
+
+def test_an_idle_process_is_told_of_a_child_of_its_lineage_and_one_at_work_is_not() -> None:
+    """One at work may be right; a process of which nothing is known is not told."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[a]
+    parent = "e" * 32
+    child = Commit("d" * 32, 3, Proposal((Z,)), Charter(ancestry=(Branch(parent, 4),)))
+    core._situation.archive.record(child)
+    core.connected(card("z"), net.now)
+    late = Canvass(parent, 4, 1)
+    assert sent(core.receive(Z, late, net.now), Commit) == []
+    for number, phase in enumerate((Phase.ACTIVE, Phase.JOINING), 1):
+        core._situation.contacts.of(Z).helped_at = float("-inf")
+        beat = Heartbeat(number, 1, 0.0, phase, (), lineage="c" * 32, epoch=1, size=1)
+        core.receive(Z, beat, net.now)
+        said = sent(core.receive(Z, late, net.now), Commit)
+        assert said == ([child] if phase is Phase.JOINING else [])
+    assert net.view_of(b).members == (a, b)
+
+
+def test_a_newcomer_of_another_lineage_is_told_where_ours_is_with_its_first_beat() -> None:
+    """Not with its second, and not one of our own lineage."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    core.connected(card("z"), net.now)
+    free = Heartbeat(1, 1, 0.0, Phase.JOINING, ())
+    assert sent(core.receive(Z, free, net.now), Commit) == [core.bound]
+    again = msgspec.structs.replace(free, sequence=2)
+    assert sent(core.receive(Z, again, net.now), Commit) == []
+    core.connected(card("y"), net.now)
+    ours = msgspec.structs.replace(free, bound=view.lineage, bound_epoch=view.epoch)
+    assert sent(core.receive(card("y").process, ours, net.now), Commit) == []
+
+
+def test_a_waiting_process_reminds_members_of_its_view_that_are_elsewhere() -> None:
+    """So they say whether they have left; not those that said so, and not strangers."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core.receive(a, commit_of(view, 2, a, b), net.now)
+    assert core.view is None
+    elsewhere = beat_in(View("d" * 32, 1, (a,)), bound="d" * 32, bound_epoch=1)
+    contact = core._situation.contacts.of(a)
+
+    def told(sender: ProcessId, number: int) -> int:
+        net.now += 1
+        said = msgspec.structs.replace(elsewhere, sequence=number)
+        return len(sent(core.receive(sender, said, net.now), Commit))
+
+    assert told(a, 1001) == 2  # the view right after the first, and the newest: one of two
+    del contact
+    core._situation.departed.add(a)
+    assert told(a, 1002) == 0
+    core.connected(card("z"), net.now)
+    assert told(Z, 1) == 1  # only where ours is, with its first beat
+    assert told(Z, 2) == 0
+
+
+def test_strangers_and_ourselves_relay_nothing() -> None:
+    """Both the sender and the origin must be members."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core.connected(card("z"), net.now)
+    request = encode(VoteRequest(view.lineage, view.epoch, 1))
+    for sender, origin in ((Z, a), (b, Z), (b, c)):
+        effects = core.receive(sender, Relayed(origin, c, request), net.now)
+        assert not any(isinstance(e, Send) and isinstance(e.message, Vote) for e in effects)
+        assert core.election.ballot.promised == 0
+    for origin, to in ((Z, a), (c, a)):
+        assert sent(core.receive(b, Relayed(origin, to, request), net.now), Relayed) == []
+
+
+def test_every_message_is_a_sign_of_life() -> None:
+    """Not only heartbeats."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    core.receive(b, Canvass(view.lineage, view.epoch, 1), net.now + 0.19)
+    assert core.health.silence(b, net.now + 0.19) == 0.0
+
+
+def test_the_cards_of_acquaintances_are_remembered() -> None:
+    """For when they are members of a view that we wait for."""
+    core = ClusterCore(card("a"), ClusterConfig(), 0.0)
+    core.connected(card("b"), 0.0)
+    core.connected(card("c", 5), 0.0)
+    cards = (card("d", port=7), card("c", 2))
+    met = core.receive(card("b").process, Acquaintances(cards), 0.0)
+    assert [e.card for e in met if isinstance(e, Meet)] == [cards[0]]  # c has started again
+    assert core._situation.contacts.last_card(card("d").process).port == 7
+
+
+def test_a_reported_loss_stops_operations_and_asks_a_voter_again() -> None:
+    """It may have refused because it still heard the leader."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[b], net.view_of(b)
+    told = core.receive(c, Lost(view.lineage, view.epoch, a, "reset"), net.now)
+    (abort,) = [effect for effect in told if isinstance(effect, Abort)]
+    assert abort.lost == a
+    assert abort.reason == "c (cccccccc/1) reports: reset"
+    core.election.canvass(net.now, "a is lost")
+    again = core.receive(c, Lost(view.lineage, view.epoch, a, "reset"), net.now)
+    assert len(sent(again, Canvass)) >= 1
+
+
+def test_whoever_leaves_for_good_has_ended_and_whoever_goes_elsewhere_has_not() -> None:
+    """Only the first one's process is over."""
+    for leaving in (True, False):
+        net = ClusterNet()
+        a, b, c = net.form("abc")
+        core = net.cores[b]
+        core.receive(c, core_departure(net.view_of(b), leaving=leaving), net.now)
+        assert (c in core._situation.ended) is leaving
+        assert core._situation.ended.get(c, ("it left", 0.0))[0] == "it left"
+        assert a in net.view_of(b).members
+
+
+def test_one_that_was_in_a_later_view_than_ours_gives_us_no_lease() -> None:
+    """Its last word there shows that it has gone on without us."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[b], net.view_of(b)
+    core.receive(a, core_departure(view, epoch=view.epoch + 1), net.now)
+    assert not core._situation.has_lease(core._situation.contacts.of(a))
+    assert a not in core.election.departed
+    same = net.cores[a]
+    same.receive(b, core_departure(view), net.now)
+    assert b in same.election.departed or same.view != view
+
+
+def test_a_goodbye_says_so_stops_operations_and_is_told() -> None:
+    """The others need not look for us."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    effects = net.cores[a].leave(net.now)
+    (word,) = sent(effects, Departed)
+    assert isinstance(word, Departed)
+    assert word.is_leaving
+    assert [effect.reason for effect in effects if isinstance(effect, Abort)] == ["we left"]
+    told = [str(effect.event) for effect in effects if isinstance(effect, Note)]
+    assert "a (aaaaaaaa/1) left" in told
+    assert net.cores[a].election.state.role is ElectionRole.IDLE
+    assert b in net.cores
+
+
+def test_an_observer_tells_of_each_new_view_once() -> None:
+    """The lineage that changed last is kept longest."""
+    core = ClusterCore(card("o", role=Role.OBSERVER), ClusterConfig(), 0.0)
+    core.connected(card("z"), 0.0)
+    view = Commit("1", 2, Proposal((Z,), "begun"))
+    told = core.receive(Z, view, 0.0)
+    assert [str(e.event) for e in told if isinstance(e, Note)] == ["view 2: begun"]
+    assert core.receive(Z, view, 0.0) == []
+    core.receive(Z, Commit("2", 1, Proposal((Z,))), 0.0)
+    core.receive(Z, Commit("1", 3, Proposal((Z,))), 0.0)
+    assert list(core.observed) == ["2", "1"]
+
+
+# --- a proposal, from the first question to the commit ---
+
+
+def test_a_leader_repeats_its_question_every_two_beats() -> None:
+    """To all who are not gone, until it is answered."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core = net.cores[a]
+    net.dropped = lambda *_: True
+    effects = core.step_down(net.now)
+    assert {e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Propose)} == {
+        b,
+        c,
+    }
+    times = []
+    for step in range(1, 100):
+        now = net.now + 0.01 * step
+        if sent(core.tick(now), Propose):
+            times.append(now - net.now)
+    assert times == pytest.approx([0.4, 0.8], abs=0.011)
+
+
+def test_a_new_view_begins_without_an_oath_or_acceptors_of_the_last() -> None:
+    """And the planner forgets what was of the view before."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    succession = net.cores[b]._succession
+    view = net.view_of(b)
+    propose = Propose(view.lineage, view.epoch, 0, Proposal((a, b)))
+    net.cores[b].receive(a, propose, net.now)
+    assert succession._sworn is not None
+    succession._acceptors[a] = succession._sworn
+    net.cores[b]._planner.is_stepping_down = True
+    net.cores[b].receive(a, commit_of(view, view.epoch + 1, a, b), net.now)
+    assert [succession._sworn] == [None]
+    assert not succession._acceptors
+    assert not net.cores[b]._planner.is_stepping_down
+
+
+def test_only_so_many_that_are_behind_are_remembered() -> None:
+    """Each waits half a beat at most; a flood of strangers takes no memory."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    mail, s = net.cores[a]._mail, net.cores[a]._situation
+    mail._behind = {ProcessId(NodeId("f" * 32), number): 0.0 for number in range(513)}
+    assert not mail._has_waited(Z)
+    assert mail._behind == {Z: s.time}
+    s.clock.advance(s.time + 0.09)
+    assert not mail._has_waited(Z)
+    s.clock.advance(s.time + 0.02)
+    assert mail._has_waited(Z)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from potluck.core.cluster import ClusterCore
+from potluck.core.cluster import ClusterConfig, ClusterCore
 from potluck.core.cluster_cards import mark
 from potluck.core.cluster_effects import Effect, Note, Send
+from potluck.core.cluster_events import MembershipChange, MembershipEvent
 from potluck.core.cluster_messages import (
     Heartbeat,
     MergeAnswer,
@@ -132,3 +133,88 @@ def test_the_greatest_of_several_is_asked() -> None:
     said = messages(core.receive(Z, greater(net, me), net.now))
     assert [m.into for m in said if isinstance(m, MergeRequest)] == [OTHER]
     assert core.view == view
+
+
+def lone(samples: int = 0) -> tuple[ClusterNet, ClusterCore, View]:
+    """A cluster of one that is connected with a stranger."""
+    net = ClusterNet()
+    me = net.add("a")
+    net.run(2)
+    core = net.cores[me]
+    core.samples = samples
+    net.run(0.5)
+    core.connected(card("z"), net.now)
+    return net, core, net.view_of(me)
+
+
+def test_an_answer_that_never_comes_frees_the_leader_to_take_others_in() -> None:
+    """After two election timeouts; before that it keeps its word."""
+    for wait, reserves in ((0.5, False), (0.6, True)):
+        net, core, view, _ = meeting()
+        assert core._merging._asked is not None
+        core._situation.samples = 99
+        net.now += wait
+        core.tick(net.now)
+        core._merging.review()
+        request = MergeRequest("f" * 32, 4, view.lineage)
+        core._situation.announced_samples = 99
+        said = messages(core.receive(Z, request, net.now))
+        (answer,) = [m for m in said if isinstance(m, MergeAnswer)]
+        assert answer.is_reserved is reserves
+
+
+def test_a_question_that_was_asked_ends_with_the_view() -> None:
+    """An answer to it would be about a cluster that is no more."""
+    _, core, _, _ = meeting()
+    assert core._merging._asked is not None
+    core._merging.begin()
+    assert core._merging._asked is None
+
+
+def test_a_reservation_lasts_for_five_election_timeouts() -> None:
+    """As long does the greater cluster dissolve into no other."""
+    net, core, view = lone(samples=5)
+    core.receive(Z, MergeRequest(OTHER, 4, view.lineage), net.now)
+    timeout = core.config.election.election_timeout
+    assert core._merging._reserved_until == net.now + 5 * timeout
+    assert not core._merging._is_free()
+    core._situation.clock.advance(net.now + 5 * timeout)
+    assert core._merging._is_free()
+
+
+def test_the_answer_names_the_members_the_epoch_and_the_charter() -> None:
+    """Those who dissolve are bound to exactly that."""
+    net, core, view = lone(samples=5)
+    said = messages(core.receive(Z, MergeRequest(OTHER, 4, view.lineage), net.now))
+    (answer,) = [m for m in said if isinstance(m, MergeAnswer)]
+    assert core.bound is not None
+    assert (answer.into_epoch, answer.members) == (view.epoch, view.members)
+    assert answer.charter == core.bound.charter
+    nobody = ClusterCore(card("b"), ClusterConfig(quorum="any"), 0.0)
+    nobody.connected(card("z"), 0.0)
+    said = messages(nobody.receive(Z, MergeRequest(OTHER, 4, view.lineage), 0.1))
+    (answer,) = [m for m in said if isinstance(m, MergeAnswer)]
+    assert (answer.is_reserved, answer.charter.quorum) == (False, "any")
+
+
+def test_links_in_one_direction_are_not_enough_for_a_merge() -> None:
+    """Whoever is not heard could not be in one view."""
+    _, core, view, _ = meeting("ab")
+    _, b = view.members
+    contacts = core._situation.contacts
+    assert core._merging._apart((Z,))
+    contacts.of(b).hears |= {mark(Z)}
+    assert core._merging._apart((Z,)) == "b (bbbbbbbb/1), z (zzzzzzzz/1)"
+    contacts.of(Z).hears |= {mark(b)}
+    assert core._merging._apart((Z,)) == ""
+    contacts.of(b).hears -= {mark(Z)}
+    assert core._merging._apart((Z,))
+
+
+def test_a_merge_is_told_as_one() -> None:
+    """The event names the other leader."""
+    net, core, view, _ = meeting()
+    effects = core.receive(Z, reserved(view), net.now)
+    events = [effect.event for effect in effects if isinstance(effect, Note)]
+    merging = [e for e in events if getattr(e, "change", None) is MembershipChange.MERGING]
+    assert [event.process for event in merging if isinstance(event, MembershipEvent)] == [Z]

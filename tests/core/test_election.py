@@ -51,6 +51,8 @@ def test_the_first_member_leads_in_term_zero() -> None:
     assert first.state.leader == A
     assert manager().state.role is ElectionRole.FOLLOWING
     assert [event.kind for event in first.events] == [ElectionKind.ELECTED]
+    assert str(first.events[0]).startswith("this process leads epoch 3")
+    assert str(manager().events[0]) == f"{A} leads epoch 3 as its first member"
     first.end("we left")
     assert first.state.role is ElectionRole.IDLE
 
@@ -71,6 +73,9 @@ def test_a_canvass_raises_no_term() -> None:
     assert election.has_won(set())
     election.lead()
     assert election.state.leader == B
+    assert election.state.reason == "2 of 3 members voted for us"
+    assert election.events[-1].kind is ElectionKind.ELECTED
+    assert str(election.events[-1]) == "this process leads: 2 of 3 members voted for us"
     assert election.inherited is None
 
 
@@ -182,6 +187,7 @@ def test_a_failed_campaign_rests_before_the_next() -> None:
     election.give_up(10.4)
     assert election.leader == A
     assert [event.kind for event in election.events][-1] is ElectionKind.TIMEOUT
+    assert election.reason == "our campaign had no quorum in time"
     election.wait_turn(0, 10.4)
     assert election.not_before is not None
     assert election.not_before > 10.4
@@ -264,10 +270,173 @@ def test_a_vote_of_the_departed_in_our_own_term_reports_what_it_accepted() -> No
 def test_an_attempt_waits_for_answers_for_one_to_one_and_a_half_timeouts() -> None:
     """Both the question and the campaign; the rest after a failure is shorter."""
     timeout = ElectionConfig().election_timeout
+    for me in (B, C, *(ProcessId(NodeId(letter * 32), 1) for letter in "defgh")):
+        election = manager(me)  # each has its own share of chance
+        election.canvass(10.0, "a is lost")
+        assert election.until is not None
+        assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
+        election.campaign(20.0)
+        assert election.until is not None
+        assert 20.0 + timeout < election.until <= 20.0 + 1.5 * timeout
+
+
+# --- what a new view, a leader or a quorum ends ---
+
+TIMEOUT = ElectionConfig().election_timeout
+
+
+def kinds(election: ElectionManager) -> list[ElectionKind]:
+    """What happened since this was last asked."""
+    found = [event.kind for event in election.events]
+    election.events.clear()
+    return found
+
+
+def fail_often(election: ElectionManager, times: int, now: float = 10.0) -> float:
+    """Let campaigns fail; the time after that."""
+    for _ in range(times):
+        election.canvass(now, "a is lost")
+        election.campaign(now)
+        assert election.until is not None
+        now = election.until
+        election.give_up(now)
+    return now
+
+
+def begins_like_the_first(election: ElectionManager, now: float) -> bool:
+    """Whether the next attempt may begin at once, is told, and waits as long as a first one."""
+    election.events.clear()
+    election.wait_turn(0, now)
+    is_at_once = election.not_before == now
+    election.canvass(now, "a is lost")
+    assert election.until is not None
+    is_told = kinds(election) == [ElectionKind.STARTED]
+    return is_at_once and is_told and election.until <= now + 1.5 * TIMEOUT
+
+
+def test_only_the_first_of_several_attempts_is_told() -> None:
+    """Its beginning and its failure; people need not hear of each that follows."""
+    election = manager()
+    election.events.clear()
+    now = fail_often(election, 1)
+    assert kinds(election) == [ElectionKind.STARTED, ElectionKind.TIMEOUT]
+    fail_often(election, 3, now)
+    assert kinds(election) == []
+
+
+def test_a_failed_attempt_rests_for_half_a_timeout_to_one_and_a_half() -> None:
+    """So two that failed together do not begin together again."""
+    election = manager()
+    now = fail_often(election, 1)
+    election.wait_turn(0, now)
+    assert election.not_before is not None
+    assert now + 0.5 * TIMEOUT <= election.not_before <= now + 1.5 * TIMEOUT
+
+
+def test_a_quorum_a_leader_or_a_new_view_ends_a_row_of_failures() -> None:
+    """The next attempt begins like a first one."""
+    for times in (1, 9):
+        election = manager()
+        now = fail_often(election, times)
+        assert not begins_like_the_first(election, now)
+        election.encourage()
+        assert begins_like_the_first(election, now)
+        election = manager()
+        now = fail_often(election, times)
+        election.begin(View(VIEW.lineage, 4, VIEW.members), "a view was agreed")
+        assert begins_like_the_first(election, now)
+        election = manager()
+        now = fail_often(election, times)
+        election.follow_proposer(C, 99)
+        election._rest_until = now  # the rest after a failure is not ended by a leader
+        assert begins_like_the_first(election, now)
+
+
+def test_a_quorum_in_contact_ends_a_canvass_and_no_campaign() -> None:
+    """Votes that were asked for are still counted."""
     election = manager()
     election.canvass(10.0, "a is lost")
-    assert election.until is not None
-    assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
-    election.campaign(20.0)
-    assert election.until is not None
-    assert 20.0 + timeout < election.until <= 20.0 + 1.5 * timeout
+    election.encourage()
+    assert (election.role, election.leader) == (ElectionRole.FOLLOWING, A)
+    election.canvass(10.0, "a is lost")
+    election.campaign(10.1)
+    election.encourage()
+    assert election.role is ElectionRole.CAMPAIGNING
+
+
+def test_a_new_view_knows_nothing_of_the_last_epoch() -> None:
+    """Terms, votes, last words and what was accepted belong to one epoch."""
+    election = manager()
+    election.depart(C, departed(7, NEXT))
+    election.canvass(10.0, "a is lost")
+    election.campaign(10.0)
+    election.ballot.accept(B, 8, NEXT)
+    election.lead()
+    assert election.inherited == NEXT
+    election.begin(View(VIEW.lineage, 4, (A, B)), "without c")
+    assert (election.term, election.leader) == (0, A)
+    assert [election.inherited] == [None]
+    assert (election.ballot.promised, election.ballot.accepted) == (0, None)
+    assert election.ballot.voted_for == A
+    assert election.gone == frozenset()
+    assert election.until is None
+    assert election.canvass(11.0, "a is lost").term == 1
+    assert not election.has_answered(C)
+
+
+def test_without_a_view_there_is_no_term_no_leader_and_nothing_is_due() -> None:
+    """What was promised and accepted ended with the view."""
+    election = manager()
+    election.answer_vote_request(C, VoteRequest(VIEW.lineage, VIEW.epoch, 3), set())
+    election.ballot.accept(C, 3, NEXT)
+    election.depart(A, departed(0))
+    election.canvass(10.0, "c is lost")
+    election.not_before = 11.0
+    election.end("we were excluded")
+    state = election.state
+    assert (state.role, state.term, state.leader) == (ElectionRole.IDLE, 0, None)
+    assert (state.lineage, state.epoch, state.reason) == ("", 0, "we were excluded")
+    assert (election.ballot.promised, election.ballot.accepted) == (0, None)
+    assert election.departed == {}
+    assert election.until is election.not_before is None
+
+
+def test_a_member_that_departed_after_a_promise_in_our_term_is_waited_for() -> None:
+    """It may have voted for another candidate of this very term, which may have won."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.depart(C, departed(1))
+    assert not election.has_won({A})
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.depart(C, departed(0))
+    assert election.has_won({A})
+
+
+def test_a_proposer_is_followed_into_a_later_term_and_before_the_one_we_voted_for() -> None:
+    """Whoever proposes in a term has won it."""
+    election = manager()
+    election.follow_proposer(C, 2)
+    election.follow_proposer(C, 3)
+    assert (election.term, election.leader) == (3, C)
+    election.answer_vote_request(C, VoteRequest(VIEW.lineage, VIEW.epoch, 4), set())
+    election.follow_proposer(A, 4)
+    assert (election.term, election.leader) == (4, A)
+
+
+def test_the_next_term_is_later_than_any_that_was_mentioned() -> None:
+    """A refusal names the term that was promised to another."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.take_leaning(C, leaning(1, granted=False, promised=4))
+    election.take_leaning(C, leaning(1, granted=False, promised=2))
+    assert election.canvass(11.0, "again").term == 5
+
+
+def test_whoever_follows_has_nothing_due() -> None:
+    """Neither the end of an attempt nor the begin of the next."""
+    election = manager()
+    election.canvass(10.0, "a is lost")
+    election.not_before = 10.5
+    election.resume_following()
+    assert election.until is election.not_before is None

@@ -251,3 +251,19 @@ def test_the_order_of_states_has_no_circle(made: list[History]) -> None:
         assert order(one, two) == -order(two, one)
         if order(one, two) > 0 and order(two, three) > 0:
             assert order(one, three) > 0
+
+
+def test_views_without_a_step_count_as_followed() -> None:
+    """A side that left the ancestor in a later view counts, though it made no step there."""
+    one = History(Position("b", 1, 121), (Branch("a", 5),), 1, (Milestone("a", 3, 120),))
+    other = History(Position("c", 1, 130), (Branch("a", 4),), 1, (Milestone("a", 3, 125),))
+    assert (order(one, other), order(other, one)) == (1, -1)
+    strange = History(Position("d", 1, 121), (Branch("z", 9),), 1, (Milestone("a", 3, 120),))
+    assert order(other, strange) == 1
+
+
+def test_a_state_that_continues_from_mine_is_said_to_continue() -> None:
+    """Both followed the common past to the same view and step."""
+    mine = History(Position("a", 3, 130), samples=5)
+    target = History(Position("c", 1, 131), (Branch("a", 3),), 6, (Milestone("a", 3, 130),))
+    assert explain(mine, target, "c").endswith("which the others continued")

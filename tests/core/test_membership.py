@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from potluck.core.cluster_cards import mark
 from potluck.core.cluster_effects import Installed, Removed
-from potluck.core.cluster_messages import Cause, CauseCode, Commit, Heartbeat
+from potluck.core.cluster_messages import Cause, CauseCode, Commit, Heartbeat, Phase
 from potluck.vocabulary import ProcessId
 from support.cluster_net import ClusterNet
 
@@ -195,12 +196,11 @@ def test_one_of_two_that_do_not_hear_each_other_is_unreachable_and_told_so() -> 
 def test_many_causes_are_told_in_short() -> None:
     """A message holds them all."""
     net = ClusterNet()
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
-    members = net.form(letters[:40])
-    net.run(5)  # a large group takes longer to form
-    for victim in members[20:]:
+    members = net.form("abcdefghijklmnopqrst")
+    net.run(3)  # a large group takes longer to form
+    for victim in members[3:]:
         net.kill(victim)
-    net.run(4)
+    net.run(2)
     (commit,) = [each for each in commits_of(net, members[0]) if each.proposal.causes][:1]
     assert len(commit.proposal.causes) > 16
     assert all(cause.name and not cause.reason for cause in commit.proposal.causes)
@@ -257,3 +257,259 @@ def test_the_reason_names_both_ends_of_a_broken_connection() -> None:
         assert plan.members == (a, b, c)
         assert plan.reason.startswith(f"the connection {words}")
         assert plan.reason.endswith("broke and is back")
+
+
+# --- how soon the next view may follow ---
+
+
+def next_view_after(net: ClusterNet, me: ProcessId) -> float:
+    """Seconds from the last view to the next one that no death asks for; the leader plans it."""
+    planner, s = net.cores[me]._planner, net.cores[me]._situation
+    if planner.plan(net.view_of(me), must_change=True) is not None:
+        return 0.0
+    assert planner.next_look is not None
+    return planner.next_look - s.time
+
+
+def test_views_in_a_row_follow_each_other_ever_more_slowly() -> None:
+    """At once, then after one pause each, then twice as long each time, up to sixteen pauses."""
+    net = ClusterNet()
+    a, _, _ = net.form("abc")
+    planner, s = net.cores[a]._planner, net.cores[a]._situation
+    s.pause_after = 2.0
+    waits = [next_view_after(net, a)]
+    for _ in range(9):
+        planner.begin()
+        waits.append(next_view_after(net, a))
+    wanted = [2.0 * pauses for pauses in (0, 1, 1, 1, 2, 4, 8, 16, 16, 16)]
+    assert waits == pytest.approx(wanted)
+    s.clock.advance(s.time + 31.9)
+    assert planner.plan(net.view_of(a), must_change=True) is None
+    planner._begun_at = s.time - 32.0
+    assert planner._may_change()
+    assert planner.next_look is None
+
+
+def test_half_a_minute_in_one_view_is_calm() -> None:
+    """The changes before it do not count any more."""
+    for calm, wait in ((29.5, 1.0), (30.0, 0.0)):
+        net = ClusterNet()
+        a, _ = net.form("ab")
+        planner = net.cores[a]._planner
+        planner._begun_at = net.cores[a]._situation.time - calm
+        planner.begin()
+        assert next_view_after(net, a) == pytest.approx(wait)
+
+
+def test_to_lose_members_is_no_change_that_counts() -> None:
+    """Newcomers need not wait because others died."""
+    net = ClusterNet()
+    a, _, c = net.form("abc")
+    net.kill(c)
+    net.run(0.1)
+    assert net.agreed() == "ab"
+    assert next_view_after(net, a) == 0.0
+
+
+def test_a_silent_member_waits_for_the_turn_of_the_next_view() -> None:
+    """It may be a link that flaps; a death is not waited for."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    planner = net.cores[a]._planner
+    planner._in_a_row, planner._begun_at = 8, net.now
+    net.stopped.add(c)
+    net.run(5)
+    assert net.view_of(a).members == (a, b, c)
+    assert [cause.who for cause in net.cores[a].missing(net.now)] == [c]
+    net.run(12)
+    assert net.view_of(a).members == (a, b)
+
+
+def test_a_new_view_begins_without_the_memories_of_the_last() -> None:
+    """Gaps, newcomers and a wish to step down were of the view before."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    planner, s = net.cores[a]._planner, net.cores[a]._situation
+    planner._missing[b, c] = planner._ready[b] = s.time - 50
+    planner.is_stepping_down = True
+    planner.begin()
+    planner._begun_at = float("-inf")
+    assert planner.next_look is None
+    s.contacts.unhear(b, c)
+    assert planner.plan(net.view_of(a), must_change=True) is None  # the gap has just begun
+    assert "until all members hear each other again" in "".join(
+        str(getattr(effect, "event", "")) for effect in s.out
+    )
+    assert not planner.is_stepping_down
+
+
+def test_the_first_of_several_newcomers_sets_the_time() -> None:
+    """But not before the turn of the next view."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    planner, s = net.cores[a]._planner, net.cores[a]._situation
+    planner._ready = {b: 5.0, c: 7.0}
+    delay = s.config.election.connection_delay
+    assert planner.next_look == 5.0 + delay
+    planner._not_before = 6.0
+    assert planner.next_look == 6.0
+    planner._not_before = 4.0
+    assert planner.next_look == 5.0 + delay
+
+
+# --- for whom it waits, and who may come ---
+
+
+def test_a_member_that_does_not_confirm_us_is_waited_for() -> None:
+    """It is heard, but may not hear us; people are told."""
+    net = ClusterNet()
+    a, _, c = net.form("abc")
+    s = net.cores[a]._situation
+    s.contacts.of(c).echoed_at = s.time - 1.5 * s.pause_after
+    s.out = []
+    assert s.contacts.is_heard(c)
+    assert net.cores[a]._planner.plan(net.view_of(a), must_change=True) is None
+    told = "".join(str(getattr(effect, "event", "")) for effect in s.out)
+    assert "waits until it is clear what became of c (cccccccc/1)" in told
+
+
+def test_a_leader_leaves_itself_out_where_two_others_hear_each_other() -> None:
+    """The largest set that hears each other stays, whoever leads."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    planner, s = net.cores[a]._planner, net.cores[a]._situation
+    for one in (b, c):
+        s.contacts.unhear(one, a)
+    assert planner.plan(net.view_of(a), must_change=True) is None
+    planner._missing = dict.fromkeys(planner._missing, s.time - s.pause_after - 1)
+    plan = planner.plan(net.view_of(a), must_change=True)
+    assert plan is not None
+    assert plan.members == (b, c)
+    (cause,) = plan.causes
+    assert (cause.who, cause.code, cause.name) == (a, CauseCode.UNREACHABLE, "a")
+    assert cause.silent_for == 0.0
+
+
+def test_pairs_that_do_not_hear_each_other_are_found_each_once() -> None:
+    """Also the first and the last of many, and none where all hear all."""
+    net = ClusterNet()
+    members = net.form("abcdef")
+    planner, contacts = net.cores[members[0]]._planner, net.cores[members[0]]._situation.contacts
+    assert list(planner._pairs(members)) == []
+    apart = [(members[1], members[5]), (members[2], members[3]), (members[2], members[4])]
+    for one, other in apart:
+        contacts.unhear(other, one)
+    assert list(planner._pairs(members)) == apart
+
+
+def test_a_process_bound_to_another_lineage_is_not_let_in() -> None:
+    """Nor one that knows a later view of ours, nor one with another setting."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    z = net.add("z")
+    net.link(a, z)
+    net.run(0.05)
+    planner, s = core._planner, core._situation
+    contact = s.contacts.of(z)
+    assert contact.beat is not None
+    free = contact.beat
+    cases = [
+        ("", 0, True),
+        ("e" * 32, 0, False),
+        (view.lineage, view.epoch, True),
+        (view.lineage, view.epoch + 1, False),
+    ]
+    for lineage, epoch, may in cases:
+        contact.beat = msgspec.structs.replace(free, bound=lineage, bound_epoch=epoch)
+        assert planner._may_come(contact) is may
+    contact.beat = msgspec.structs.replace(free, bound="e" * 32)
+    assert s.joiners() == [contact]
+    assert planner._newcomers([a]) == []
+    contact.card = msgspec.structs.replace(contact.card, quorum="any")
+    contact.beat = free
+    assert not planner._may_come(contact)
+    assert net.view_of(b) == view
+
+
+def test_a_member_that_says_it_is_joining_is_no_newcomer() -> None:
+    """It is in the view already, once."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    s = net.cores[a]._situation
+    contact = s.contacts.of(c)
+    assert contact.beat is not None
+    contact.beat = msgspec.structs.replace(contact.beat, phase=Phase.JOINING, bound="")
+    assert s.joiners() == [contact]
+    plan = net.cores[a]._planner.plan(net.view_of(a), must_change=True)
+    assert plan is not None
+    assert plan.members == (a, b, c)
+
+
+def test_a_newcomer_that_hears_a_member_and_is_not_heard_by_it_waits() -> None:
+    """A link in one direction is none."""
+    for way in (0, 1):
+        net = ClusterNet()
+        a, b = net.form("ab")
+        c = net.add("c")
+        net.cut.add(((b, c), (c, b))[way])
+        for other in (a, b):
+            net.lanes |= {(other, c), (c, other)}
+            net.do(other, net.cores[other].connected(net.cores[c].me, net.now))
+            net.do(c, net.cores[c].connected(net.cores[other].me, net.now))
+        net.run(0.6)
+        assert net.view_of(a).members == (a, b)
+
+
+# --- what a proposal says ---
+
+
+def test_the_reason_of_a_view_names_who_is_new_and_who_hands_over() -> None:
+    """For the log of everybody."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.run(2)
+    net.add("c")
+    net.mesh()
+    net.run(0.5)
+    assert net.cores[b].reason == "with c (cccccccc/1), new"
+    net.run(2)
+    net.do(a, net.cores[a].step_down(net.now))
+    net.run(0.1)
+    assert net.cores[b].reason == "a (aaaaaaaa/1) hands over the first rank"
+    assert net.cores[b].leader == b
+
+
+def test_the_reason_of_a_fresh_start_says_what_stopped_the_last_view() -> None:
+    """Without a lost member: who has stopped, or which leader is back."""
+    net = ClusterNet()
+    a, b, _ = net.form("abc")
+    core = net.cores[a]
+    beat = msgspec.structs.replace(last_beat(net, a, b), sequence=1000, aborted=True)
+    core.receive(b, beat, net.now)
+    assert core._planner._why_again() == "b (bbbbbbbb/1) has stopped its operations"
+    net = ClusterNet()
+    a, b, _ = net.form("abc")
+    planner, s = net.cores[b]._planner, net.cores[b]._situation
+    s.election.term = 1
+    assert planner._why_again() == "a (aaaaaaaa/1) was out of contact and is back"
+
+
+def test_a_member_that_ended_out_of_contact_is_not_called_silent() -> None:
+    """It is known to have ended, though too late for a proof."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut_off([c], [a, b])
+    net.sever(a, c)
+    net.sever(b, c)
+    net.run(1.6)
+    net.dead.add(c)
+    for one in (a, b):
+        net.cores[one]._situation.contacts.of(c).leased_at -= 0.5  # too long ago for a proof
+        net.do(one, net.cores[one].ended(c, "its port refuses connections", net.now))
+        assert c not in net.cores[one]._situation.proofs
+    net.run(1.5)
+    assert net.view_of(a).members == (a, b)
+    cause = causes_of(net, a)[c]
+    assert cause.code is CauseCode.ENDED
+    assert cause.reason == "its process has ended (its port refuses connections)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.core.health_config import HealthConfig
@@ -45,3 +47,15 @@ def test_every_pace_makes_a_valid_config(members: int, preset: HealthConfig) -> 
     config = preset.paced(*pace(members, preset))
     assert 2 * config.interval <= config.least_patience <= config.pause_after
     assert config.slow_round_trip == preset.slow_round_trip
+
+
+def test_a_preset_with_a_short_pause_beats_often_enough() -> None:
+    """Five beats fit into a pause whatever the preset's interval is."""
+    short = replace(WIRED, interval=0.3, least_patience=0.8)
+    assert pace(2, short) == (0.2, 1.0)
+
+
+def test_negligible_lateness_is_a_tenth_of_the_pause() -> None:
+    """Of a long pause more is negligible."""
+    assert lengthened(4.0, 0.39) == 4.0
+    assert lengthened(4.0, 0.41) == pytest.approx(4.82)

@@ -39,6 +39,10 @@ _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LEFT_ALONE = ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom
 
 
+class CannotPlantError(Exception):
+    """A function uses other names of its surroundings than before: it must be made anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One fault in one module."""
@@ -103,20 +107,31 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
     fresh.__file__ = module.__file__
     exec(compile(tree, module.__file__ or "", "exec"), vars(fresh))  # noqa: S102 - our own source
     for name, value in vars(fresh).items():
-        live = vars(module).get(name)
+        live: Any = vars(module).get(name)
         if isinstance(value, FunctionType | type):
             if value.__module__ == module.__name__:
                 _transplant(live, value)
-        elif not isinstance(value, ModuleType) and not name.startswith("__"):
+        elif hasattr(value, "cache_clear"):
+            _transplant(live.__wrapped__, value.__wrapped__)
+            live.cache_clear()
+        elif _is_plain(value) and not name.startswith("__"):
             _replace(name, live, value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a constant is data, and so no other one made of the classes of a second source."""
+    if isinstance(value, tuple | frozenset | set | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str | bytes)
 
 
 def _transplant(live: Any, fresh: Any) -> None:
     """Make functions do what others do, also those of a class."""
     if isinstance(fresh, FunctionType):
-        if live.__code__.co_freevars == fresh.__code__.co_freevars:
-            live.__code__ = fresh.__code__
-            live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
+        if live.__code__.co_freevars != fresh.__code__.co_freevars:
+            raise CannotPlantError(fresh.__qualname__)
+        live.__code__ = fresh.__code__
+        live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
     elif isinstance(fresh, property):
         for part in ("fget", "fset"):
             if getattr(fresh, part) is not None:

@@ -2,18 +2,22 @@
 
 The tests are collected and run once, with a note of the lines that each executes.  Then every
 mutant gets a forked process, which runs the tests of its lines until one fails: those first that
-have found most.  A process that hangs has found its mutant as well.  Survivors are printed, except
-those that ``tests/support/mutation_survivors.toml`` explains.
+have found most.  A test that takes many times its usual processor time has found its mutant as
+well.  What is computed at import is tried once more in a fresh interpreter, if no test found it.
+Survivors are printed, except those that ``tests/support/mutation_survivors.toml`` explains.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
+import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -24,43 +28,45 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import coverage
 import pytest
 from _pytest.runner import runtestprotocol
-from hypothesis import Phase, settings
 
 from potluck.testing.seeds import check_seed
-from support.mutation import Mutant, mutants_of, mutated, plant
+from support.mutation import CannotPlantError, Mutant, mutants_of, mutated, plant
+from support.mutation_import import PROFILE
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "src" / "potluck" / "core"
 SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
-_DATA = {
-    "cluster_messages",
-    "cluster_bounds",
-    "cluster_config",
-    "cluster_events",
-    "cluster_effects",
-}
 MODULES = (
-    *sorted({path.stem for path in CORE.glob("cluster*.py")} - _DATA),
-    *("ancestry", "election", "election_ballot", "quorum", "membership", "membership_mesh"),
-    *("steps", "histories"),
+    *("quorum", "election_ballot", "election", "election_events", "membership", "membership_mesh"),
+    *sorted(path.stem for path in CORE.glob("cluster*.py")),
+    *("election_messages", "ancestry", "histories", "steps", "pace", "buckets"),
+    *sorted(path.stem for path in CORE.glob("health*.py")),
 )
 TESTS = (
-    *sorted(str(path) for path in (ROOT / "tests" / "core").glob("test_cluster*.py")),
+    *sorted(
+        str(path)
+        for pattern in ("cluster", "election", "health", "membership")
+        for path in (ROOT / "tests" / "core").glob(f"test_{pattern}*.py")
+    ),
     *(
         str(ROOT / "tests" / "core" / f"test_{name}.py")
-        for name in (
-            *("ancestry", "election", "election_ballot", "membership", "membership_mesh", "quorum"),
-            *("steps", "histories"),
-        )
+        for name in ("ancestry", "buckets", "histories", "pace", "quorum", "steps")
     ),
-    *(str(CORE / f"{name}.py") for name in ("ancestry", "quorum", "election")),
+    *(str(CORE / f"{name}.py") for name in MODULES),  # the examples in docstrings
     f"{ROOT / 'tests' / 'testing' / 'test_stories.py'}::test_the_story_ends_as_expected",
 )
 SEEDS = range(12)
+_PLAIN = (
+    *("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=0"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # hypothesis is here already
+)
+_MEMORY = 4 << 30  # bytes of address space; a mutant may allocate without end
+_FRESH_LIMIT = 300  # seconds for all tests in an interpreter of their own
 
 
 @dataclass(slots=True)
@@ -141,7 +147,8 @@ class Hunt:
 
     def _start(self, mutant: Mutant) -> Child:
         order = self._order(mutant)
-        limit = 20 + 6 * sum(check.seconds for check in order)
+        limit = 60 + 30 * sum(check.seconds for check in order)  # a process that only waits
+        limit += _FRESH_LIMIT if mutant.is_executed_at_import else 0
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
@@ -176,18 +183,54 @@ def _reap(child: Child) -> int:
 
 def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     """In a process of its own: plant the fault, run checks, write the name of the first to fail."""
-    name = "it cannot be imported"
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):
-        os.dup2(null, stream)
+    name = unknown = "it cannot be imported"
+    _silence()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
     try:
         module = importlib.import_module(f"potluck.core.{mutant.module}")
         source = (CORE / f"{mutant.module}.py").read_text(encoding="utf-8")
-        plant(module, mutated(source, mutant.number))
-        name = next((check.name for check in order if not check.passes()), "")
+        try:
+            plant(module, mutated(source, mutant.number))
+        except CannotPlantError:
+            is_planted = False
+        else:
+            is_planted = not mutant.is_executed_at_import
+            name = next((check.name for check in order if not _passes_in_time(check)), "")
+        if not is_planted and name in {"", unknown}:
+            name = _try_afresh(mutant)
     finally:
         os.write(pipe, json.dumps(name).encode())
         os._exit(0)
+
+
+def _silence() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+
+
+def _passes_in_time(check: Check) -> bool:
+    """Whether a check passes; one that loops ends this process."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, 2 + 10 * check.seconds)
+    try:
+        return check.passes()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _try_afresh(mutant: Mutant) -> str:
+    """Run all tests where the fault was there when the module was imported; "" if all pass."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "POTLUCK_MUTANT": f"{mutant.module}:{mutant.number}",
+    }
+    own = [test for test in TESTS if Path(test).stem in {mutant.module, f"test_{mutant.module}"}]
+    tests = [*own, *(test for test in TESTS if test not in own)]
+    command = [sys.executable, "-m", "pytest", "-x", *_PLAIN, "-p", "support.mutation_import"]
+    run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
+    return "a fresh interpreter" if run.returncode else ""
 
 
 class Plugin:
@@ -229,14 +272,22 @@ def _player(seed: int) -> Callable[[], bool]:
 
 
 def _recall(checks: list[Check], path: Path | None) -> list[Check]:
-    """Take from a file what was measured before; measure what is new, and keep it there."""
+    """Take from a file what was measured before; measure what is new, and keep it there.
+
+    :raises RuntimeError: if a check fails without a mutant because of how it is run
+    """
     known = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    sound = _measure([check for check in checks if check.name not in known])
+    fresh = [check for check in checks if check.name not in known]
+    sound = _measure(fresh)
     for check in checks:
         if known.get(check.name):
             check.seconds, lines = known[check.name]
             check.lines = {file: set(numbers) for file, numbers in lines.items()}
             sound.append(check)
+    failed = _control(sound) if fresh else ""
+    if failed:
+        msg = f"fails without a mutant, after others or with all modules planted: {failed}"
+        raise RuntimeError(msg)
     if path is not None:
         passed = {c.name: (c.seconds, {f: sorted(n) for f, n in c.lines.items()}) for c in sound}
         path.write_text(json.dumps({**{check.name: None for check in checks}, **passed}))
@@ -244,27 +295,72 @@ def _recall(checks: list[Check], path: Path | None) -> list[Check]:
 
 
 def _measure(checks: list[Check]) -> list[Check]:
-    """Run each check once; those that pass, with what they execute."""
-    files = [str(CORE / f"{name}.py") for name in MODULES]
-    watch = coverage.Coverage(data_file=None, include=files, config_file=False)
-    watch.set_option("run:disable_warnings", ["no-data-collected"])  # some tests only use messages
+    """Run each check once; those that pass, with what they execute.
+
+    Each in a process of its own: a check that has run may leave something behind, and would not
+    be the same check when it is run on a mutant.
+    """
     sound = []
     for check in checks:
-        watch.erase()
-        begun = time.process_time()
-        watch.start()
-        try:
-            passes = check.passes()
-        finally:
-            watch.stop()
-        check.seconds = time.process_time() - begun
-        data = watch.get_data()
-        check.lines = {file: set(data.lines(file) or ()) for file in data.measured_files()}
+        passes, check.seconds, lines = _in_a_child(lambda: _watch(check)) or (False, 0.0, {})  # noqa: B023
+        check.lines = {file: set(numbers) for file, numbers in lines.items()}
         if passes:
             sound.append(check)
         else:
             sys.stdout.write(f"fails without a mutant, left out: {check.name}\n")
     return sound
+
+
+def _in_a_child(work: Callable[[], Any]) -> Any:
+    """Do something in a forked process; what it returned, None if it did not come to an end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        _silence()
+        try:
+            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+                pipe.write(json.dumps(work()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(said) if said else None
+
+
+def _watch(check: Check) -> tuple[bool, float, dict[str, list[int]]]:
+    """Run a check; whether it passes, its processor time, and the lines it executes by file."""
+    files = [str(CORE / f"{name}.py") for name in MODULES]
+    watch = coverage.Coverage(data_file=None, include=files, config_file=False)
+    watch.set_option("run:disable_warnings", ["no-data-collected"])  # some tests only use messages
+    begun = time.process_time()
+    watch.start()
+    try:
+        passes = check.passes()
+    finally:
+        watch.stop()
+    data = watch.get_data()
+    lines = {file: list(data.lines(file) or ()) for file in data.measured_files()}
+    return passes, time.process_time() - begun, lines
+
+
+def _control(checks: list[Check]) -> str:
+    """Plant every module as it is and run all checks; the first that fails, or "".
+
+    Such a check would find mutants only because of how it is run.
+    """
+
+    def run() -> str:
+        for module in MODULES:
+            source = (CORE / f"{module}.py").read_text(encoding="utf-8")
+            plant(importlib.import_module(f"potluck.core.{module}"), ast.parse(source))
+        order = sorted(checks, key=lambda check: check.seconds)
+        return next((check.name for check in order if not check.passes()), "")
+
+    failed = _in_a_child(run)
+    return "a module that cannot be planted" if failed is None else str(failed)
 
 
 # --- the command ---
@@ -314,6 +410,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
     parser.add_argument("--seconds", type=float, default=inf, help="at most (default: no limit)")
     parser.add_argument(
+        "--results", type=Path, help="a file that keeps results; what it has is not tried again"
+    )
+    parser.add_argument(
+        "--survivors", action="store_true", help="try those again that survived in --results"
+    )
+    parser.add_argument(
         "--measured", type=Path, help="a file that keeps what each test executes, for the next time"
     )
     options = parser.parse_args(arguments)
@@ -325,23 +427,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if options.sample:
         mutants = Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
-    settings.register_profile(
-        "mutation",
-        deadline=None,
-        derandomize=True,
-        database=None,
-        max_examples=30,
-        phases=[Phase.explicit, Phase.generate],
-    )
-    os.environ["HYPOTHESIS_PROFILE"] = "mutation"
-    plugin = Plugin(mutants, options.jobs, options.seconds, options.measured)
-    plain = "-q -p no:randomly -p no:cacheprovider --capture=no -o timeout=0".split()
-    plain += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is here already
-    pytest.main([*plain, *TESTS], plugins=[plugin])
+    keys = _keys(mutants)
+    known: dict[str, str] = {}
+    if options.results is not None and options.results.exists():
+        known = json.loads(options.results.read_text(encoding="utf-8"))
+        if options.survivors:
+            known = {key: name for key, name in known.items() if name}
+    found = {mutant: known[key] for mutant, key in keys.items() if key in known}
+    os.environ["HYPOTHESIS_PROFILE"] = PROFILE
+    left = [mutant for mutant in mutants if mutant not in found]
+    left.sort(key=lambda mutant: mutant.is_executed_at_import)  # these take longest
+    plugin = Plugin(left, options.jobs, options.seconds, options.measured)
+    pytest.main([*_PLAIN, "--capture=no", *TESTS], plugins=[plugin])
     if plugin.hunt is None:
-        sys.stderr.write("the tests could not be collected\n")
+        sys.stderr.write("the tests could not be collected, or fail without a mutant\n")
         return 2
-    return 1 if report(plugin.hunt.found) else 0
+    found |= plugin.hunt.found
+    if options.results is not None:
+        known |= {keys[mutant]: name for mutant, name in found.items()}
+        options.results.write_text(json.dumps(known, indent=0), encoding="utf-8")
+    return 1 if report(found) else 0
+
+
+def _keys(mutants: list[Mutant]) -> dict[Mutant, str]:
+    """A name for each that stays the same while other parts of its module change."""
+    seen: Counter[str] = Counter()
+    keys = {}
+    for mutant in mutants:
+        name = f"{mutant.module} {mutant.function}\n- {mutant.old}\n+ {mutant.new}"
+        keys[mutant] = f"{name}\n{seen[name]}"
+        seen[name] += 1
+    return keys
 
 
 if __name__ == "__main__":

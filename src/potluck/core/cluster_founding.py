@@ -41,6 +41,7 @@ __all__ = ["Founding"]
 _LINEAGE_DIGITS = 32
 _CROWD = 8  # processes; up to this many every change is looked at at once
 _PATIENCE = 5  # connection delays to wait for those who are connected to us but not to all
+_AGAIN = "waiting a moment before entering again: "
 _UNRANKED = MAX_MEMBERS  # comes after every rank of a view
 
 
@@ -115,7 +116,7 @@ class Founding:
         """Whether we may begin something: not at once after leaving a view or losing contact."""
         s = self._situation
         if s.state is ClusterState.JOINING and s.phase is not Phase.JOINING:
-            self._wait(s.ready_at, f"waiting a moment before entering again: {s.reason}")
+            self._wait(s.ready_at, _AGAIN + s.reason.removeprefix(_AGAIN))
             return False
         if s.bound is None:
             return True

@@ -335,10 +335,8 @@ class Situation(Surroundings):
         self.next_beat = self._regular_beat = self.time + self.interval
 
     def greet(self, process: ProcessId) -> None:
-        """Send a heartbeat to one process at once."""
-        contact = self.contacts.of(process)
-        if contact.is_connected:
-            self._beat_to(contact, self._compose())
+        """Send a heartbeat to one process at once, which is connected."""
+        self._beat_to(self.contacts.of(process), self._compose())
 
     def _heard_marks(self) -> tuple[int, ...]:
         """Marks of all that we hear, without members that do not confirm hearing us."""

@@ -71,22 +71,26 @@ class ElectionManager:
     leading in term 1.0: it was founded
     """
 
+    asked: int
+    """The term that we canvass for or campaign in."""
+
     def __init__(self, me: ProcessId, config: ElectionConfig) -> None:
         self.me = me
         self.config = config
-        self.view = _NO_VIEW
-        self.role = ElectionRole.IDLE
-        self.term = 0
-        self.leader: ProcessId | None = None
-        self.reason = "we are in no view"
-        self.ballot = Ballot()
-        self.departed: dict[ProcessId, Departed] = {}
-        """Members that left the lineage, with their last words in this epoch."""
         self.events: list[ElectionEvent] = []
         """What happened since the owner last took them."""
         self.slack = 0.0
         """Seconds by which members ran late recently: so much longer an answer may take."""
-        self.asked = 0  # the term we canvass for or campaign in
+        self._enter(_NO_VIEW, ElectionRole.IDLE, "we are in no view")
+
+    def _enter(self, view: View, role: ElectionRole, reason: str) -> None:
+        """Begin an epoch, or the time without one: nothing that was said in another counts."""
+        self.view, self.role, self.reason = view, role, reason
+        self.term = 0
+        self.leader: ProcessId | None = view.leader if view.members else None
+        self.ballot = Ballot(voted_for=self.leader)
+        self.departed: dict[ProcessId, Departed] = {}
+        """Members that left the lineage, with their last words in this epoch."""
         self.until: float | None = None  # when the present attempt is given up
         self.not_before: float | None = None  # when the next attempt may begin
         self._rest_until = float("-inf")  # after a failed attempt
@@ -121,25 +125,15 @@ class ElectionManager:
 
     def begin(self, view: View, reason: str) -> None:
         """A view was installed: its first member leads in term 0."""
-        self.view, self.term, self.leader = view, 0, view.leader
-        self.ballot = Ballot(voted_for=view.leader)
-        self.departed = {}
-        self._seen = self._attempts = 0
-        self._rest_until = float("-inf")
-        self._count = _Count()
-        self.until = self.not_before = None
-        self.reason = reason
         mine = view.leader == self.me
-        self.role = ElectionRole.LEADING if mine else ElectionRole.FOLLOWING
+        self._enter(view, ElectionRole.LEADING if mine else ElectionRole.FOLLOWING, reason)
         who = "this process leads" if mine else f"{view.leader} leads"
         kind = ElectionKind.ELECTED if mine else ElectionKind.NEW_LEADER
         self._event(kind, f"{who} epoch {view.epoch} as its first member")
 
     def end(self, reason: str) -> None:
         """We are in no view any more."""
-        self.view, self.role, self.leader, self.term = _NO_VIEW, ElectionRole.IDLE, None, 0
-        self.ballot, self.departed, self.reason = Ballot(), {}, reason
-        self.until = self.not_before = None
+        self._enter(_NO_VIEW, ElectionRole.IDLE, reason)
 
     def depart(self, who: ProcessId, word: Departed) -> None:
         """A member left the lineage for good."""
@@ -195,7 +189,6 @@ class ElectionManager:
         self.role, self.leader, self.until = ElectionRole.FOLLOWING, leader, None
         self.reason = "our campaign had no quorum in time"
         self._rest_until = now + self._timeout * (0.5 + self._jitter())
-        self.not_before = None
         if self._attempts == 1:
             self._event(ElectionKind.TIMEOUT, f"nobody was elected: {self.reason}")
 

@@ -199,13 +199,12 @@ class Planner:
 
     def _pairs(self, staying: list[ProcessId]) -> Iterator[_Pair]:
         """Members that do not hear each other."""
-        links, everybody = self._situation.contacts.links(staying), (1 << len(staying)) - 1
+        links = self._situation.contacts.links(staying)
         for index, one in enumerate(staying):
-            if links[index] | 1 << index == everybody:
-                continue
-            for later, other in enumerate(staying[index + 1 :], index + 1):
-                if not links[index] >> later & 1:
-                    yield one, other
+            linked, later = links[index] >> index, staying[index + 1 :]
+            if linked.bit_count() < len(later):
+                apart = [other for place, other in enumerate(later, 1) if not linked >> place & 1]
+                yield from ((one, other) for other in apart)
 
     def _newcomers(self, kept: list[ProcessId]) -> list[Contact]:
         """Those who can come in now; says why of those who cannot."""

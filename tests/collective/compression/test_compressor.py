@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.collective.compression.base import Codec
 from potluck.collective.compression.compressor import GradientCompressor
+from potluck.collective.compression.float16 import Float16
+from potluck.collective.compression.int8 import Int8
+from potluck.collective.compression.strategy import CompressionStrategy
+from potluck.collective.reduce import quiet
 from support.gradients import normal
 
 LOSSY = ["float16", "bfloat16", "int8", "onebit", "topk:0.1", "random:0.1", "powersgd:2"]
@@ -208,3 +213,45 @@ def test_what_is_no_gradient_is_refused(gradient: Any) -> None:
     """Before anything of it is lost silently."""
     with pytest.raises(TypeError):
         GradientCompressor("int8").compress(gradient)
+
+
+def test_a_staged_gradient_has_what_earlier_ones_left_behind() -> None:
+    """In the memory for what this one leaves; without feedback it is the gradient as it is."""
+    values = normal(64)
+    assert GradientCompressor("int8", error_feedback=False).staged(values, "w") is values
+    compressor = GradientCompressor("topk:0.5", auto_commit=False)
+    assert compressor.staged(values, "w").tolist() == values.tolist()
+    compressor.discard()
+    compressor.compress(values, "w")
+    compressor.commit()
+    left = compressor.residuals["w"].copy()
+    assert left.any()
+    staged = compressor.staged(values, "w")
+    assert staged.tolist() == (values + left).tolist()
+    compressor.fail("w")
+    assert compressor.residuals["w"].tolist() == left.tolist()  # nothing of that try counts
+
+
+def test_another_strategy_uses_the_same_memory() -> None:
+    """So a strategy that is chosen anew for each tensor loses nothing."""
+    compressor = GradientCompressor("topk:0.5")
+    other = compressor.by(CompressionStrategy.of("int8"))
+    assert (str(other.strategy), str(compressor.strategy)) == ("int8", "topk:0.5")
+    assert other.residuals is compressor.residuals
+    other.step = 9
+    assert compressor.step == 9
+    assert compressor.tensor("w").name == "w"
+
+
+@pytest.mark.parametrize("codec", [Float16, Int8])
+def test_what_a_codec_leaves_is_the_difference_to_what_arrives(codec: type[Codec]) -> None:
+    """Whether it computes that on the way or afterwards."""
+    values = normal(1000)
+    coded, left = np.empty(codec.size(values.size), np.uint8), np.empty_like(values)
+    arrived = np.empty_like(values)
+    coder = codec()
+    with quiet():
+        coder.encode_leaving(values, coded, left)
+        coder.decode(coded, arrived)
+    assert np.allclose(left, values - arrived, atol=1e-6)
+    assert left.any()
