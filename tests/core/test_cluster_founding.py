@@ -236,7 +236,7 @@ def test_whoever_has_agreed_founds_nothing_itself_meanwhile() -> None:
     core = joiner("a", "b")
     core.receive(B, found(A, B), 0.01)
     assert core._situation.agreed == "f" * 32
-    assert core._founding.deadlines == [0.01 + 2 * TIMEOUT]
+    assert core._founding.deadlines == (0.01 + 2 * TIMEOUT, None)
     number = 2
     now = 0.05
     while now < 2 * TIMEOUT:
@@ -252,7 +252,7 @@ def test_a_view_ends_every_attempt_and_pledge() -> None:
     core.receive(B, Commit("e" * 32, 1, Proposal((B, A))), 0.17)
     view = core.view
     assert view is not None
-    assert core._founding.deadlines == []
+    assert core._founding.deadlines == (None, None)
     core.receive(B, Founded(first.lineage, is_agreed=True), 0.18)
     assert core.view == view
     core = joiner("a", "b")

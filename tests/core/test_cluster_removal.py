@@ -125,7 +125,7 @@ def test_while_it_waits_it_says_so_once() -> None:
     wanted = "waiting a moment before entering again: we were excluded: it was slow"
     assert core.reason == wanted
     assert core._situation.phase is Phase.WAITING
-    assert core._founding.deadlines == [core._situation.ready_at]
+    assert core._founding.deadlines == (core._situation.ready_at, None)
 
 
 def test_a_process_without_a_view_keeps_only_those_it_waits_for_or_hears() -> None:
