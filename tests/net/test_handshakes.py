@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import pytest
 
@@ -63,7 +64,7 @@ class Flood:
         self.sent = 0
         self._threads = [threading.Thread(target=self._run, args=[one]) for one in sources]
 
-    def __enter__(self) -> Flood:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -199,6 +200,7 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
+        """What time it is."""
         return self.now
 
 

@@ -11,6 +11,7 @@ this machine, come before all others and do not share their allowance.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import threading
 import time
@@ -144,6 +145,9 @@ class Handshakes:
             if not self._resting and len(self._threads) < THREADS:
                 self._start()
             self._changed.notify()
+            is_alone = not self._threads
+        if is_alone:  # the machine has no thread to spare
+            self._step(source)
 
     def finished(self) -> list[Finished]:
         """The steps that were made since the last call."""
@@ -187,8 +191,9 @@ class Handshakes:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="potluck-handshake", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # those that run already do it, or whoever asks
+            thread.start()
+            self._threads.add(thread)
 
     def _run(self) -> None:
         while True:
@@ -197,22 +202,29 @@ class Handshakes:
                 if source is None:
                     self._threads.discard(threading.current_thread())
                     return
-                owner, work, is_stranger = self._begin(source)
-            begin = time.thread_time()
-            error: BaseException | None = None
-            try:
-                work()
-            except Exception as raised:  # noqa: BLE001 - whoever attends to the caller judges it
-                error = raised
-            spent = time.thread_time() - begin
-            with self._changed:
-                self._strangers_running -= is_stranger
-                one = self._sources[source]  # is not forgotten while it is at work
-                one.running -= 1
-                self._charge(one, spent, time.monotonic())
-                self._changed.notify()
-            self._finished.append(Finished(owner, error, spent))
-            self._wake()
+            self._step(source)
+
+    def _step(self, source: str) -> None:
+        """Do what waits longest for an address, if nobody else has done it meanwhile."""
+        with self._changed:
+            if source not in self._queue:
+                return
+            owner, work, is_stranger = self._begin(source)
+        begin = time.thread_time()
+        error: BaseException | None = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 - whoever attends to the caller judges it
+            error = raised
+        spent = time.thread_time() - begin
+        with self._changed:
+            self._strangers_running -= is_stranger
+            one = self._sources[source]  # is not forgotten while it is at work
+            one.running -= 1
+            self._charge(one, spent, time.monotonic())
+            self._changed.notify()
+        self._finished.append(Finished(owner, error, spent))
+        self._wake()
 
     def _begin(self, source: str) -> tuple[object, Work, bool]:
         one = self._queue[source]

@@ -14,6 +14,8 @@ import numpy as np
 from potluck.arrays.base import Access, Array
 from potluck.arrays.lending import allocate, lend
 from potluck.arrays.trees import is_array, leaves_of, replaced
+from potluck.decoding import KeyCheck, reason_of
+from potluck.errors import MalformedFrame
 from potluck.runtime.object_codec import decode, encode
 
 __all__ = ["flat_array", "is_array", "leaves_of", "read", "replaced", "written"]
@@ -67,18 +69,25 @@ def _outline(tree: Any, path: str, arrays: dict[str, Any]) -> list[Any]:
 
 
 def read(shape: bytes, arrays: Mapping[str, Array]) -> Any:
-    """The tree for which bytes stand, with these arrays of numpy as the kinds they were."""
-    return _built(decode(shape), arrays)
+    """The tree for which bytes stand, with these arrays of numpy as the kinds they were.
+
+    Raises ``MalformedFrame`` for bytes that stand for none.
+    """
+    try:
+        return _built(decode(shape), arrays, KeyCheck())
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise MalformedFrame("A tree cannot be understood", cause=reason_of(error)) from None
 
 
-def _built(outline: Any, arrays: Mapping[str, Array]) -> Any:
+def _built(outline: Any, arrays: Mapping[str, Array], keys: KeyCheck) -> Any:
     kind, content, *rest = outline
     if kind == _ARRAY:
         return _as_kind(arrays[content], rest[0])
     if kind == _MAPPING:
-        return {key: _built(value, arrays) for key, value in content}
+        keys.check(key for key, _ in content)
+        return {key: _built(value, arrays, keys) for key, value in content}
     if kind in (_LIST, _TUPLE):
-        parts = [_built(value, arrays) for value in content]
+        parts = [_built(value, arrays, keys) for value in content]
         return parts if kind == _LIST else tuple(parts)
     return content
 
