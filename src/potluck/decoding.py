@@ -195,7 +195,7 @@ def _refuse_all_but_plain(data: memoryview) -> None:
 class Reader(Generic[T]):
     """Reads values of one type."""
 
-    def __init__(self, decode: Callable[[Octets | str], T], clean: Cleaner | None) -> None:
+    def __init__(self, decode: Callable[[Any], T], clean: Cleaner | None) -> None:
         self._decode = decode
         self._clean = clean
 
@@ -298,7 +298,8 @@ class _Cleaning:
             case inspect.TupleType(item_types=items):
                 return _in_places(tuple, [self._of(item) for item in items])
             case inspect.NamedTupleType(cls=cls, fields=fields):
-                return _in_places(cls._make, [self._of(field.type) for field in fields])
+                make: Cleaner = cls._make  # type: ignore[attr-defined]
+                return _in_places(make, [self._of(field.type) for field in fields])
             case inspect.UnionType(types=kinds):
                 return self._of_union(kinds)
         return None

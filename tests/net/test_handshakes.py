@@ -208,7 +208,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the allowances."""
     one = Clock()
-    monkeypatch.setattr(handshakes.time, "monotonic", one)
+    monkeypatch.setattr("potluck.net.handshakes.time.monotonic", one)
     return one
 
 
@@ -270,6 +270,10 @@ def test_what_is_remembered_of_addresses_is_bounded(desk: Handshakes, clock: Clo
     assert desk.is_known("10.0.0.5")
 
 
+def _pass(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
 def run_all(order: list[str], steps: list[tuple[str, Callable[[], None]]]) -> list[str]:
     """Let a worker take steps in its order, all waiting before the first one is taken."""
     gate = threading.Event()
@@ -278,7 +282,7 @@ def run_all(order: list[str], steps: list[tuple[str, Callable[[], None]]]) -> li
         desk.charge("flood", ADDRESS.burst * 0.9)
         for number in range(handshakes.THREADS):
             desk.admit(f"gate {number}", is_local=True)
-            desk.submit(f"gate {number}", None, lambda: gate.wait(30) and None)
+            desk.submit(f"gate {number}", None, lambda: _pass(gate))
         eventually(lambda: not desk._queue)
         for source, work in steps:
             desk.submit(source, source, work)

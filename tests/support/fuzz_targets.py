@@ -127,7 +127,7 @@ def _client_hello(data: bytes) -> None:
 
 
 def _known_peers(data: bytes) -> None:
-    decode_json(data, known_peers._Kept)  # type: ignore[arg-type]
+    decode_json(data, known_peers._Kept)
 
 
 MANIFEST = Manifest(

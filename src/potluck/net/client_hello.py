@@ -45,7 +45,8 @@ class ClientHello:
 def read_hello(record: bytes | bytearray) -> ClientHello:
     """Read a complete first record; anything unusual in it counts as not said."""
     reader = _Reader(bytes(record))
-    server, groups = "", ()
+    server = ""
+    groups: tuple[int, ...] = ()
     try:
         if reader.number(1) != _HANDSHAKE:
             return ClientHello()

@@ -75,7 +75,7 @@ def read(shape: bytes, arrays: Mapping[str, Array]) -> Any:
     """
     try:
         return _built(decode(shape), arrays, KeyCheck())
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, ArithmeticError) as error:
         raise MalformedFrame("A tree cannot be understood", cause=reason_of(error)) from None
 
 
