@@ -45,7 +45,7 @@ class WeakPassphrase(DistributedError, ValueError):
             expected=MIN_BITS,
             got=bits,
             hint="Take six or more random words that make no sentence, or 20 random characters. "
-            "Or do without a passphrase: `potluck pair` joins two machines with a short one-time code.",
+            "Or do without one: `potluck pair` joins two machines with a short one-time code.",
         )
 
 
