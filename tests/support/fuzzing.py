@@ -291,6 +291,13 @@ def try_one(target: Target, data: bytes, figures: Figures, *, measured: bool = F
         if peak > OCTETS + OCTETS_PER_BYTE * len(data):
             figures.faults.append(Fault(target.name, f"{peak} bytes of memory", data))
         return
+    for _ in range(2):  # a busy machine, or a collection of garbage, is slow once
+        if taken <= SECONDS + SECONDS_PER_BYTE * len(data):
+            break
+        begin = time.thread_time()
+        with contextlib.suppress(Exception):
+            target.decode(data)
+        taken = min(taken, time.thread_time() - begin)
     figures.slowest = max(figures.slowest, taken)
     if taken > SECONDS + SECONDS_PER_BYTE * len(data):
         figures.faults.append(Fault(target.name, f"{taken:.2f} s of CPU", data))
