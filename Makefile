@@ -53,6 +53,7 @@ bench: $(VENV)/.bench ## every benchmark, beside what it is compared with (ARGS=
 soak: $(VENV)/.dev ## the long tests
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout=3600 -o faulthandler_timeout=3600 $(ARGS)
 	$(BIN)/python -m potluck.testing.seeds --seeds 200000
+	PYTHONPATH=tests $(BIN)/python -m support.fuzz_run --inputs 10000000
 	PYTHONPATH=tests $(BIN)/python -m support.mutation_run --sample 300 --jobs 2
 
 docs: $(VENV)/.dev ## write what the documentation takes from the code

@@ -1,12 +1,27 @@
 """Decoding: typed values out of bytes, from any thread and whatever it is the first to meet."""
 
+from __future__ import annotations
+
+import decimal
 import subprocess
 import sys
+import uuid
+from collections.abc import Hashable, Iterable
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
-from potluck.decoding import decode_json, decode_msgpack, json_decoder, msgpack_decoder
+from potluck.decoding import (
+    KeyCheck,
+    Lines,
+    decode_json,
+    decode_msgpack,
+    json_reader,
+    msgpack_reader,
+)
+
+SAME = [number * ((1 << 61) - 1) for number in range(8)]
 
 # With what the library offers itself, this crashes within a few of its rounds.
 _CROWD = """
@@ -15,6 +30,11 @@ from potluck.decoding import decode_msgpack
 sys.setswitchinterval(1e-6)
 SOURCE = '''
 from __future__ import annotations
+
+import decimal
+import uuid
+from collections.abc import Hashable, Iterable
+from typing import Annotated, Any
 import msgspec
 class Inner(msgspec.Struct):
     a: int
@@ -53,8 +73,8 @@ def test_values_are_read_as_they_were_written() -> None:
     point = Point(3)
     assert decode_json(msgspec.json.encode(point), Point) == point
     assert decode_msgpack(msgspec.msgpack.encode(point), Point) == point
-    assert json_decoder(Point) is json_decoder(Point)
-    assert msgpack_decoder(Point | None).decode(b"\xc0") is None
+    assert json_reader(Point) is json_reader(Point)
+    assert msgpack_reader(Point | None).decode(b"\xc0") is None
 
 
 @pytest.mark.parametrize("data", [b"{}", b'{"x": "three"}', b"[", b""])
@@ -69,3 +89,164 @@ def test_what_is_something_else_is_refused(data: bytes) -> None:
 def test_threads_that_meet_a_new_type_together_all_read_it() -> None:
     """The library below crashes there."""
     subprocess.run([sys.executable, "-c", _CROWD], check=True, timeout=50)
+
+
+# -- what a reader refuses to be made for ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        dict[int, str],
+        set[tuple[int, int]],
+        frozenset[float],
+        dict[tuple[str, int], int],
+        list[Any],
+        Any,
+    ],
+)
+def test_a_type_that_hashes_what_a_peer_can_choose_has_no_reader(kind: Any) -> None:
+    """Without a bound on the number of its keys; found when the reader is made, not by chance."""
+    for make in (json_reader, msgpack_reader):
+        with pytest.raises(TypeError, match="hash"):
+            make(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        dict[str, int],
+        set[bytes],
+        Annotated[set[float], msgspec.Meta(max_length=16)],
+        dict[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], int],
+    ],
+)
+def test_keys_with_a_bound_or_with_secret_hashes_are_read(kind: Any) -> None:
+    """Text, bytes, few of anything, and numbers that are their own hash."""
+    assert msgpack_reader(kind) is msgpack_reader(kind)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [(n + 9) * ((1 << 61) - 1) for n in range(3000)],
+        [(a, b, c, d) for a in SAME for b in SAME for c in SAME for d in SAME],
+        [frozenset({(a, b, c)}) for a in SAME for b in SAME for c in SAME],
+        [uuid.UUID(int=(n + 9) * ((1 << 61) - 1)) for n in range(3000)],
+        [complex(-1000003.0 * n, n) for n in range(3000)],
+        [decimal.Decimal((n + 9) * ((1 << 61) - 1)) for n in range(3000)],
+    ],
+    ids=["numbers", "tuples", "sets", "uuids", "complex", "decimals"],
+)
+def test_keys_that_share_a_hash_are_refused(keys: list[Hashable]) -> None:
+    """In any form in which a hash can be chosen."""
+    assert len({hash(key) for key in keys}) == 1
+    with pytest.raises(ValueError, match="share a hash"):
+        KeyCheck().check(keys)
+
+
+def test_the_bound_is_for_a_whole_message() -> None:
+    """Many containers that each stay below it are as expensive as one."""
+    keys = [(n + 9) * ((1 << 61) - 1) for n in range(100)]
+    check = KeyCheck()
+    with pytest.raises(ValueError, match="share a hash"):  # noqa: PT012 - which one is up to it
+        for _ in range(1000):
+            check.check(keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        range(100_000),
+        [float(n) for n in range(10_000)],
+        [(x, y) for x in range(-60, 60) for y in range(-60, 60)],
+        [2**n for n in range(4000)],
+        [str(n) for n in range(1000)],
+        [frozenset({n}) for n in range(-5, 2000)],
+        [None, True, "", b"", 0.5],
+    ],
+)
+def test_what_people_use_as_keys_passes(keys: Iterable[Hashable]) -> None:
+    """Also where Python gives a few of them the same hash, as to -1 and -2."""
+    KeyCheck().check(keys)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+EVIL = [
+    "\x1b]52;c;cm0gLXJm\x07",
+    "one\nINFO forged",
+    "\r\x1b[2K",
+    "\u202egpj.exe",
+    "zero\u200bwidth",
+    "\x00\x7f\x9b31m",
+    "\u2028line",
+    "\ue000",
+]
+
+
+class Choice(msgspec.Struct, tag="a"):
+    """One of several kinds."""
+
+    x: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Text in all places where it can be."""
+
+    name: str
+    lines: list[str] = []
+    pair: tuple[str, int] = ("", 0)
+    facts: dict[str, str] = {}
+    inner: Told | None = None
+    either: int | str = 0
+    trace: Lines = ""
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_text_is_clean_before_anybody_sees_it(evil: str) -> None:
+    """Whatever holds it; only a traceback keeps its lines."""
+    told = Told(evil, [evil], (evil, 1), {evil: evil}, Told(evil), evil, f"{evil}\n\tx")
+    for data, read in (
+        (msgspec.json.encode(told), decode_json),
+        (msgspec.msgpack.encode(told), decode_msgpack),
+    ):
+        found = read(data, Told)
+        assert found.inner is not None
+        texts = [found.name, *found.lines, found.pair[0], *found.facts, *found.facts.values()]
+        for text in (*texts, found.inner.name, str(found.either)):
+            assert text.isprintable()
+            assert len(text) == len(evil)
+        assert found.trace.endswith("\n\tx")
+        assert found.trace.replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_clean_text_is_handed_on_as_it_is() -> None:
+    """Letters of all languages, and emoji."""
+    told = Told("Küche 厨房 مطبخ 🍲")
+    assert decode_msgpack(msgspec.msgpack.encode(told), Told) == told
+
+
+def test_names_that_differ_only_in_hidden_letters_are_refused() -> None:
+    """One of them would be lost."""
+    with pytest.raises(msgspec.DecodeError, match="cannot be shown"):
+        decode_json(b'{"a\\u200b": "1", "a\\u200c": "2"}', dict[str, str])
+
+
+@pytest.mark.parametrize(
+    "data", [b'"\\ud800"', b"\xff", b"[" * 100_000, b"9" * 10_000, b"9" * 3000, b"", b'"\\u12']
+)
+def test_whatever_is_wrong_the_error_is_one(data: bytes) -> None:
+    """Lone surrogates, no UTF-8, nesting, numbers without end."""
+    for kind in (int, str, list[int], dict[str, str]):
+        with pytest.raises(msgspec.DecodeError) as caught:
+            decode_json(data, kind)
+        assert len(str(caught.value)) < 600
+
+
+def test_an_error_does_not_repeat_what_a_peer_wrote_as_it_is() -> None:
+    """A reader that quotes is cut short and cleaned."""
+    with pytest.raises(msgspec.DecodeError) as caught:
+        decode_json(msgspec.json.encode({"type": "\x1b" + "b" * 5000}), Choice)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600

@@ -29,7 +29,7 @@ from potluck.messages import (
 )
 from potluck.net.frames import MAX_CONTROL
 
-texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=255)
+texts = st.text(st.characters().filter(str.isprintable), max_size=255)
 ranks = st.integers(0, 2**31 - 1)
 sessions = st.binary(min_size=16, max_size=16)
 peers = st.builds(Peer, hosts=st.lists(texts, max_size=16), port=st.integers(1, 65535), name=texts)

@@ -209,5 +209,5 @@ def unpack(data: bytes | memoryview, kind: type[Message]) -> Message:
     """
     try:
         return decode_msgpack(data, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise MalformedFrame("A message cannot be understood", cause=str(error)) from None

@@ -109,6 +109,6 @@ def test_a_name_that_nobody_can_mean_costs_nothing() -> None:
 
 
 def test_the_traceback_of_the_other_side_is_shown() -> None:
-    """Below our own, when nobody catches the error."""
+    """Below our own, when nobody catches the error; each line says whose it is."""
     error = RpcRemoteError("KeyError", "'x'", "Traceback:\n  line 3\n", rank=2)
-    assert "On rank 2:\nTraceback:\n  line 3" in "".join(traceback.format_exception(error))
+    assert "On rank 2:\n[2] Traceback:\n[2]   line 3" in "".join(traceback.format_exception(error))

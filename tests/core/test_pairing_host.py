@@ -12,6 +12,7 @@ from potluck.core.pairing import (
     TryFailed,
 )
 from potluck.core.pairing_effects import (
+    BAD_SHARES,
     CODE_SECONDS,
     MAX_LINKS,
     SENTENCES,
@@ -95,6 +96,18 @@ def test_a_share_that_is_no_share_costs_no_try() -> None:
         host.connected(link, 0)
         bad = encode(Hello(VERSION, 7, LAPTOP.node_id, "laptop", share))
         assert refusal(host.receive(link, bad, 0)) is Refusal.MALFORMED
+    assert host.tries_left == TRIES
+
+
+def test_shares_that_are_none_are_computed_with_a_bounded_number_of_times() -> None:
+    """Each takes milliseconds: after many of them callers are refused before that."""
+    host = make_host()
+    bad = encode(Hello(VERSION, 7, LAPTOP.node_id, "laptop", b"A" + b"\x02" + bytes(31)))
+    for link in range(BAD_SHARES):
+        host.connected(link, 0)
+        assert refusal(host.receive(link, bad, 0)) is Refusal.MALFORMED
+    host.connected(BAD_SHARES, 0)
+    assert refusal(host.receive(BAD_SHARES, bad, 0)) is Refusal.BUSY
     assert host.tries_left == TRIES
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -260,3 +262,23 @@ def _report_lock(path: Path, pipe: multiprocessing.connection.Connection) -> Non
     pipe.send(maybe_lock(path) is not None)
     pipe.recv()
     pipe.send(maybe_lock(path) is not None)
+
+
+def test_a_lock_is_free_once_released_even_if_a_child_holds_a_copy(tmp_path: Path) -> None:
+    """A program that was started meanwhile inherits the descriptor, and lives on."""
+    held = maybe_lock(tmp_path / "lock")
+    assert held is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[held._descriptor],
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        assert maybe_lock(tmp_path / "lock") is None
+        held.release()
+        again = maybe_lock(tmp_path / "lock")
+        assert again is not None
+        again.release()
+        child.communicate()

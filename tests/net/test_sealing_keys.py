@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+from hypothesis import given
+from hypothesis import strategies as st
 
 from potluck.errors import ChannelClosed, MalformedFrame
 from potluck.net import sealing
@@ -271,3 +273,33 @@ def test_a_forked_child_cannot_seal() -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     seal(sealer)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=80),
+    life=st.sampled_from([KeyLifetime(frames=3), KeyLifetime(octets=40), KeyLifetime(7, 100)]),
+)
+def test_no_key_serves_beyond_its_lifetime(sizes: list[int], life: KeyLifetime) -> None:
+    """Whatever a key has carried before: all its frames count, not only the next one."""
+    pair = connect(lifetime=life)
+    for side in (pair.a_seals, pair.b_opens):
+        spent: dict[int, list[int]] = {}
+        for size in sizes:
+            side._spend_number(size)
+            spent.setdefault(side.generation, []).append(size)
+        for carried in spent.values():
+            assert len(carried) <= life.frames
+            assert sum(carried) <= life.octets or len(carried) == 1
+
+
+def test_a_partly_used_key_of_the_default_lifetime_is_replaced_in_time() -> None:
+    """One byte more than is left of its 16 GiB takes the next key, one byte less does not."""
+    assert KeyLifetime().octets == 16 << 30
+    for more, generation in ((0, 0), (1, 1)):
+        sealer = connect().a_seals
+        chunk = 1 << 30
+        for _ in range(15):
+            sealer._spend_number(chunk)
+        assert sealer.generation == 0
+        sealer._spend_number(chunk + more)
+        assert sealer.generation == generation

@@ -18,7 +18,7 @@ from support.threads import eventually
         st.integers(0, 2**64 - 1),
         st.integers(-1, 2**31 - 1),
         st.binary(min_size=32, max_size=32),
-        st.text(max_size=60),
+        st.text(st.characters().filter(str.isprintable), max_size=60),
         st.integers(0, 2**64 - 1),
     )
 )
@@ -27,7 +27,7 @@ def test_a_notice_survives_the_journey(notice: Notice) -> None:
     assert Notice.unpack(notice.pack()) == notice
 
 
-@given(st.text(min_size=1000))
+@given(st.text(st.characters().filter(str.isprintable), min_size=1000))
 def test_long_words_lose_their_end(text: str) -> None:
     """A notice has one size."""
     packed = Notice(Word.FAILED, 1, 2, text=text).pack()

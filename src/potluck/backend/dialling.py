@@ -18,6 +18,7 @@ from potluck.backend.lanes import OpenLane, answer_lane
 from potluck.backend.membership import Membership
 from potluck.backend.routes import Route, open_lane
 from potluck.core.handshake import Refused, judge_lane, judge_node, list_ranks
+from potluck.decoding import printable
 from potluck.errors import (
     DistributedError,
     HandshakeRefused,
@@ -28,7 +29,7 @@ from potluck.errors import (
 from potluck.messages import Join, Lane, Peer, Table, unpack
 from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
-from potluck.net.opening import RefusedByPeer, printable, refuse
+from potluck.net.opening import RefusedByPeer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
 

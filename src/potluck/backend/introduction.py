@@ -29,6 +29,7 @@ from msgspec import structs
 from potluck.backend.membership import Membership
 from potluck.core.handshake import Refused
 from potluck.core.introduction import TELL_ME, Exchange, judge_ourselves, judge_teller
+from potluck.decoding import printable
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.logs import get_logger
 from potluck.messages import Hello, LaneOpened, Sync, Told, unpack
@@ -45,7 +46,6 @@ from potluck.net.opening import (
     exchange_hello,
     hello_frame,
     opening_frame,
-    printable,
     refuse,
     understand,
 )

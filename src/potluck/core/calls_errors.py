@@ -168,7 +168,9 @@ class RpcRemoteError(RpcError):
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
         if remote_traceback:  # shown below our own when nobody catches this
-            self.add_note(f"On rank {rank}:\n{remote_traceback.rstrip()}")
+            # Every line begins with the rank, so none of them passes for a line of ours.
+            lines = remote_traceback.rstrip().split("\n")
+            self.add_note("\n".join([f"On rank {rank}:", *(f"[{rank}] {line}" for line in lines)]))
 
 
 class RpcInternal(RpcError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from potluck.core.calls_errors import (
     RpcTimeout,
     RpcTooLarge,
 )
-from potluck.decoding import decode_msgpack
+from potluck.decoding import Lines, decode_msgpack, printable
 
 __all__ = ["Failure", "Reason", "error_of", "reply_with"]
 
@@ -31,14 +31,18 @@ ROOM = (TEXT, 8 << 10, 1 << 10, 128, 0)
 """How much of a text is left, from step to step, if a reply is larger than its caller takes."""
 
 
+Text = Annotated[str, msgspec.Meta(max_length=TEXT)]
+Trace = Annotated[Lines, msgspec.Meta(max_length=TEXT)]
+
+
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The facts; which of them count depends on the reason."""
 
     reason: Reason
-    words: str = ""
-    name: str = ""
-    near: list[str] = []
-    traceback: str = ""
+    words: Text = ""
+    name: Text = ""
+    near: Annotated[list[Text], msgspec.Meta(max_length=16)] = []
+    traceback: Trace = ""
     size: int = 0
     limit: int = 0
     seconds: float = 0.0
@@ -88,7 +92,7 @@ def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
 
 def error_of(response: RpcResponse, rank: int) -> RpcError:
     """The error that a reply of ``rank`` stands for; also of one that has words only."""
-    words = response.error or ""
+    words = printable(response.error or "")[:TEXT]
     try:
         failure = decode_msgpack(response.facts, Failure)
     except (msgspec.DecodeError, ValueError):

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.decoding import Exact
 from potluck.vocabulary import NodeId
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 NAME_LIMIT = 64  # characters, as long as a host name's label may be
 
 WireId = Annotated[NodeId, msgspec.Meta(pattern="^[a-z2-7]{32}$")]  # 160 bits in base32
-WireName = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LIMIT)]
+WireName = Annotated[Exact, msgspec.Meta(min_length=1, max_length=NAME_LIMIT)]
 PublicKey = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # Ed25519, raw
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]  # Ed25519
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # SHA-256

@@ -55,7 +55,7 @@ from potluck.core.election_messages import (
     Vote,
     VoteRequest,
 )
-from potluck.decoding import msgpack_decoder
+from potluck.decoding import Reader, msgpack_reader
 from potluck.errors import MalformedFrame
 from potluck.vocabulary import ProcessId
 
@@ -259,7 +259,7 @@ RELAYABLE = Canvass, Leaning, VoteRequest, Vote, Propose, Accepted, Commit, Depa
 """What members that do not hear each other may say by way of a third."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[ClusterMessage] = msgpack_decoder(ClusterMessage)
+_decoder: Reader[ClusterMessage] = msgpack_reader(ClusterMessage)
 
 
 def encode(message: ClusterMessage) -> bytes:

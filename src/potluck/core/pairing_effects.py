@@ -15,6 +15,7 @@ from potluck.core.pairing_messages import ROSTER_LIMIT, Refusal
 
 __all__ = [
     "ANSWER_SECONDS",
+    "BAD_SHARES",
     "CODE_SECONDS",
     "DECISION_SECONDS",
     "MAX_LINKS",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 TRIES = 3  # exchanges in which the host sent its share
+BAD_SHARES = 64  # shares that are none, each of which takes milliseconds to find out
 CODE_SECONDS = 300.0  # how long a code lives
 STEP_SECONDS = 5.0  # for a machine to send its next message; one takes 20 ms of arithmetic
 ANSWER_SECONDS = 120.0  # for a person to read the offer and answer

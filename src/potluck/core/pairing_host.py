@@ -17,6 +17,7 @@ from potluck.core.cards import Card, Signer, Verifier
 from potluck.core.pairing_code import PairingCode
 from potluck.core.pairing_effects import (
     ANSWER_SECONDS,
+    BAD_SHARES,
     CODE_SECONDS,
     MAX_LINKS,
     SENTENCES,
@@ -107,6 +108,7 @@ class PairingHost:
     ) -> None:
         self.code = code
         self.tries_left = TRIES
+        self._bad_shares = 0
         self.is_over = False
         self._me = me
         self._namespace = namespace
@@ -197,9 +199,15 @@ class PairingHost:
             raise RefuseError(Refusal.SAME_MACHINE, "This machine tried to pair with itself.")
         if self._has(_Stage.CONFIRM, _Stage.ANSWER):
             raise RefuseError(Refusal.BUSY, f'"{hello.name}" came while another was pairing.')
+        if self._bad_shares >= BAD_SHARES:
+            raise RefuseError(Refusal.BUSY, "Too many callers sent no valid share of the key.")
         maker = ShareMaker(Role.HOST, self.code, self._entropy)
         reply = encode(Reply(self._me.node_id, self._me.card.name, maker.share))
-        session = maker.finish(hello.share, raw, reply)
+        try:
+            session = maker.finish(hello.share, raw, reply)
+        except MalformedFrame:
+            self._bad_shares += 1  # it has learned nothing, and cost us milliseconds
+            raise
         self.tries_left -= 1
         exchange.proved = _Proved(hello, session, session.inbox(), session.outbox())
         exchange.stage, exchange.deadline = _Stage.CONFIRM, now + STEP_SECONDS

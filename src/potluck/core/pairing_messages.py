@@ -24,7 +24,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from potluck.core.cards import Digest, PublicKey, Signature, WireId, WireName, clean_name
-from potluck.decoding import msgpack_decoder
+from potluck.decoding import msgpack_reader
 from potluck.errors import MalformedFrame
 
 __all__ = [
@@ -151,8 +151,8 @@ Secret: TypeAlias = Offer | Accept | Decline | Admitted
 _NOT_OURS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_message: Callable[[bytes], Message] = msgpack_decoder(Message).decode
-_decode_secret: Callable[[bytes], Secret] = msgpack_decoder(Secret).decode
+_decode_message: Callable[[bytes], Message] = msgpack_reader(Message).decode
+_decode_secret: Callable[[bytes], Secret] = msgpack_reader(Secret).decode
 
 
 def encode(message: Message | Secret) -> bytes:

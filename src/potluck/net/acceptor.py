@@ -2,8 +2,9 @@
 
 A caller has a few seconds to prove who it is, to say hello in one frame, and to agree with us on
 who belongs (a :class:`~potluck.net.opening.Conversation`).  There is a bounded number of places, of
-which a crowd loses its own.  A hello that is granted goes to ``receive``, which owns the connection
-from then on and must not block.
+which a crowd loses its own, and a bounded amount of CPU time: :mod:`~potluck.net.handshakes` does
+the cryptography, on other threads.  A hello that is granted goes to ``receive``, which owns the
+connection from then on and must not block.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.logs import get_logger
 from potluck.net import descriptors
 from potluck.net.acceptor_callers import PATIENCE, SLOTS, SLOTS_PER_HOST, Caller, whom_to_drop
 from potluck.net.frames import Kind, VersionMismatch
+from potluck.net.handshakes import Handshakes, source_of
 from potluck.net.opening import Conversation, Next, Turn, hang_up, log_refusal, refuse
 from potluck.net.secure_socket import OpeningSocket
 from potluck.net.security import Security
@@ -28,6 +31,10 @@ from potluck.net.tls import TlsChannel
 __all__ = ["PATIENCE", "SLOTS", "SLOTS_PER_HOST", "Acceptor"]
 
 logger = get_logger(__name__)
+
+_AT_ONCE = 32  # callers that are accepted before those who are here are heard again
+_NEWS_EVERY = 10.0  # seconds between two lines about callers that were turned away
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 Receiver = Callable[[OpeningSocket, bytes], None]
 
@@ -61,6 +68,9 @@ class Acceptor:
             descriptors.track(end)
         descriptors.track(self._selector)
         self._callers: dict[int, Caller] = {}  # in order of arrival, so of deadline
+        self._handshakes = Handshakes(self._wake)
+        self._turned_away = 0
+        self._news_due = 0.0
         self._stopping = False
         self.refused = 0
         """Callers that were sent away."""
@@ -79,21 +89,28 @@ class Acceptor:
         if self._stopping:
             return
         self._stopping = True
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"\0")
+        self._wake()
         self._thread.join()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes up anyway
+            self._wake_out.send(b"\0")
 
     def _run(self) -> None:
         try:
             while not self._stopping:
                 for key, events in self._selector.select(self._next_deadline()):
                     if key.fileobj is self._listener:
-                        self._accept()
+                        self._accept_some()
+                    elif key.fileobj is self._wake_in:
+                        self._wake_in.recv(4096)
                     elif self._callers.get(key.fd) is key.data is not None:
                         # It may have been dropped a moment ago, to make room.
                         self._attend(key.data, events)
+                self._go_on()
                 self._expire()
         finally:
+            self._handshakes.close()
             for caller in list(self._callers.values()):
                 self._forget(caller)
                 caller.sock.close()
@@ -106,21 +123,30 @@ class Acceptor:
             return max(0.0, caller.deadline - time.monotonic())
         return None
 
-    def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            # Out of descriptors, most likely: without a pause this would spin.
-            logger.warning("could not accept a connection: %s", error)
-            time.sleep(0.05)
-            return
+    def _accept_some(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors, most likely: without a pause this would spin.
+                logger.warning("could not accept a connection: %s", error)
+                time.sleep(0.05)
+                return
+            host = str(address[0])
+            if self._handshakes.admit(source_of(host), is_local=_is_local(sock, host)):
+                self._accept(sock, host, int(address[1]))
+            else:
+                self._turn_away(sock, host)
+
+    def _accept(self, sock: socket.socket, host: str, port: int) -> None:
+        begin = time.thread_time()
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # some systems refuse when it has hung up already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # hellos go back and forth
         descriptors.track(sock)
-        caller = Caller(sock, str(address[0]), int(address[1]))
+        caller = Caller(sock, host, port, is_known=self._handshakes.is_known(source_of(host)))
         try:
             if self._security is not None:
                 caller.channel = self._security.answer_channel(caller.name)
@@ -128,24 +154,96 @@ class Acceptor:
             logger.error("could not answer %s: %s", caller.name, error)  # noqa: TRY400
             sock.close()
             return
-        self._make_room(caller.host)
-        self._callers[sock.fileno()] = caller
-        self._selector.register(sock, selectors.EVENT_READ, caller)
+        if self._make_room(caller):
+            self._callers[sock.fileno()] = caller
+            self._selector.register(sock, selectors.EVENT_READ, caller)
+        self._charge(caller, begin)
 
-    def _make_room(self, host: str) -> None:
-        excess = whom_to_drop(self._callers.values(), host)
-        if excess is not None:
-            self._drop(*excess)
+    def _turn_away(self, sock: socket.socket, host: str) -> None:
+        """Hang up on one whose address has cost too much, at no cost but this."""
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        sock.close()
+        self.refused += 1
+        self._turned_away += 1
+        now = time.monotonic()
+        if now >= self._news_due:
+            self._news_due = now + _NEWS_EVERY
+            logger.warning(
+                "turned away %d callers, the last one from %s: they use more CPU time than "
+                "strangers may have",
+                self._turned_away,
+                host,
+            )
+            self._turned_away = 0
+
+    def _make_room(self, newcomer: Caller) -> bool:
+        """Drop whoever has to go; False if that is the newcomer."""
+        excess = whom_to_drop(self._callers.values(), newcomer)
+        if excess is None:
+            return True
+        caller, reason = excess
+        if caller is newcomer:
+            log_refusal(newcomer.name, reason)
+            newcomer.sock.close()
+            self.refused += 1
+            return False
+        self._drop(caller, reason)
+        return True
+
+    def _charge(self, caller: Caller, begin: float) -> None:
+        """What this thread did for a caller since ``begin`` is on its account."""
+        spent = time.thread_time() - begin
+        caller.cpu += spent
+        self._handshakes.charge(caller.source, spent)
 
     def _attend(self, caller: Caller, events: int) -> None:
+        """Something can be read from a caller, or written to it."""
+        begin = time.thread_time()
+        with self._judging(caller):
+            if events & selectors.EVENT_READ:
+                data = caller.read()
+                if not data:
+                    self._drop(caller, "it hung up")
+                    return
+                if caller.needs_worker():
+                    self._selector.unregister(caller.sock)
+                    caller.is_waiting = True
+                    self._handshakes.submit(caller.source, caller, lambda: caller.take(data))
+                    return
+                caller.take(data)
+            self._listen_to(caller)
+        self._charge(caller, begin)
+
+    def _go_on(self) -> None:
+        """Go on with the callers for whom a worker has made a step."""
+        for caller, error, cpu in self._handshakes.finished():
+            assert isinstance(caller, Caller)
+            caller.cpu += cpu
+            caller.is_waiting = False
+            if self._callers.get(caller.sock.fileno()) is not caller:
+                continue  # dropped meanwhile
+            begin = time.thread_time()
+            write = selectors.EVENT_WRITE if caller.is_behind else 0
+            self._selector.register(caller.sock, selectors.EVENT_READ | write, caller)
+            with self._judging(caller):
+                if error is not None:
+                    raise error
+                self._listen_to(caller)
+            self._charge(caller, begin)
+
+    def _listen_to(self, caller: Caller) -> None:
+        caller.hear()
+        if caller.greeting.is_complete and not caller.is_leaving:
+            self._hear(caller)
+        if self._callers.get(caller.sock.fileno()) is caller:
+            self._watch(caller)
+
+    @contextlib.contextmanager
+    def _judging(self, caller: Caller) -> Iterator[None]:
+        """What becomes of a caller when something is wrong with what it said."""
         try:
-            if events & selectors.EVENT_READ and not caller.read():
-                self._drop(caller, "it hung up")
-                return
-            if caller.greeting.is_complete and not caller.is_leaving:
-                self._hear(caller)
-            if self._callers.get(caller.sock.fileno()) is caller:
-                self._watch(caller)
+            yield
         except BlockingIOError:
             pass
         except VersionMismatch as error:
@@ -191,10 +289,14 @@ class Acceptor:
         caller.say(turn.say)
         match turn.next:
             case Next.GRANT:
+                self._handshakes.proved(caller.source, caller.cpu)
+                caller.cpu = 0.0
                 self._introduce(caller)
             case Next.REFUSE:
                 self._drop(caller, turn.sentence, tell=turn.sentence)
             case Next.CLOSE:
+                self._handshakes.proved(caller.source, caller.cpu)
+                caller.cpu = 0.0
                 caller.is_leaving = True
 
     def _introduce(self, caller: Caller) -> None:
@@ -212,7 +314,10 @@ class Acceptor:
         for caller in list(self._callers.values()):
             if caller.deadline > now:
                 break
-            self._drop(caller, f"it did not say hello within {PATIENCE:g} s")
+            if caller.is_waiting:
+                self._drop(caller, "its address used more CPU time than strangers may have")
+            else:
+                self._drop(caller, f"it did not say hello within {PATIENCE:g} s")
 
     def _drop(self, caller: Caller, reason: str, tell: str = "") -> None:
         self._forget(caller)
@@ -224,8 +329,19 @@ class Acceptor:
             hang_up(caller.sock)
 
     def _forget(self, caller: Caller) -> None:
-        self._selector.unregister(caller.sock)
+        if caller.is_waiting:
+            self._handshakes.forget(caller.source, caller)
+        else:
+            self._selector.unregister(caller.sock)
         del self._callers[caller.sock.fileno()]
+
+
+def _is_local(sock: socket.socket, host: str) -> bool:
+    """Whether a caller comes from the very address that it calls, so from this machine."""
+    try:
+        return str(sock.getsockname()[0]) == host
+    except OSError:  # gone already
+        return False
 
 
 def _mirrored(error: VersionMismatch) -> str:

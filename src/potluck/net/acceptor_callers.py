@@ -2,7 +2,8 @@
 
 When all places are taken the address with most callers gives one up: that of whoever has come least
 far there, and of these has waited longest.  So a crowd costs itself its places, and somebody who
-calls from elsewhere, or says what he has to say, keeps his.
+calls from elsewhere, or says what he has to say, keeps his.  Addresses of members give up a place
+last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from potluck.errors import MalformedFrame
+from potluck.net.handshakes import source_of
 from potluck.net.opening import Conversation, Greeting
 from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket
 from potluck.net.tls import TlsChannel
@@ -33,9 +35,18 @@ SLOTS_PER_HOST = 48
 class Caller:
     """Somebody at the door."""
 
-    def __init__(self, sock: socket.socket, host: str, port: int) -> None:
+    def __init__(
+        self, sock: socket.socket, host: str, port: int, *, is_known: bool = False
+    ) -> None:
         self.sock = sock
         self.host = host
+        self.source = source_of(host)
+        self.is_known = is_known
+        """Whether a member has come from its address before."""
+        self.cpu = 0.0
+        """Seconds of CPU that it has cost so far."""
+        self.is_waiting = False
+        """It has said something that a worker has to answer; it is not read meanwhile."""
         self.name = f"{host}:{port}"
         self.deadline = time.monotonic() + PATIENCE
         self.greeting = Greeting()
@@ -54,17 +65,27 @@ class Caller:
             return 0
         return 2 if self.channel.handshake_done else int(self._is_answered)
 
-    def read(self) -> bool:
-        """Take in what is there; False when the caller has hung up."""
-        data = self.sock.recv(self.greeting.wanted if self.channel is None else CHUNK)
+    def read(self) -> bytes:
+        """What is there to be taken in; b"" when the caller has hung up."""
+        return self.sock.recv(self.greeting.wanted if self.channel is None else CHUNK)
+
+    def needs_worker(self) -> bool:
+        """Whether taking in bytes costs cryptography for somebody unknown."""
+        return self.channel is not None and not self.channel.handshake_done
+
+    def take(self, data: bytes) -> None:
+        """Take in what was read."""
         if self.channel is None:
             self.greeting.receive(data)
-        elif data:
+        else:
             self.channel.receive(data)
+
+    def hear(self) -> None:
+        """Answer, and read what can be read of it."""
+        if self.channel is not None:
             self.send_pending()
             if self.channel.handshake_done:
                 self._read_plain(self.channel.read())
-        return bool(data)
 
     def _read_plain(self, data: bytes) -> None:
         while data and self.greeting.wanted:
@@ -95,18 +116,20 @@ class Caller:
         return self.sock if self.channel is None else SecureSocket(self.sock, self.channel)
 
 
-def whom_to_drop(callers: Collection[Caller], host: str) -> tuple[Caller, str] | None:
-    """Who makes room for one more from this address, and why; None while there is room.
+def whom_to_drop(callers: Collection[Caller], newcomer: Caller) -> tuple[Caller, str] | None:
+    """Who makes room for one more, and why; None while there is room.
 
     ``callers`` are in the order in which they came.
     """
-    sizes = Counter(caller.host for caller in callers)
-    if sizes[host] >= SLOTS_PER_HOST:
-        source, reason = host, "too many callers from its address"
+    sizes = Counter(caller.source for caller in callers)
+    if sizes[newcomer.source] >= SLOTS_PER_HOST:
+        source, reason = newcomer.source, "too many callers from its address"
     elif len(callers) >= SLOTS:
-        sizes[host] += 1
-        source, reason = max(sizes, key=lambda each: sizes[each]), "too many callers at once"
+        sizes[newcomer.source] += 1
+        known = {caller.source for caller in callers if caller.is_known}
+        source = max(sizes, key=lambda each: (each not in known, sizes[each]))
+        reason = "too many callers at once"
     else:
         return None
-    crowd = [caller for caller in callers if caller.host == source]
-    return min(crowd, key=lambda each: each.progress), reason  # of equals, who came first
+    crowd = [caller for caller in callers if caller.source == source]
+    return min(crowd, key=lambda each: each.progress, default=newcomer), reason

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import functools
 import hashlib
 import hmac
 import os
@@ -299,6 +300,7 @@ def _subkey(secret: bytes, purpose: str, length: int) -> bytes:
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(secret)
 
 
+@functools.lru_cache(maxsize=32)  # every caller names one
 def _tag(secret: bytes) -> str:
     """16 bytes are too many to hit by chance; base32 fits every discovery record."""
     tag = _subkey(secret, "discovery tag", 16)

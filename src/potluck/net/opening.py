@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from potluck.decoding import printable
 from potluck.errors import (
     DistributedError,
     HandshakeRefused,
@@ -43,7 +44,6 @@ __all__ = [
     "hello_frame",
     "log_refusal",
     "opening_frame",
-    "printable",
     "refuse",
     "understand",
 ]
@@ -252,8 +252,3 @@ def _read_frame(sock: OpeningSocket, deadline: float) -> Greeting:
             raise ConnectionResetError(104, "the connection ended")
         if greeting.receive(data):
             return greeting
-
-
-def printable(text: str) -> str:
-    """What a stranger wrote must not steer our terminal, nor add lines to our log."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

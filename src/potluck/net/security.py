@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
+from potluck.net.client_hello import ClientHello
 from potluck.net.identity import NodeIdentity
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.secure_socket import SecureSocket
 from potluck.net.tls import TlsChannel, client_context, server_context
-from potluck.net.tls_context import NamespaceContext
+from potluck.net.tls_context import Group, NamespaceContext
 from potluck.vocabulary import NodeId
 
 __all__ = ["NOBODY", "Security"]
@@ -19,7 +20,7 @@ __all__ = ["NOBODY", "Security"]
 NOBODY = NodeId("")
 """Who a peer is on a connection in clear: it has proved nothing."""
 
-_Make = Callable[[NetworkNamespace, NodeIdentity], NamespaceContext]
+_Make = Callable[[NetworkNamespace, NodeIdentity, Group], NamespaceContext]
 
 
 class Security:
@@ -32,8 +33,8 @@ class Security:
     def __init__(self, namespace: NetworkNamespace, identity: NodeIdentity | None = None) -> None:
         self.namespace = namespace
         self._identity = identity
-        # By side and tag; two threads may make the same one, and either will do.
-        self._contexts: dict[tuple[_Make, str], NamespaceContext] = {}
+        # By side, tag and group; two threads may make the same one, and either will do.
+        self._contexts: dict[tuple[_Make, str, Group], NamespaceContext] = {}
 
     @classmethod
     def load(cls, namespace: NetworkNamespace | str | None = None) -> Security:
@@ -102,19 +103,29 @@ class Security:
         secure.handshake(deadline)
         return secure
 
-    def _find(self, tag: str) -> NamespaceContext | None:
-        """How to answer a caller that names this tag; None if we never had its secret."""
-        namespace = self.namespace
-        for secret in (namespace.secret, *namespace.previous):
-            one = _under(namespace, secret)
-            if one.discovery_tag == tag:
-                return self._context(server_context, one)
-        return None
+    def _find(self, hello: ClientHello) -> NamespaceContext | None:
+        """How to answer this hello; None if the usual way will do, be it only to refuse."""
+        group = next((one for one in Group if one.value in hello.groups), None)
+        if group is None:
+            return None
+        return self._context(server_context, self._named(hello.server), group)
 
-    def _context(self, make: _Make, namespace: NetworkNamespace) -> NamespaceContext:
-        key = make, namespace.discovery_tag
+    def _named(self, tag: str) -> NetworkNamespace:
+        """The namespace under the secret that a caller names; as it is now if we never had it."""
+        namespace = self.namespace
+        if tag and not self.is_current(tag):
+            for secret in namespace.previous:
+                earlier = _under(namespace, secret)
+                if earlier.discovery_tag == tag:
+                    return earlier
+        return namespace
+
+    def _context(
+        self, make: _Make, namespace: NetworkNamespace, group: Group = Group.X25519
+    ) -> NamespaceContext:
+        key = make, namespace.discovery_tag, group
         if key not in self._contexts:
-            self._contexts[key] = make(namespace, self.identity)
+            self._contexts[key] = make(namespace, self.identity, group)
         return self._contexts[key]
 
 

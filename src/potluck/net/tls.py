@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from potluck.errors import ChannelClosed, DistributedError, HandshakeRefused, PeerLost
 from potluck.net import tls_errors
-from potluck.net.client_hello import first_record_size, named_server
+from potluck.net.client_hello import ClientHello, first_record_size, read_hello
 from potluck.net.identity import node_id
 from potluck.net.names import short_name
 from potluck.net.tls_context import (
@@ -58,7 +58,7 @@ class TlsChannel:
     After every :meth:`receive`, :meth:`write` and :meth:`unwrap`, also one that raised, send what
     :meth:`outgoing` returns; after an error then close the connection.  A finished handshake proves
     who the other side is; whether it accepts us a client knows only when the first answer comes.
-    A server may ``find`` another context for the tag that a client names.
+    A server may ``find`` another context that fits what a client asks for.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TlsChannel:
         server_side: bool,
         expected: NodeId | None = None,
         host: str | None = None,
-        find: Callable[[str], ssl.SSLContext | None] | None = None,
+        find: Callable[[ClientHello], ssl.SSLContext | None] | None = None,
     ) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -140,8 +140,7 @@ class TlsChannel:
         self._first += data
         if len(self._first) < first_record_size(self._first):
             return b""
-        tag = named_server(self._first)
-        context = self._find(tag) if tag else None
+        context = self._find(read_hello(self._first))
         if context is not None:
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._find = None

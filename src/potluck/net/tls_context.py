@@ -3,11 +3,17 @@
 TLS 1.3 and nothing older, both sides authenticated by a certificate of the namespace, no session
 tickets.  The key in a node's certificate is the node's identity, so a finished handshake proves who
 is there.
+
+A context agrees on keys in one group.  A caller chooses among the groups that a server allows, and
+in OpenSSL's own list are some that cost a hundred milliseconds before anything is proved.  Python's
+``ssl`` can set only one group per context, so a server has a context for each group it allows, and
+answers with the one that fits the caller's hello.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import secrets
 import ssl
@@ -27,6 +33,7 @@ from potluck.net.namespace import NetworkNamespace
 from potluck.vocabulary import NodeId
 
 __all__ = [
+    "Group",
     "NamespaceContext",
     "client_context",
     "peer_node_id",
@@ -37,6 +44,21 @@ __all__ = [
 _DESCRIPTORS = "/proc/self/fd"
 
 
+class Group(enum.Enum):
+    """A group in which keys may be agreed on; the first one that both sides have is used."""
+
+    X25519 = 29
+    P256 = 23
+
+    @property
+    def curve(self) -> str:
+        """Its name in OpenSSL."""
+        return _CURVES[self]
+
+
+_CURVES = {Group.X25519: "X25519", Group.P256: "prime256v1"}
+
+
 class NamespaceContext(ssl.SSLContext):
     """A context that remembers under which secret it opens connections."""
 
@@ -44,18 +66,22 @@ class NamespaceContext(ssl.SSLContext):
     """The discovery tag of that secret."""
 
 
-def server_context(namespace: NetworkNamespace, identity: NodeIdentity) -> NamespaceContext:
+def server_context(
+    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+) -> NamespaceContext:
     """For the side that was called."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER, namespace, identity)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, namespace, identity, group)
     # A ticket would arrive after the handshake, when the data lane already ends TLS; and a resumed
     # session would spare a peer the proof of its key.
     context.num_tickets = 0
     return context
 
 
-def client_context(namespace: NetworkNamespace, identity: NodeIdentity) -> NamespaceContext:
-    """For the side that calls."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, namespace, identity)
+def client_context(
+    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+) -> NamespaceContext:
+    """For the side that calls; a server gets no other group to choose."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, namespace, identity, group)
 
 
 def peer_public_key(tls: ssl.SSLObject | ssl.SSLSocket) -> bytes:
@@ -82,7 +108,7 @@ def peer_node_id(tls: ssl.SSLObject | ssl.SSLSocket) -> NodeId:
 
 
 def _context(
-    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity
+    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity, group: Group
 ) -> NamespaceContext:
     if not namespace.is_encrypted:
         raise UnsupportedOperation("The insecure namespace is plain TCP: there is no TLS to open")
@@ -94,6 +120,7 @@ def _context(
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    _restrict(context, group)
     context.load_verify_locations(cadata=authority.der)
     public_key = Ed25519PublicKey.from_public_bytes(identity.public_key)
     password = secrets.token_hex(32).encode()
@@ -101,6 +128,14 @@ def _context(
     with _path_to(certificate + identity.private_key_pem(password)) as path:
         context.load_cert_chain(path, password=password)
     return context
+
+
+def _restrict(context: ssl.SSLContext, group: Group) -> None:
+    """Agree on keys in this group; in P-256 if this OpenSSL has no X25519 (FIPS, or before 3.0)."""
+    try:
+        context.set_ecdh_curve(group.curve)
+    except (ValueError, ssl.SSLError):
+        context.set_ecdh_curve(Group.P256.curve)
 
 
 @contextlib.contextmanager

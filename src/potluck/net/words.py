@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ADJECTIVES", "ANIMALS", "KNOWN_DIGITS", "KNOWN_WORDS", "LITTLE_WORDS", "USUAL_PAIRS"]
+__all__ = ["ADJECTIVES", "ANIMALS", "KNOWN_DIGITS", "LITTLE_WORDS"]
 
 # 128 each, short and easily told apart when read out; any change renames nodes.
 _ADJECTIVES = """
@@ -36,33 +36,8 @@ why will with you your der die das und ist ein eine le la les de et un une el lo
 """
 
 # What passwords are made of, and what somebody who guesses a namespace would try first.
-_KNOWN_WORDS = """
-pass password passwort passwd secret geheim login admin administrator root user guest test demo
-welcome hello hallo bonjour hola love liebe iloveyou letmein trustno changeme default master
-monkey dragon sunshine princess shadow football baseball soccer hockey superman batman starwars
-pokemon matrix freedom whatever computer internet server network cluster potluck training model
-python torch pytorch nvidia linux windows apple google samsung microsoft android home house office
-work school family mother father mama papa baby honey angel friend summer winter spring autumn
-january february march april june july august september october november december monday tuesday
-wednesday thursday friday saturday sunday red green blue black white yellow orange purple silver
-gold happy lucky magic power money tiger eagle horse dog cat bird fish bear wolf lion flower
-cookie chocolate pepper ginger banana cheese coffee pizza michael jennifer jessica thomas daniel
-robert james john david andrew ashley michelle anna maria peter alexander charlie jordan hunter
-killer ranger buster maggie access cheer qwerty qwertz azerty asdf zxcv correct battery staple one
-two three four five six seven eight nine ten zero hundred thousand first last best good new old
-big small time year day night world life live king queen star moon sun water fire earth
-"""
 
 # The pairs of letters that make up most of a text, in English and its neighbours.
-_USUAL_PAIRS = """
-th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me
-de hi ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot
-il tr ly nc et ut ss so rs un lo wa ge ie wh ee wi em ad ol rt po we na ul ni ts mo ow pa im mi ai
-sh ir su id os iv ia am fi ci vi pl ig tu ev ld ry mp fe bl ab gh ty op wo sa ay ke fr oo av ag ap
-gr od bo sp rd do uc bu ei ov rm ep tt oc fa cu rn sc da cr cl du ga qu ue ba um up lu go ru ug lt
-pi rr au ck ew mu br bi ui ki rk ob fu ph ub gu dr sl fl sm tw wn sk eu ik nk ff ft pf ah if ef af
-lf tz zu
-"""
 
 KNOWN_DIGITS = (
     "3141592653589793238462643383279502884197169399375105820974944592307816406286208998628034825342",
@@ -74,5 +49,3 @@ KNOWN_DIGITS = (
 ADJECTIVES = tuple(_ADJECTIVES.split())
 ANIMALS = tuple(_ANIMALS.split())
 LITTLE_WORDS = frozenset(_LITTLE_WORDS.split())
-KNOWN_WORDS = frozenset(_KNOWN_WORDS.split())
-USUAL_PAIRS = frozenset(_USUAL_PAIRS.split())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from potluck.backend.base import NOTICES
 from potluck.backend.sub import SubBackend
+from potluck.decoding import printable
 from potluck.errors import DistributedError
 from potluck.forking import ForkSafeLock
 
@@ -82,7 +83,8 @@ class Notice(NamedTuple):
         word, length, culprit, epoch, operation, last, fingerprint = _LAYOUT.unpack_from(data)
         if word not in {int(each) for each in Word} or length > _TEXT:
             return None
-        text = bytes(data[_LAYOUT.size : _LAYOUT.size + length]).decode(errors="replace")
+        said = bytes(data[_LAYOUT.size : _LAYOUT.size + length])
+        text = printable(said.decode(errors="replace"))
         return cls(Word(word), epoch, operation, culprit, fingerprint, text, last)
 
 

@@ -14,12 +14,10 @@ from typing import Any
 
 import msgspec
 
+from potluck.decoding import MAX_DEPTH, KeyCheck, decode_plain, reason_of
 from potluck.errors import MalformedFrame
 
 __all__ = ["MAX_DEPTH", "decode", "encode"]
-
-MAX_DEPTH = 64
-"""Containers within containers."""
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
@@ -106,19 +104,23 @@ def _flatten(value: Any, depth: int) -> Any:
     raise TypeError(msg)
 
 
-def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value that was encoded; raises :class:`MalformedFrame` for anything else."""
+def decode(data: bytes | bytearray | memoryview, keys: KeyCheck | None = None) -> Any:
+    """The value that was encoded; raises :class:`MalformedFrame` for anything else.
+
+    ``keys`` is the check of the message that it is a part of.
+    """
     try:
-        return _rebuild(msgspec.msgpack.decode(data))
+        return _rebuild(decode_plain(data), keys or KeyCheck())
     except MalformedFrame:
         raise
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise MalformedFrame("An object cannot be understood", cause=str(error)) from None
-    except (ArithmeticError, decimal.DecimalException) as error:
-        raise MalformedFrame("An object cannot be understood", cause=repr(error)) from None
+    except _WRONG as error:
+        raise MalformedFrame("An object cannot be understood", cause=reason_of(error)) from None
 
 
-def _rebuild(value: Any, depth: int = 0) -> Any:
+_WRONG = (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError, ArithmeticError)
+
+
+def _rebuild(value: Any, keys: KeyCheck, depth: int = 0) -> Any:
     if type(value) in _PLAIN or type(value) is int:
         return value
     if type(value) is not list or not value or type(value[0]) is not int or depth >= MAX_DEPTH:
@@ -130,9 +132,12 @@ def _rebuild(value: Any, depth: int = 0) -> Any:
         if type(part) is not kind:
             raise MalformedFrame(f"An object has a part of kind {code} that no sender writes")
         return back(part)
-    built = [_rebuild(each, depth + 1) for each in parts]
+    built = [_rebuild(each, keys, depth + 1) for each in parts]
     if code == DICT:
+        keys.check(built[::2])
         return dict(zip(built[::2], built[1::2], strict=True))
     if code not in _MAKERS:
         raise MalformedFrame(f"An object has a part of the unknown kind {code}")
+    if code in {SET, FROZENSET}:
+        keys.check(built)
     return _MAKERS[code](built)

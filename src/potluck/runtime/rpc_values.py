@@ -28,6 +28,7 @@ from potluck.arrays.lending import lend
 from potluck.core.calls_encoding import RESPONSE_OVERHEAD
 from potluck.core.calls_errors import RpcInvalidMessage
 from potluck.core.calls_frames import SHORT
+from potluck.decoding import MAX_DEPTH, KeyCheck, decode_plain, reason_of
 from potluck.errors import MalformedFrame
 from potluck.runtime import object_codec
 from potluck.runtime.memory import octets_of
@@ -47,8 +48,16 @@ STEP = 2 << 20
 
 _PRIVATE: int | None = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) or None
 
-MAX_DEPTH = 64
 MAX_DIMENSIONS = 32
+_SHOWN = 80  # characters of a name that a peer made up
+_WRONG = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    RecursionError,
+    OverflowError,
+)
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
@@ -178,33 +187,40 @@ class Values:
         if len(view) < end:
             raise RpcInvalidMessage("values too short for their description")
         try:
-            text = msgspec.msgpack.decode(view[_LENGTH.size : end])
-            return self._rebuild(text, _Arrays(view, end, lead), 0)
+            text = decode_plain(view[_LENGTH.size : end])
+            return self._rebuild(text, _Arrays(view, end, lead), KeyCheck(), 0)
         except RpcInvalidMessage:
             raise
         except MalformedFrame as error:
             raise RpcInvalidMessage(str(error)) from None
-        except (ValueError, TypeError, IndexError, RecursionError, OverflowError) as error:
-            raise RpcInvalidMessage(f"values that nobody can have sent: {error}") from None
+        except _WRONG as error:
+            words = reason_of(error)
+            raise RpcInvalidMessage(f"values that nobody can have sent: {words}") from None
 
-    def _rebuild(self, value: Any, arrays: _Arrays, depth: int) -> Any:
+    def _rebuild(self, value: Any, arrays: _Arrays, keys: KeyCheck, depth: int) -> Any:
         if type(value) in _PLAIN or type(value) is int:
             return value
         if type(value) is not list or not value or depth >= MAX_DEPTH:
             raise RpcInvalidMessage("a value that no caller writes")
         code, *parts = value
+        if type(code) is not int:
+            raise RpcInvalidMessage("a value of no kind")
         if code == ARRAY:
             return arrays.next(*parts)
         if code == BYTES:
             return arrays.next_bytes(*parts)
         if code == OTHER:
-            return object_codec.decode(*parts)
+            (packed,) = parts
+            return object_codec.decode(packed, keys)
         name = parts.pop(0) if code == OBJECT else ""
-        built = [self._rebuild(each, arrays, depth + 1) for each in parts]
+        built = [self._rebuild(each, arrays, keys, depth + 1) for each in parts]
+        if code in {SET, FROZENSET}:
+            keys.check(built)
         if code in _MAKERS:
             return _MAKERS[code](built)
         if code not in (DICT, OBJECT):
             raise RpcInvalidMessage(f"a value of the unknown kind {code!r}")
+        keys.check(built[::2])
         items = dict(zip(built[::2], built[1::2], strict=True))
         return items if code == DICT else self._make(name, items)
 
@@ -212,7 +228,7 @@ class Values:
         kind = self._shared.get(name)
         if kind is None:
             raise RpcInvalidMessage(
-                f"the dataclass {name!r} is not known here",
+                f"the dataclass {str(name)[:_SHOWN]!r} is not known here",
                 hint="Name it with agent.share(...), or in the annotations of the function.",
             )
         wanted = {field.name for field in dataclasses.fields(kind) if field.init}
@@ -235,9 +251,9 @@ class _Arrays:
         is_name = type(name) is str and name.replace("_", "").isalnum()
         dtype = np.dtype(name if is_name else "O")
         if dtype.kind not in _KINDS or dtype.hasobject or not dtype.itemsize or dtype.fields:
-            raise RpcInvalidMessage(f"an array of type {name}")
+            raise RpcInvalidMessage(f"an array of type {str(name)[:_SHOWN]!r}")
         if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-            raise RpcInvalidMessage(f"an array of shape {shape}")
+            raise RpcInvalidMessage(f"an array of shape {str(shape[:MAX_DIMENSIONS])[:_SHOWN]}")
         memory = self._take(math.prod(shape) * dtype.itemsize)
         if not memory:
             return np.empty(shape, dtype)

@@ -19,6 +19,7 @@ from potluck.arrays.lending import lend
 from potluck.arrays.trees import is_number_or_array, leaves_of, replaced
 from potluck.collective.buckets import packed
 from potluck.collective.task import Task
+from potluck.decoding import printable_lines
 from potluck.errors import CollectiveMismatch
 from potluck.runtime.call import Call, Purpose
 from potluck.runtime.compressed import Exchange
@@ -150,7 +151,9 @@ class TreeRoutine:
         told = exchange.gather(mine, sizes)
         ends = np.cumsum(sizes)
         first, other = (
-            bytes(told[ends[rank] - sizes[rank] : ends[rank]]).decode(errors="replace")
+            printable_lines(
+                bytes(told[ends[rank] - sizes[rank] : ends[rank]]).decode(errors="replace")
+            )
             for rank in (0, odd[0])
         )
         raise self._mismatch(odd[0], first.split("\n"), other.split("\n"))

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from potluck.arrays.base import Dtype
-from potluck.decoding import decode_json
+from potluck.decoding import Exact, decode_json
 from potluck.errors import IoError
 
 __all__ = ["MAX_HEADER", "Entry", "decode_header", "dtype_of", "encode_header", "name_of"]
@@ -105,8 +105,8 @@ def decode_header(data: bytes) -> tuple[dict[str, Entry], dict[str, str], int]:
     if len(data) < _LENGTH or not 0 < length <= min(MAX_HEADER, len(data) - _LENGTH):
         raise IoError("This is no safetensors file", cause="its header has no possible length")
     try:
-        raw = decode_json(data[_LENGTH : _LENGTH + length], dict[str, msgspec.Raw])
-        facts = decode_json(raw.pop("__metadata__", b"{}"), dict[str, str])
+        raw = decode_json(data[_LENGTH : _LENGTH + length], dict[Exact, msgspec.Raw])
+        facts = decode_json(raw.pop("__metadata__", b"{}"), dict[Exact, Exact])
         rows = {name: decode_json(row, _Row) for name, row in raw.items()}
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IoError("This is no safetensors file", cause=str(error)) from None

@@ -14,7 +14,7 @@ import msgspec
 
 from potluck.core.cluster_bounds import Ancestry, Count
 from potluck.core.histories import Trail
-from potluck.decoding import decode_json
+from potluck.decoding import Exact, decode_json
 from potluck.errors import IoError
 from potluck.training.checkpoint_format import MAX_HEADER, Entry, dtype_of, encode_header
 
@@ -32,7 +32,7 @@ _LARGEST = 1 << 62
 class Piece(msgspec.Struct, frozen=True):
     """Some elements of one array, as they lie in a file."""
 
-    name: str
+    name: Exact
     dtype: str
     shape: tuple[int, ...]
     """Of the whole array."""

@@ -14,6 +14,7 @@ import numpy as np
 from potluck.arrays.base import Access, Array
 from potluck.arrays.lending import allocate, lend
 from potluck.arrays.trees import is_array, leaves_of, replaced
+from potluck.decoding import KeyCheck, reason_of
 from potluck.errors import MalformedFrame
 from potluck.runtime.object_codec import decode, encode
 
@@ -85,13 +86,18 @@ def check(shape: bytes, names: Iterable[str]) -> None:
 
 def _checked(shape: bytes, names: Iterable[str]) -> Any:
     outline, missing = decode(shape), set(names)
-    _check(outline, missing)
+    try:
+        _check(outline, missing, KeyCheck())
+    except MalformedFrame:
+        raise
+    except (ValueError, TypeError, LookupError, RecursionError, ArithmeticError) as error:
+        raise MalformedFrame("A tree cannot be understood", cause=reason_of(error)) from None
     if missing:
         raise MalformedFrame(f"A tree does not have the array {min(missing)[:100]!r}")
     return outline
 
 
-def _check(outline: Any, missing: set[str]) -> None:
+def _check(outline: Any, missing: set[str], keys: KeyCheck) -> None:
     """Look at a part of an outline; the arrays in it are not missing any more."""
     match outline:
         case [int(kind), str(name), str()] if kind == _ARRAY:
@@ -99,24 +105,23 @@ def _check(outline: Any, missing: set[str]) -> None:
                 raise MalformedFrame(f"A tree has the array {name[:100]!r}, which is not there")
             missing.discard(name)
         case [int(kind), list(items)] if kind == _MAPPING:
-            _check_items(items, missing)
+            _check_items(items, missing, keys)
         case [int(kind), list(parts)] if kind in {_LIST, _TUPLE}:
             for part in parts:
-                _check(part, missing)
+                _check(part, missing, keys)
         case [int(kind), _] if kind == _VALUE:
             return
         case _:
             raise MalformedFrame("A tree has a part that no sender writes")
 
 
-def _check_items(items: list[Any], missing: set[str]) -> None:
-    keys = set()
+def _check_items(items: list[Any], missing: set[str], keys: KeyCheck) -> None:
     for item in items:
         if type(item) is not list or len(item) != 2 or not _is_key(item[0]):  # noqa: PLR2004
             raise MalformedFrame("A tree has a mapping with something that is no key and value")
-        _check(item[1], missing)
-        keys.add(item[0])
-    if len(keys) < len(items):
+        _check(item[1], missing, keys)
+    keys.check(item[0] for item in items)
+    if len({item[0] for item in items}) < len(items):
         raise MalformedFrame("A tree has a mapping with one key twice")
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from potluck.decoding import json_decoder
+from potluck.decoding import Reader, json_reader
 
 __all__ = [
     "Begun",
@@ -181,8 +181,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 Order: TypeAlias = Setup | Meet | Finish | Leave
 News: TypeAlias = Listening | Unfound | Begun | Progress | Happened | Committed | Finished | Failed
 
-_orders: msgspec.json.Decoder[Order] = json_decoder(Order)
-_news: msgspec.json.Decoder[News] = json_decoder(News)
+_orders: Reader[Order] = json_reader(Order)
+_news: Reader[News] = json_reader(News)
 
 
 def encode_line(message: Order | News) -> bytes:

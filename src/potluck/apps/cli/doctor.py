@@ -126,7 +126,8 @@ def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> Non
     for finding in findings:
         is_problem = finding.severity is Severity.PROBLEM
         label, style = ("Problem", "bold red") if is_problem else ("Note", "bold yellow")
-        console.print(Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold")))
+        headline = Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold"))
+        console.print(headline, soft_wrap=True)
         for sentence in finding.evidence:
             console.print(Text(_indented(sentence, console.width)))
         advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))

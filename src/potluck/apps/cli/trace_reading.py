@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from potluck.decoding import json_decoder
+from potluck.decoding import Reader, json_reader
 from potluck.errors import DistributedError
 from potluck.runtime.recorder_files import SUFFIX
 from potluck.runtime.recorder_format import VERSION, Header, Record
@@ -63,8 +63,8 @@ class Dump:
 _WRONG = (msgspec.DecodeError, ValueError, RecursionError)
 """No JSON, no text, nested without end."""
 
-_headers: msgspec.json.Decoder[Header] = json_decoder(Header)
-_records: msgspec.json.Decoder[Record] = json_decoder(Record)
+_headers: Reader[Header] = json_reader(Header)
+_records: Reader[Record] = json_reader(Record)
 
 
 def read_dump(path: Path) -> Dump:

@@ -1,0 +1,412 @@
+"""The decoders that take bytes from the network or from files, each with valid inputs."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import numpy as np
+
+from potluck.apps.cli import trace_reading
+from potluck.collective.compression.compressor import GradientCompressor
+from potluck.collective.compression.packing import CompressedGradient
+from potluck.collective.compression.sparse import Sparse
+from potluck.core import cluster_messages, pairing_messages
+from potluck.core.calls_encoding import RpcRequest, RpcResponse
+from potluck.core.calls_errors import RpcInvalidMessage
+from potluck.core.calls_failures import Failure, error_of
+from potluck.core.calls_frames import Hello as RpcHello
+from potluck.core.cluster_cards import ProcessCard
+from potluck.core.pairing_messages import PUBLIC_LIMIT
+from potluck.core.roster import Roster
+from potluck.core.topology_nodes import Accelerator, NodeProfile
+from potluck.decoding import decode_json
+from potluck.errors import DistributedError, IoError, MalformedFrame
+from potluck.messages import (
+    Control,
+    ControlOpened,
+    Hello,
+    Introduction,
+    Join,
+    Lane,
+    LaneOpened,
+    Peer,
+    Shortcut,
+    Sync,
+    Table,
+    Told,
+    pack,
+    unpack,
+)
+from potluck.net import discovery_neighbours, frames, known_peers
+from potluck.net.client_hello import first_record_size, read_hello
+from potluck.net.frames import Kind
+from potluck.net.mdns_records import read_record
+from potluck.net.opening import Greeting
+from potluck.net.security import Security
+from potluck.net.whereabouts import Whereabouts
+from potluck.runtime import control_reports, object_codec
+from potluck.runtime.metrics_http import answer
+from potluck.runtime.notices import SIZE, Notice, Word
+from potluck.runtime.rpc_values import Values
+from potluck.training import trees
+from potluck.training.checkpoint_format import decode_header
+from potluck.training.checkpoint_manifest import Manifest, Piece, digest
+from potluck.vocabulary import NodeId, ProcessId
+from support.fuzzing import Target
+from support.hostile_hellos import kinds
+from support.machines import TOY_VERIFIER, machine
+from support.tls_pair import CALLED, LAB, client_hello
+
+OUR = (MalformedFrame,)
+RPC_HELLO = len(RpcHello(1, 1, 1).pack())
+PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
+VALUE = {
+    "step": 7,
+    "seen": {1, 2, 1 << 70},
+    "at": (0.5, None, "x"),
+    (1, 2): [b"bytes", frozenset({3.0}), 1 + 2j],
+}
+
+
+def _introduced() -> list[bytes]:
+    said = Introduction(b"r" * 32, "m" * 16, "b" * 16, 1, 77)
+    return [
+        pack(Join(rank=1, world_size=2, peer=PEER, introduction=said)),
+        pack(Lane(session=b"s" * 16, rank=1, to=0, shortcut=Shortcut(b"n", b"t", ["a", "b"]))),
+        pack(Sync(introduction=said)),
+        pack(Control(job="train", card=b"c" * 40, version="1.0", profile=b"p")),
+    ]
+
+
+def _control_seeds() -> list[bytes]:
+    members = [control_reports.MemberLine("a" * 32, 1, "desk")]
+    health = [control_reports.HealthLine("a" * 32, 1, "desk", "good", "it answers", 0.1)]
+    report = control_reports.Report(
+        node="a" * 32, incarnation=3, name="desk", members=members, peers=health, facts={"s": "t"}
+    )
+    return [control_reports.write(report), control_reports.write(control_reports.Ask())]
+
+
+def _roster() -> bytes:
+    return Roster.found(machine("desktop"), b"c" * 32, b"n" * 32).to_bytes()
+
+
+def _tls(data: bytes) -> None:
+    channel = _SECURITY.answer_channel("stranger")
+    assert channel is not None
+    channel.receive(data)
+
+
+_SECURITY = Security(LAB, CALLED)
+
+
+def _greet(data: bytes) -> None:
+    greeting = Greeting()
+    while data and greeting.wanted:
+        part, data = data[: greeting.wanted], data[greeting.wanted :]
+        greeting.receive(part)
+
+
+def _record(data: bytes) -> None:
+    fields = [each.partition(b"=") for each in data.split(b"\0")]
+    read_record({key: value for key, _, value in fields}, ["10.0.0.5"], loopback=False)
+
+
+def _frame(data: bytes) -> None:
+    frames.decode(data.ljust(frames.HEADER_SIZE, b"\0"), 0, 1 << 16)
+
+
+def _notice(data: bytes) -> None:
+    Notice.unpack(data[:SIZE].ljust(SIZE, b"\0"))
+
+
+def _client_hello(data: bytes) -> None:
+    first_record_size(data)
+    read_hello(data)
+
+
+def _known_peers(data: bytes) -> None:
+    decode_json(data, known_peers._Kept)
+
+
+MANIFEST = Manifest(
+    checkpoint="x",
+    lineage="f" * 32,
+    epoch=1,
+    step=2,
+    rank=0,
+    world_size=1,
+    begins=0,
+    size=8,
+    checksums=("c" * 8,),
+    pieces=(Piece("a", "F32", (2,), 0, 2, 0),),
+    shape=object_codec.encode([]),
+).encode()
+
+
+def _manifest_line(data: bytes) -> bytes:
+    """A manifest whose checksum is right, whatever is in it."""
+    head, _, text = MANIFEST.partition(b"\n")
+    magic = head[: head.rindex(digest(text).encode())]
+    return magic + digest(data).encode() + b"\n" + data
+
+
+def _values(value: object) -> bytes:
+    return b"".join(bytes(part) for part in Values().pack(value))
+
+
+def _sized(data: bytes) -> bytes:
+    """Values whose description has the length that it claims."""
+    return struct.pack("<I", max(0, len(data) - 4)) + data[4:]
+
+
+def _failure(data: bytes) -> None:
+    error_of(RpcResponse(1, error="ValueError: x", facts=data), 3)
+
+
+def _sparse(data: bytes) -> None:
+    Sparse.unpack(np.frombuffer(data, np.uint8), 1000).dense()
+
+
+def _gradient(data: bytes) -> None:
+    CompressedGradient.from_bytes(data, most_values=1 << 20)
+
+
+def _header(data: bytes) -> bytes:
+    return len(data[8:]).to_bytes(8, "little") + data[8:]
+
+
+A = ProcessId(NodeId("a" * 32), 1)
+NOTE = {
+    "place": "p",
+    "tag": "t",
+    "job_tag": "j",
+    "node": "n",
+    "incarnation": 5,
+    "version": 1,
+    "port": 29500,
+    "hosts": ["127.0.0.1"],
+}
+KNOWN = [
+    {"node": "a" * 32, "job_tag": "j", "name": "desk", "addresses": [["10.0.0.5", 1]], "when": 1.0}
+]
+HEADER = {"potluck_trace": 1, "monotonic": 1.0, "wall": 2.0, "process": "p", "name": "desk"}
+RECORD = {"lane": "l", "what": "all_reduce", "begin": 1.0, "end": 2.0, "waited": {"1": 0.5}}
+
+
+def _cluster_seeds() -> list[bytes]:
+    return [
+        cluster_messages.encode(each)
+        for each in (
+            cluster_messages.Heartbeat(
+                1, 0, 0.5, cluster_messages.Phase.ACTIVE, (1, 2), lineage="f" * 32, leader=A
+            ),
+            cluster_messages.Acquaintances(
+                (ProcessCard(node=NodeId("b" * 32), incarnation=1, name="desk"),)
+            ),
+            cluster_messages.Lost("f" * 32, 3, A, "its cable was pulled", is_proved=True),
+            cluster_messages.Departed("f" * 32, 3, 0, -1, None, "it left", is_leaving=True),
+            cluster_messages.Found("f" * 32, cluster_messages.Proposal((A,), "because")),
+            cluster_messages.Canvass("f" * 32, 3, 1),
+        )
+    ]
+
+
+def _pairing() -> list[bytes]:
+    me = machine("desktop")
+    return [
+        pairing_messages.encode(each)
+        for each in (
+            pairing_messages.Hello(
+                pairing_messages.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)
+            ),
+            pairing_messages.Reply(me.node_id, "desk", b"B" + bytes(32)),
+            pairing_messages.Confirm(bytes(32)),
+            pairing_messages.Sealed(bytes(100)),
+        )
+    ]
+
+
+def _sealed() -> list[bytes]:
+    me = machine("desktop")
+    offer = pairing_messages.Offer("home", bytes(32), b"roster", me.card.public_key, bytes(64))
+    return [pairing_messages.encode(offer), pairing_messages.encode(pairing_messages.Decline())]
+
+
+def _gradient_seed() -> bytes:
+    return GradientCompressor("topk:0.1").compress(np.arange(64, dtype=np.float32)).to_bytes()
+
+
+def targets() -> list[Target]:
+    """All of them."""
+    hello = frames.encode(Kind.HELLO, length=4) + b"abcd"
+    sparse = Sparse(1000, np.array([1, 5, 900], np.uint32), np.ones(3, np.float32)).pack()
+    card = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
+    safetensors = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"k":"v"}}'
+    record = b"\0".join(
+        (b"v=1", b"t=" + b"a" * 26, b"n=" + b"a" * 32, b"i=5", b"j=" + b"b" * 8, b"p=29500")
+    )
+    return [
+        Target("hello", lambda d: unpack(d, Hello), OUR, _introduced(), "msgpack"),  # type: ignore[arg-type]
+        Target(
+            "table", lambda d: unpack(d, Table), OUR, [pack(Table(b"s" * 16, [PEER]))], "msgpack"
+        ),
+        Target("told", lambda d: unpack(d, Told), OUR, [pack(Told(b"r" * 99, b"s"))], "msgpack"),
+        Target(
+            "lane opened", lambda d: unpack(d, LaneOpened), OUR, [pack(LaneOpened(3))], "msgpack"
+        ),
+        Target(
+            "control opened",
+            lambda d: unpack(d, ControlOpened),
+            OUR,
+            [pack(ControlOpened(job="train", card=b"c", version="1"))],
+            "msgpack",
+        ),
+        Target("card", lambda d: unpack(d, ProcessCard), OUR, [pack(card)], "msgpack"),
+        Target(
+            "profile",
+            NodeProfile.from_bytes,
+            OUR,
+            [NodeProfile(host="attic", cores=8, accelerators=(Accelerator("cuda"),)).to_bytes()],
+            "msgpack",
+        ),
+        Target("report", control_reports.read_said, OUR, _control_seeds(), "msgpack"),
+        Target("cluster", cluster_messages.decode, OUR, _cluster_seeds(), "msgpack", weight=2),
+        Target(
+            "pairing",
+            lambda d: pairing_messages.decode(d, PUBLIC_LIMIT),
+            OUR,
+            _pairing(),
+            "msgpack",
+        ),
+        Target("pairing, sealed", pairing_messages.decode_secret, OUR, _sealed(), "msgpack"),
+        Target(
+            "roster",
+            lambda d: Roster.from_bytes(d, TOY_VERIFIER),
+            OUR,
+            [_roster()],
+            "msgpack",
+            weight=0.3,
+        ),
+        Target(
+            "object", object_codec.decode, OUR, [object_codec.encode(VALUE)], "msgpack", weight=3
+        ),
+        Target(
+            "call values",
+            Values().unpack,
+            (RpcInvalidMessage,),
+            [_values([VALUE, np.arange(6).reshape(2, 3)]), _values(((1, "a"), {"key": 2.0}))],
+            "bytes",
+            weight=2,
+            repair=_sized,
+            lead=4,
+        ),
+        Target(
+            "call values, described",
+            Values().unpack,
+            (RpcInvalidMessage,),
+            [_values([VALUE, (1, {2: 3})])],
+            "msgpack",
+            weight=2,
+            repair=_sized,
+            lead=4,
+        ),
+        Target(
+            "call failure",
+            _failure,
+            (),
+            [msgspec.msgpack.encode(Failure("raised", "w", "n"))],
+            "msgpack",
+        ),
+        Target(
+            "request",
+            RpcRequest.deserialize,
+            (RpcInvalidMessage,),
+            [RpcRequest(1, "f", b"x").serialize()],
+        ),
+        Target(
+            "response",
+            RpcResponse.deserialize,
+            (RpcInvalidMessage,),
+            [RpcResponse(1, b"x").serialize()],
+        ),
+        Target(
+            "call hello",
+            lambda d: RpcHello.unpack(d[:RPC_HELLO].ljust(RPC_HELLO, b"\0")),
+            (RpcInvalidMessage,),
+            [RpcHello(8, 1 << 20, 1 << 30).pack()],
+        ),
+        Target("frame", _frame, (DistributedError,), [hello]),
+        Target("greeting", _greet, (DistributedError,), [hello]),
+        Target("client hello", _client_hello, (), [client_hello(), *(data for _, data in kinds())]),
+        Target("TLS", _tls, (DistributedError,), [client_hello()], weight=0.05),
+        Target("discovery record", _record, (), [record]),
+        Target("notice", _notice, (), [Notice(Word.LOST, 1, 2, text="why").pack()]),
+        Target(
+            "whereabouts",
+            lambda d: Whereabouts.from_bytes(d, "x"),
+            OUR,
+            [Whereabouts("m", ["10.0.0.5"], [29500]).to_bytes()],
+            "json",
+        ),
+        Target(
+            "known peers",
+            _known_peers,
+            (msgspec.DecodeError,),
+            [msgspec.json.encode(KNOWN)],
+            "json",
+        ),
+        Target(
+            "neighbour",
+            lambda d: discovery_neighbours._parse(d, "5.json"),
+            (),
+            [msgspec.json.encode(NOTE)],
+            "json",
+        ),
+        Target(
+            "manifest",
+            lambda d: Manifest.decode(_manifest_line(d)),
+            (IoError,),
+            [MANIFEST.partition(b"\n")[2]],
+            "json",
+        ),
+        Target(
+            "safetensors",
+            decode_header,
+            (IoError,),
+            [_header(bytes(8) + safetensors)],
+            "json",
+            lead=8,
+            repair=_header,
+        ),
+        Target(
+            "tree",
+            lambda d: trees.read(d, {}),
+            (DistributedError,),
+            [trees.written({"a": [1, (2, "x")]})[0]],
+            "msgpack",
+        ),
+        Target(
+            "trace header",
+            trace_reading._headers.decode,
+            (msgspec.DecodeError,),
+            [msgspec.json.encode(HEADER)],
+            "json",
+        ),
+        Target(
+            "trace record",
+            trace_reading._records.decode,
+            (msgspec.DecodeError,),
+            [msgspec.json.encode(RECORD)],
+            "json",
+        ),
+        Target("sparse gradient", _sparse, OUR, [sparse.tobytes()]),
+        Target("compressed gradient", _gradient, OUR, [_gradient_seed()]),
+        Target(
+            "request for metrics",
+            lambda d: answer(d, bytes, local=True),
+            (),
+            [b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+        ),
+    ]
