@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,9 +51,12 @@ from potluck.runtime import control_reports, object_codec
 from potluck.runtime.metrics_http import answer
 from potluck.runtime.notices import SIZE, Notice, Word
 from potluck.runtime.rpc_values import Values
-from potluck.training import trees
+from potluck.training import elastic_settling, peer_messages, trees
 from potluck.training.checkpoint_format import decode_header
 from potluck.training.checkpoint_manifest import Manifest, Piece, digest
+from potluck.training.shares import Condition
+from potluck.training.state_chunks import Chunks
+from potluck.training.state_sync import Plan, Replica, Wishes
 from potluck.vocabulary import NodeId, ProcessId
 from support.fuzzing import Target
 from support.hostile_hellos import kinds
@@ -115,6 +120,47 @@ def _record(data: bytes) -> None:
 
 def _frame(data: bytes) -> None:
     frames.decode(data.ljust(frames.HEADER_SIZE, b"\0"), 0, 1 << 16)
+
+
+def training_targets() -> list[Target]:
+    """What members of a training tell each other."""
+    chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
+    place, told = ("f" * 32, 1, 2), elastic_settling._Told
+    report = told(
+        *(place, place[:2], place, True, False, ((place[0], 1),), 5, (), 5),
+        *(((0, 4),), 100, Condition(), False, "a1"),
+    )
+
+    def plan(data: bytes) -> None:
+        peer_messages._read(data, Plan, 1, "a plan").layout.check(1 << 20)
+
+    def standing(data: bytes) -> None:
+        elastic_settling.Standing.of(peer_messages._read(data, told, 1, "a report"))
+
+    def reader(kind: Any) -> Callable[[bytes], object]:
+        return lambda data: peer_messages._read(data, kind, 1, "a message")
+
+    written = msgspec.msgpack.encode
+    return [
+        Target(
+            "training plan",
+            plan,
+            (MalformedFrame,),
+            [written(Plan(chunks.layout, bytes(32)))],
+            "msgpack",
+        ),
+        Target("training report", standing, (MalformedFrame,), [written(report)], "msgpack"),
+        Target(
+            "training replica",
+            reader(Replica),
+            (MalformedFrame,),
+            [written(Replica(chunks.digest, "x86"))],
+            "msgpack",
+        ),
+        Target(
+            "training wishes", reader(Wishes), (MalformedFrame,), [written([0, 1, 2])], "msgpack"
+        ),
+    ]
 
 
 def _notice(data: bytes) -> None:
@@ -387,6 +433,7 @@ def targets() -> list[Target]:
             [trees.written({"a": [1, (2, "x")]})[0]],
             "msgpack",
         ),
+        *training_targets(),
         Target(
             "trace header",
             trace_reading._headers.decode,

@@ -71,6 +71,9 @@ class Office(Protocol):
     def watch(self, connection: Connection) -> None:
         """Read a new connection from now on."""
 
+    def rouse(self) -> None:
+        """Look at calls with a deadline from time to time, also at those that wait here."""
+
     def lost(self, rank: int) -> Outlook:
         """A connection has ended: what that means for calls to its rank."""
 

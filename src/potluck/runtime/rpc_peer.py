@@ -51,6 +51,9 @@ class Peer(WaitingRoom):
                 connection.request(call)
                 if call.size > SHORT:
                     connection.flush()
+            is_kept = call.number in self._waiting
+        if is_kept:
+            self._office.rouse()  # only a look at the right time may let it go
         self._refuse(refused)
 
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
