@@ -14,6 +14,7 @@ from potluck.collective.compression.compressor import GradientCompressor
 from potluck.collective.compression.packing import CompressedGradient
 from potluck.collective.compression.sparse import Sparse
 from potluck.core import cluster_messages, pairing_messages
+from potluck.core.ancestry import Branch
 from potluck.core.calls_encoding import RpcRequest, RpcResponse
 from potluck.core.calls_errors import RpcInvalidMessage
 from potluck.core.calls_failures import Failure, error_of
@@ -127,7 +128,7 @@ def training_targets() -> list[Target]:
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
     place, told = ("f" * 32, 1, 2), elastic_settling._Told
     report = told(
-        *(place, place[:2], place, True, False, ((place[0], 1),), 5, (), 5),
+        *(place, place[:2], place, True, False, (Branch(place[0], 1),), 5, (), 5),
         *(((0, 4),), 100, Condition(), False, "a1"),
     )
 
