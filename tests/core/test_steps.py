@@ -36,6 +36,45 @@ def standing(step: int, epoch: int = 1, lineage: str = LINE) -> Report:
     return Report(at(step, epoch, lineage), (lineage, epoch))
 
 
+# --- a state that is away ---
+
+
+def newcomer(*missing: str, insists: bool = False) -> Report:
+    """A member that came in by a merge, and has never settled in this lineage."""
+    away = tuple((ProcessId(NodeId(name[0] * 32), 1), name) for name in missing)
+    return replace(standing(9, lineage="e" * 32), missing=away, insists=insists)
+
+
+def test_members_without_the_state_wait_for_one_that_may_have_it() -> None:
+    """It was left out while it was silent: its steps count, and those here have none of them."""
+    decision = decide(view(3), [newcomer("den"), newcomer("den", "barn")])
+    assert [name for _, name in decision.missing] == ["barn", "den"]
+    assert "barn, den may have it" in decision.reason
+    assert decision.sources == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        newcomer("barn", insists=True),  # a person said so
+        replace(newcomer("barn"), attended=(LINE, 2)),  # it has had the state of this lineage
+        replace(newcomer("barn"), founder=True),  # there is no earlier state
+        standing(4),
+    ],
+)
+def test_nobody_is_waited_for_if_the_state_is_here_or_a_person_says_so(other: Report) -> None:
+    """Nor if nobody is missing, nor in the first view of a lineage."""
+    assert decide(view(3), [newcomer("den"), other]).missing == ()
+    assert decide(view(3), [newcomer(), newcomer()]).missing == ()
+    assert decide(view(1), [newcomer("den"), newcomer("den")]).missing == ()
+
+
+def test_one_that_is_in_the_view_again_is_not_waited_for() -> None:
+    """Its own report says what it has."""
+    here = replace(newcomer(), missing=((view(3).members[0], "attic"),))
+    assert decide(view(3), [here, here, here]).missing == ()
+
+
 # --- deaths, placed ---
 
 

@@ -145,6 +145,24 @@ class ClusterCore:
         )
 
     @property
+    def left_out(self) -> dict[ProcessId, str]:
+        """Processes that our lineage left out while we were in it, and that may be alive.
+
+        By their names.  One of them may have a state that no member has.
+        """
+        s = self._situation
+        return {who: name for who, name in s.left_out.items() if not self.has_ended(who)}
+
+    def has_ended(self, process: ProcessId) -> bool:
+        """Whether a process is known to have ended, or has left our lineage."""
+        return process in self._situation.ended or process in self._situation.departed
+
+    @property
+    def is_insisting(self) -> bool:
+        """Whether members that are left out need not be waited for, whatever they have."""
+        return self._situation.is_insisting or self._situation.quorum == "any"
+
+    @property
     def next_deadline(self) -> float | None:
         """When ``tick`` wants to be called next, by the clock of ``now``; None after leaving."""
         s = self._situation
@@ -250,8 +268,11 @@ class ClusterCore:
     def continue_without_missing(self, now: float) -> list[Effect]:
         """A person says: do not wait for members that are missing, continue with those here."""
         s = self._situation
-        if self._begin(now) and s.bound is not None and s.state is not ClusterState.ACTIVE:
-            s.is_released = s.is_dirty = True
+        if self._begin(now) and s.bound is not None:
+            if s.state is ClusterState.ACTIVE:
+                s.is_insisting = True
+            else:
+                s.is_released = s.is_dirty = True
         return self._finish()
 
     def call_election(self, now: float) -> list[Effect]:

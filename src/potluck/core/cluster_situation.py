@@ -53,8 +53,14 @@ _TOLD_OF_LOSSES = 3  # members that hear of a loss: the leader, and who would su
 class Situation(Surroundings):
     """Everything that more than one part of a core needs."""
 
+    left_out: dict[ProcessId, str]
+    """Names of members of our lineage that a later view left out, though they may be alive."""
+    is_insisting: bool
+    """Whether a person asked us, while at work, to continue without those left out."""
+
     def __init__(self, me: ProcessCard, config: ClusterConfig, now: float) -> None:
         super().__init__(me, config, now)
+        self.left_out, self.is_insisting = {}, False
         self.election = ElectionManager(self.id, config.election)
         self.archive = Archive()
         self.view: View | None = None
@@ -141,6 +147,8 @@ class Situation(Surroundings):
 
     def bind(self, commit: Commit) -> None:
         """Belong to this lineage from now on, in this view or in one to come."""
+        if self.bound is None or self.bound.lineage != commit.lineage:
+            self.left_out, self.is_insisting = {}, False
         self.bound, self.departed = commit, set()
         self.keep_only_known()
 

@@ -5,12 +5,13 @@ Whoever agreed on a view (:mod:`cluster_succession`, :mod:`cluster_founding`) ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from potluck.core.cluster_effects import Installed, Paused, Removed, Resumed
 from potluck.core.cluster_events import ClusterState, MembershipChange
 from potluck.core.cluster_messages import Commit, Departed, Heartbeat, Phase, clip
 from potluck.core.cluster_situation import Situation, view_mark
+from potluck.core.election_messages import CauseCode
 from potluck.core.quorum import has_quorum
 from potluck.vocabulary import ProcessId, View
 
@@ -18,6 +19,8 @@ __all__ = ["Tenure", "never_in"]
 
 _FIRST_BACKOFF = 0.25  # seconds until a removed process may enter again; doubles each time
 _LAST_BACKOFF = 8.0
+_LEFT_OUT_KEPT = 64  # processes; the latest
+_MAY_LIVE = CauseCode.SILENT, CauseCode.UNREACHABLE
 _SETTLED = 30.0  # seconds in a view after which earlier removals are forgotten
 
 
@@ -44,6 +47,7 @@ class Tenure:
         commits = self._since(commit)
         s.view, s.agreed, s.is_released = view, "", False
         s.bind(commit)
+        self._note_left_out(commits)
         s.keep_pace(commit.proposal)
         s.state, s.reason = ClusterState.ACTIVE, commit.proposal.reason
         s.forget_evidence()
@@ -63,6 +67,17 @@ class Tenure:
         )
         s.beat()
         s.is_dirty = True
+
+    def _note_left_out(self, commits: Sequence[Commit]) -> None:
+        """Remember who may be alive without us: it may have a state that nobody here has."""
+        s = self._situation
+        found = dict(s.left_out)  # another thread may look at the last one
+        for each in commits:
+            causes = (cause for cause in each.proposal.causes if cause.code in _MAY_LIVE)
+            found |= {cause.who: cause.name for cause in causes}
+        members = commits[-1].proposal.members
+        latest = list(found.items())[-_LEFT_OUT_KEPT:]
+        s.left_out = {who: name for who, name in latest if who not in members}
 
     def take_commit(self, sender: ProcessId, commit: Commit) -> None:
         """A process says that a view was agreed."""

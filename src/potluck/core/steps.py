@@ -19,9 +19,13 @@ from enum import Enum
 
 from potluck.core.ancestry import Branch
 from potluck.core.histories import FRESH, History, Milestone, Position, best
-from potluck.vocabulary import View
+from potluck.vocabulary import ProcessId, View
 
 __all__ = ["FRESH", "Action", "Decision", "Position", "Report", "ancestry_in", "decide"]
+
+
+Missing = tuple[tuple[ProcessId, str], ...]
+"""Processes and their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Report:
     """The last step of each earlier lineage that is part of its state."""
     samples_held: int = 0
     """Committed samples once it has applied the result that it holds."""
+    missing: Missing = ()
+    """Processes that the lineage left out, and that may be alive."""
+    insists: bool = False
+    """Whether it continues without them, because a person said so or ``quorum`` allows it."""
 
     @property
     def history(self) -> History:
@@ -91,6 +99,8 @@ class Decision:
     reason: str
     is_lost: bool = False
     """Whether the members that had the state are gone, and no member here ever had it."""
+    missing: Missing = ()
+    """Processes to wait for: one of them may have the state, and no member has it."""
     history: History = field(default_factory=History)
     """The target and what led to it."""
 
@@ -121,6 +131,14 @@ def decide(view: View, reports: Sequence[Report]) -> Decision:
     """
     history = _authority(view, reports)
     base = history.position
+    missing = _missing(view, reports)
+    if missing:
+        names = ", ".join(name or str(process) for process, name in missing)
+        reason = (
+            f"no member here has the state of this training; {names} may have it, and is not known "
+            "to have ended"
+        )
+        return Decision(base, (Action.RECEIVE,) * len(reports), reason, missing=missing)
     if base == FRESH and not any(_has_begun(view, report) for report in reports):
         reason = "the members that have the state of this training are gone, and no member has it"
         return Decision(base, (Action.RECEIVE,) * len(reports), reason, is_lost=True)
@@ -160,6 +178,21 @@ def ancestry_in(view: View, position: Position, base: History) -> tuple[Branch, 
         if place and branch.lineage == position.lineage:
             return known[:place]
     return base.ancestry if position.lineage == base.position.lineage else base.branches
+
+
+def _missing(view: View, reports: Sequence[Report]) -> Missing:
+    """Whom to wait for: nobody, if a member has been where the state of this lineage was.
+
+    Members that came in by a merge, or joined, have it only after they have settled once.
+    """
+    if view.epoch == 1 or any(report.insists for report in reports):
+        return ()
+    for report in reports:
+        has_settled = view.lineage in {report.attended[0], report.position.lineage}
+        if report.founder or has_settled:
+            return ()
+    found = {process: name for report in reports for process, name in report.missing}
+    return tuple(sorted((who, name) for who, name in found.items() if who not in view.members))
 
 
 def _has_begun(view: View, report: Report) -> bool:

@@ -27,7 +27,7 @@ from potluck.runtime.recorder_hooks import install as install_hooks
 from potluck.runtime.recorder_logs import attach
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
+    from collections.abc import Buffer, Callable, Mapping, Sequence  # type: ignore[attr-defined]
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
@@ -194,6 +194,15 @@ class AutoDiscoveryBackend(InOneView):
         to have been at work meanwhile, their work counts and that of this side is discarded.
         """
         self._node.control.post(self._node.control.continue_without_missing)
+
+    def left_out(self, awaited: Mapping[ProcessId, str]) -> tuple[dict[ProcessId, str], bool]:
+        """Members that were left out and may be alive, and whether to continue without them.
+
+        ``awaited`` are some that others have told of; those that have ended are not returned.
+        """
+        core = self._node.control.core
+        alive = {who: name for who, name in awaited.items() if not core.has_ended(who)}
+        return {**alive, **core.left_out}, core.is_insisting
 
     def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
         """Say how many training samples are committed in this node's state.

@@ -114,6 +114,7 @@ class SimulatedTrainer:
         self._result: TrainingValue | None = None
         self._taken: Share = ()
         self._reserved: tuple[Share, ...] = ()
+        self._awaited: dict[ProcessId, str] = {}  # as agreed in the last view
 
     # --- life ---
 
@@ -146,12 +147,26 @@ class SimulatedTrainer:
         self._view, self._rank, self._next = view, rank, None
         if view.epoch == 1:
             self._founded.add(view.lineage)
-        founder = view.lineage in self._founded
-        self.report = replace(self.report, founder=founder)
-        self._say("settle", 0, _Standing(self.report, self.value, self._taken))
+        self._report_standing(view, 0)
         early, self._early = self._early, []
         for message in early:
             self.take(message)
+
+    def _report_standing(self, view: View, number: int) -> None:
+        core = self.process.core
+        assert core is not None
+        founder = view.lineage in self._founded
+        awaited = {who: name for who, name in self._awaited.items() if not core.has_ended(who)}
+        missing = tuple({**awaited, **core.left_out}.items())
+        self.report = replace(
+            self.report, founder=founder, missing=missing, insists=core.is_insisting
+        )
+        self._say("settle", number, _Standing(self.report, self.value, self._taken))
+
+    def _report_again(self, view: View, number: int) -> None:
+        """See whether those who may have the state are still missing."""
+        if self._view is view and not self._is_settled:
+            self._report_standing(view, number)
 
     def _end(self) -> None:
         """Nothing that belongs to the present view counts any more."""
@@ -267,7 +282,7 @@ class SimulatedTrainer:
         self._waiting = None
         match kind:
             case "all settle":
-                self._settle(content)
+                self._settle(content, number)
             case "all record":
                 self._hold(content)
             case "all held":
@@ -277,10 +292,14 @@ class SimulatedTrainer:
 
     # --- a view begins ---
 
-    def _settle(self, standings: tuple[_Standing, ...]) -> None:
+    def _settle(self, standings: tuple[_Standing, ...], number: int) -> None:
         view = self._view
         assert view is not None
         decision = trainer_report.agree(view, [each.report for each in standings])
+        self._awaited = dict(decision.missing)
+        if decision.missing:
+            self._clock.after(RETRY, self._do, self._report_again, view, number + 1)
+            return
         if decision.is_lost:
             self.is_lost = True
             self._end()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from potluck.core.ancestry import Branch
 from potluck.core.cluster_events import MembershipEvent
+from potluck.core.steps import Missing
 from potluck.errors import DistributedError
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_stage import Stage
@@ -78,6 +79,16 @@ class Ground:
             self._founded.add(view.lineage)
         ancestors = {lineage for lineage, _ in view.ancestry}
         return {view.lineage, *ancestors} <= self._founded
+
+    def left_out(self, awaited: Mapping[ProcessId, str]) -> tuple[Missing, bool]:
+        """Members that were left out and may be alive, and whether to continue without them.
+
+        ``awaited`` are those of whom the last decision told.
+        """
+        if self._cluster is None:
+            return (), True
+        found, insists = self._cluster.innermost.left_out(awaited)  # type: ignore[attr-defined]
+        return tuple(found.items()), insists
 
     def note_progress(
         self, samples: int, origin: tuple[Branch, ...], steps: int, what: str = "step"

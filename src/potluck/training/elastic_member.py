@@ -8,6 +8,7 @@ the average, and applies it.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from potluck.arrays.base import Array
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.core.histories import History, Position
 from potluck.core.steps import Action, Report, ancestry_in
-from potluck.errors import Aborted, BackendUnavailable, Disconnected, Timeout
+from potluck.errors import Aborted, BackendUnavailable, Disconnected, NoQuorum, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.context import DistributedContext
 from potluck.training.elastic_ground import Ground
@@ -31,7 +32,7 @@ from potluck.training.elastic_outcome import (
 from potluck.training.elastic_pace import Pace
 from potluck.training.elastic_record import WHAT, Record, check_records
 from potluck.training.elastic_saving import Saving
-from potluck.training.elastic_settling import Standing, pieces, settle
+from potluck.training.elastic_settling import Settlement, Standing, pieces, settle
 from potluck.training.elastic_try import Try
 from potluck.training.peer_messages import check_intervals, gather, malformed
 from potluck.training.sampler import ElasticSampler
@@ -40,7 +41,7 @@ from potluck.training.shares import Condition, Straggler
 from potluck.training.shares_conditions import measure_condition
 from potluck.training.state import TrainingState
 from potluck.training.state_sync import StateSync, SyncReport
-from potluck.vocabulary import View
+from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Member"]
 
@@ -51,6 +52,14 @@ PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 
 MAX_SAMPLES = (1 << 62) - 1
 """More committed samples than this are not told apart."""
+
+LOOK = 0.5
+"""Seconds after which members that wait for a state look again whether it is there."""
+
+CONTINUE = (
+    "Bring that machine back, or continue without its steps: `potluck continue`, or "
+    "cluster.continue_without_missing()"
+)
 
 Result = TypeVar("Result")
 
@@ -86,6 +95,7 @@ class Member:
         self._reserved: tuple[Intervals, ...] = ()
         self._others_wait = False
         self._broken: BaseException | None = None
+        self._awaited: dict[ProcessId, str] = {}  # who may have the state, when nobody here has it
         self._lineage = ""  # of the view in which this member settled last
         self._loaded: Position | None = None  # from a checkpoint
         self.discarded: DiscardedWork | None = None
@@ -140,18 +150,7 @@ class Member:
         self._settled = None
         self._drop_try()  # of a view that is over
         self._lineage = view.lineage
-        self._report = replace(self._report, founder=self._ground.has_founded(view))
-        standing = Standing(
-            self._report,
-            self._taken or (),
-            self._pace.meter.speed,
-            measure_condition(),
-            waits=self._pending is not None,
-            token=self._saving.token,
-        )
-        self._saving.mark()
-        size = None if self.sampler is None else self.sampler.size
-        found = settle(self._group, view, standing, size)
+        found = self._agree(view)
         decision, before = found.decision, self._report.history
         logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
         if found.action is Action.APPLY:
@@ -178,6 +177,44 @@ class Member:
         self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
         self._saving.meet(found.tokens)
         self._rank, self._settled = self._group.rank, view
+
+    def _agree(self, view: View) -> Settlement:
+        """Tell the others where this member stands, and decide; wait for a state that is away."""
+        size = None if self.sampler is None else self.sampler.size
+        limit = self._group.timeout if self._timeout is None else self._timeout
+        began = time.monotonic()
+        while True:
+            missing, insists = self._ground.left_out(self._awaited)
+            self._report = replace(
+                self._report,
+                founder=self._ground.has_founded(view),
+                missing=missing,
+                insists=insists,
+            )
+            standing = Standing(
+                self._report,
+                self._taken or (),
+                self._pace.meter.speed,
+                measure_condition(),
+                waits=self._pending is not None,
+                token=self._saving.token,
+            )
+            self._saving.mark()
+            found = settle(self._group, view, standing, size)
+            is_news = dict(found.decision.missing) != self._awaited
+            self._awaited = dict(found.decision.missing)
+            if not self._awaited:
+                return found
+            if is_news:
+                logger.warning("Training waits: %s. %s", found.decision.reason, CONTINUE)
+            if limit is not None and time.monotonic() >= began + limit:
+                raise NoQuorum(
+                    f"Waited {limit:g} s for the state of this training",
+                    seconds=limit,
+                    cause=found.decision.reason,
+                    hint=CONTINUE,
+                )
+            time.sleep(LOOK)
 
     def _become(self, history: History, *, keep: bool = False) -> None:
         """Have another state; what was computed for the last one is of no use, unless kept."""

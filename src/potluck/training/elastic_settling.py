@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from potluck.core.cluster_bounds import Ancestry, Count, Lineage, Message
+from potluck.core.cluster_bounds import Ancestry, Count, Label, Lineage, Message
 from potluck.core.histories import Trail
 from potluck.core.steps import Action, Decision, Position, Report, decide
 from potluck.errors import BackendUnavailable
@@ -20,7 +20,7 @@ from potluck.runtime.distributed import DistributedBackend
 from potluck.training.peer_messages import Shares, check_intervals, gather, malformed
 from potluck.training.sampler_intervals import Intervals, overlap
 from potluck.training.shares import Condition
-from potluck.vocabulary import View
+from potluck.vocabulary import ProcessId, View
 
 __all__ = ["Settlement", "Standing", "pieces", "settle"]
 
@@ -32,6 +32,7 @@ Token = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
 
 _Place = tuple[Lineage, Count, Count]
 _LARGEST = (1 << 62) - 1
+_MOST_MISSING = 32  # processes that a report names
 
 
 class _Told(Message, frozen=True):
@@ -46,6 +47,8 @@ class _Told(Message, frozen=True):
     samples: Count
     trail: Trail
     samples_held: Count
+    missing: Annotated[tuple[tuple[ProcessId, Label], ...], msgspec.Meta(max_length=_MOST_MISSING)]
+    insists: bool
     taken: Shares
     speed: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     condition: Condition
@@ -80,6 +83,8 @@ class Standing:
             min(report.samples, _LARGEST),
             report.trail,
             min(report.samples_held, _LARGEST),
+            report.missing[:_MOST_MISSING],
+            report.insists,
             self.taken,
             self.speed,
             self.condition,
@@ -100,6 +105,8 @@ class Standing:
             told.samples,
             told.trail,
             told.samples_held,
+            told.missing,
+            told.insists,
         )
         return cls(report, told.taken, told.speed, told.condition, told.waits, told.token)
 
