@@ -17,7 +17,7 @@ from support.ranks import Ranks
 from support.threads import PATIENCE, eventually
 
 MIB = 1 << 20
-SIZE = 160 * MIB  # more than may be unanswered at a time
+SIZE = 256 * MIB  # more than may be unanswered at a time
 
 
 def peak() -> int:

@@ -9,6 +9,7 @@ a program are used again for the next test, which spares most of the starting.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
@@ -30,6 +31,7 @@ from support.threads import PATIENCE
 logger = logging.getLogger(__name__)
 
 TESTS = Path(__file__).resolve().parent.parent
+PIPE_SIZE = 1 << 20  # bytes that a process may say before somebody listens
 LOOK_EVERY = 0.02  # seconds between two looks at whether a silent process has ended
 
 Program = Callable[..., Any]
@@ -61,6 +63,10 @@ class Rank:
             start_new_session=True,  # a group of its own: its children end with it in clean_up
         )
         self.pid = self._process.pid
+        if sys.platform == "linux":  # otherwise 64 KiB, which members of a training fill in seconds
+            assert self._process.stdout is not None
+            with contextlib.suppress(OSError):  # users other than root may have too many of them
+                fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
     # -- talking -----------------------------------------------------------------------------
 
