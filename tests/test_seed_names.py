@@ -60,7 +60,7 @@ BACKEND_DOCUMENT: dict[str, Place] = {
     "Backend.recv": At("potluck.Backend.recv"),
     "Backend.recv_timeout": At("potluck.Backend.recv_timeout"),
     "Backend.barrier": At("potluck.Backend.barrier"),
-    "Backend.as_nccl_backend": Instead("isinstance(backend, TorchBackend) tells."),
+    "Backend.as_nccl_backend": At("potluck.Backend.as_nccl_backend"),
     "TcpBackend": At("potluck.TcpBackend"),
     "TcpBackend.new": CONSTRUCTOR,
     "TcpBackend.rank": At("potluck.TcpBackend.rank"),

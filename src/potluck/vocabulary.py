@@ -28,6 +28,7 @@ All processes of one machine and user share it; a process is a node id with an i
 class ProcessId(NamedTuple):
     """Which start of which process: a machine's id, and a number that grows with every start.
 
+    >>> from potluck.vocabulary import NodeId
     >>> str(ProcessId(NodeId("a" * 32), 1_731_700_004_711))
     'aaaaaaaa/4711'
     """
@@ -51,6 +52,7 @@ class Branch(NamedTuple):
 class View:
     """Who is in, as agreed: one of the numbered views of a lineage.
 
+    >>> from potluck.vocabulary import NodeId
     >>> me, you = (ProcessId(NodeId(letter * 32), 1) for letter in "ab")
     >>> view = View("f" * 32, 3, (me, you))
     >>> view.leader == me, view.rank_of(you), view.rank_of(ProcessId(NodeId("c" * 32), 1))

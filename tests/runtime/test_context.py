@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -300,7 +301,7 @@ def test_completed_operations_are_counted() -> None:
 
 
 def test_failed_operations_are_counted() -> None:
-    """The time until the failure counts too; what was refused before it began does not."""
+    """The time until the failure counts too; and each once."""
 
     def act(context: DistributedContext) -> MetricsSnapshot | None:
         with pytest.raises(UnsupportedOperation):
@@ -312,7 +313,52 @@ def test_failed_operations_are_counted() -> None:
     for snapshot in in_group(2, act):
         assert snapshot is not None
         assert snapshot.all_reduce.completed == 0
-        assert snapshot.all_reduce.failed == 1
+        assert snapshot.all_reduce.failed == 2
+        errors = {"UnsupportedOperation": 1, "CollectiveMismatch": 1}
+        assert snapshot.all_reduce.errors == errors
+
+
+REFUSED: dict[str, Callable[[DistributedContext], object]] = {
+    "all_reduce": lambda context: context.all_reduce(np.ones(2), "median"),
+    "reduce": lambda context: context.reduce(np.ones(2), root=7),
+    "reduce_scatter": lambda context: context.reduce_scatter("words"),
+    "broadcast": lambda context: context.broadcast(np.ones(2), root=-1),
+    "all_gather": lambda context: context.all_gather(np.ones(2), counts=[1, 2, 3]),
+    "gather": lambda context: context.gather(np.ones(2), root="0"),  # type: ignore[call-overload]
+    "scatter": lambda context: context.scatter(None),
+    "all_to_all": lambda context: context.all_to_all(np.ones(2), counts=[[1]]),
+    "barrier": lambda context: context.barrier(timeout=-1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_is_refused_for_its_arguments_has_failed(name: str) -> None:
+    """Whoever looks at the metrics of a program that fails sees it there."""
+    (backend,) = SimulatedBackend.create_group(1)
+    with DistributedContext.with_metrics(backend) as context:
+        with pytest.raises((TypeError, ValueError)):
+            REFUSED[name](context)
+        snapshot = context.metrics_snapshot()
+    assert snapshot is not None
+    seen = getattr(snapshot, name)
+    assert (seen.completed, seen.failed) == (0, 1)
+
+
+def test_a_configuration_without_a_limit_leaves_that_of_the_backend() -> None:
+    """Half an hour unless the backend says otherwise; a call, and one that is started."""
+    left, right = SimulatedBackend.create_group(2)
+    left.timeout = 0.05
+    with DistributedContext(left, CollectiveConfig()) as context, right:
+        assert context.timeout == 0.05
+        with pytest.raises(Timeout, match="was not done in time"):
+            context.all_reduce(1)
+
+
+def test_something_else_than_a_configuration_is_refused() -> None:
+    """Before anything runs with it."""
+    (backend,) = SimulatedBackend.create_group(1)
+    with backend, pytest.raises(TypeError, match="CollectiveConfig, not a dict"):
+        DistributedContext(backend, {"timeout": 3})  # type: ignore[arg-type]
 
 
 def test_contexts_may_count_in_one_place() -> None:

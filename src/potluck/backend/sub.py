@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from potluck.backend.base import NOTICES, RPC, WORLD, Backend, check_whole
+from potluck.backend.engines.plain import carry
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.forking import ForkSafeLock
 
@@ -69,7 +70,7 @@ class SubBackend(Backend):
             )
         self.name = name
         """What it is called; None if only the order tells it from others of the same members."""
-        self._parent = parent
+        self._parent = carry(parent)
         self._members = ordered
         self._rank = ordered.index(parent.rank)
         self._group = _identity(parent, ordered, name)

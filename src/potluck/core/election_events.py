@@ -36,7 +36,11 @@ class ElectionConfig:
 
 
 class ElectionRole(Enum):
-    """What this process does in the current term."""
+    """What this process does in the current term.
+
+    >>> ElectionRole("leading") is ElectionRole.LEADING
+    True
+    """
 
     IDLE = "idle"
     """Without a view."""
@@ -69,7 +73,11 @@ class ElectionState:
 
 
 class ElectionKind(Enum):
-    """What happened."""
+    """What happened in an election.
+
+    >>> ElectionKind.NEW_LEADER.value
+    'new leader'
+    """
 
     STARTED = "started"
     ELECTED = "elected"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
     from potluck.core.ancestry import Branch
+    from potluck.core.election_events import ElectionState
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.net.transport import Poller
@@ -126,6 +127,12 @@ class AutoDiscoveryBackend(InOneView):
         return None if view is None else view.leader
 
     @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why, and what this process does in it."""
+        control = self._node.control
+        return control.ask(lambda: control.core.election.state)
+
+    @property
     def health(self) -> HealthSummary:
         """How the others are, with reasons."""
         control = self._node.control
@@ -135,6 +142,10 @@ class AutoDiscoveryBackend(InOneView):
     def metrics(self) -> DistributedMetrics | None:
         """What this node has counted, unless it was told not to."""
         return self._node.metrics if self.config.metrics else None
+
+    def count_in(self, metrics: DistributedMetrics) -> None:
+        """Count there from now on; what this node has counted of the cluster so far comes along."""
+        self._node.count_in(metrics)
 
     def _serve_metrics(self) -> MetricsEndpoint | None:
         address = self.config.metrics_address

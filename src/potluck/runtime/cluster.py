@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from potluck.collective.config import CollectiveConfig
     from potluck.core.ancestry import Branch
+    from potluck.core.election_events import ElectionState
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_events import ClusterEvent, ViewChange
@@ -61,9 +62,16 @@ class ClusterBackend(Protocol):
     def metrics(self) -> DistributedMetrics | None:
         """What the node has counted, if it does."""
 
+    def count_in(self, metrics: DistributedMetrics) -> None:
+        """Count views, leadership, health and peers there as well."""
+
     @property
     def metrics_url(self) -> str | None:
         """Where that can be read."""
+
+    @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why."""
 
     @property
     def topology(self) -> SharedTopology:
@@ -117,6 +125,7 @@ class Cluster(InOneView, DistributedContext):
         self._slept = None
         self._subgroups = {}
         self._whole = None
+        self._respect_overrides()
 
     @property
     def _cluster(self) -> ClusterBackend:
@@ -143,6 +152,11 @@ class Cluster(InOneView, DistributedContext):
     def leader(self) -> ProcessId | None:
         """Rank 0."""
         return self._cluster.leader
+
+    @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why, and what this process does in it."""
+        return self._cluster.election
 
     @property
     def process(self) -> ProcessId:
@@ -240,6 +254,8 @@ class Cluster(InOneView, DistributedContext):
 
     def _count_in(self, metrics: DistributedMetrics | None) -> None:
         self._metrics = metrics  # for whom a view waits is counted by the node
+        if metrics is not None:
+            self._cluster.count_in(metrics)
 
     def abort(self, reason: str = "aborted by the caller") -> None:
         """End every collective under way with an error, from any thread."""
