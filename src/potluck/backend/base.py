@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.closing import Closing
 from potluck.errors import InvalidRank, UnsupportedOperation
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -124,6 +125,8 @@ class Backend(Closing, ABC):
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message from rank ``src`` has begun to arrive that no receive has asked for."""
+        if not self.is_plain:
+            raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
         return self._carrying.has_message(src, tag=tag, group=group)
 
     def open_stream(
@@ -208,15 +211,15 @@ class Backend(Closing, ABC):
         """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
         self._prepare_to_close()
 
-    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Send ``data`` to rank ``dst``; return when the buffer may be changed again."""
         self.post_send(data, dst, tag=tag).finish_within(self._limit(timeout))
 
-    def recv(self, into: Buffer, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def recv(self, into: Buffer, src: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Receive a message from rank ``src`` into ``into``, which has its exact size."""
         self.post_recv_into(into, src, tag=tag).finish_within(self._limit(timeout))
 
-    def recv_timeout(self, into: Buffer, src: int, timeout: float, *, tag: int = 0) -> None:
+    def recv_timeout(self, into: Buffer, src: int, timeout: Seconds, *, tag: int = 0) -> None:
         """Like :meth:`recv`, for at most ``timeout`` seconds.
 
         A message of which only a part has arrived by then is not lost: the next receive gets it
@@ -224,15 +227,15 @@ class Backend(Closing, ABC):
         """
         self.recv(into, src, tag=tag, timeout=timeout)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: Seconds | None = None) -> None:
         """Return when every rank has called this.
 
         After a time-out it may be called again and goes on where it stopped.
         """
         self.post_barrier().finish_within(self._limit(timeout))
 
-    def _limit(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout is None else timeout
+    def _limit(self, timeout: Seconds | None) -> float | None:
+        return in_seconds(self.timeout if timeout is None else timeout)
 
     def _check_rank(self, rank: int) -> int:
         # Negative numbers would silently address from the end.

@@ -60,13 +60,18 @@ class SubBackend(Backend):
             raise InvalidWorldSize(0, hint="A subgroup needs at least one member.")
         for member in ordered:
             if not 0 <= member < parent.world_size:
-                raise InvalidRank(member, parent.world_size)
+                raise InvalidRank(
+                    member,
+                    parent.world_size,
+                    message=f"A subgroup cannot have rank {member}: "
+                    f"the group has ranks 0 to {parent.world_size - 1}",
+                )
         if parent.rank not in ordered:
             raise InvalidRank(
                 parent.rank,
                 len(ordered),
-                hint=f"Rank {parent.rank} is not a member of {list(ordered)}: "
-                "only members create the subgroup.",
+                message=f"Rank {parent.rank} is not in the subgroup of ranks {list(ordered)}",
+                hint="Only its members make a subgroup; the other ranks leave the call out.",
             )
         self.name = name
         """What it is called; None if only the order tells it from others of the same members."""

@@ -14,6 +14,7 @@ from potluck.backend.rendezvous import meet
 from potluck.config import read_launch
 from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
 from potluck.net.addresses import parse_address
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +59,13 @@ class TcpBackend(LaneBackend):
         world_size: int,
         master_addr: str | Sequence[str],
         *,
-        timeout: float = 30,
+        timeout: Seconds = 30,
         namespace: NetworkNamespace | str | None = None,
         port: int = 0,
         peers: Sequence[str] = (),
         mapped: bool = False,
     ) -> None:
+        timeout = in_seconds(timeout)
         check_whole(rank, "rank")  # variables of the environment are text
         check_whole(world_size, "world size")
         if world_size < 2:  # noqa: PLR2004 - one process alone needs no network
@@ -98,7 +100,7 @@ class TcpBackend(LaneBackend):
         cls,
         environ: Mapping[str, str] | None = None,
         *,
-        timeout: float = 30,
+        timeout: Seconds = 30,
         namespace: NetworkNamespace | str | None = None,
     ) -> Self:
         """Join as ``torchrun``, ``mpirun`` or ``srun`` tell this process to."""

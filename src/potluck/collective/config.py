@@ -11,6 +11,7 @@ from potluck.collective.strategies import (
     Strategy,
 )
 from potluck.errors import InvalidWorldSize
+from potluck.vocabulary import settle_seconds
 
 __all__ = ["CollectiveConfig"]
 
@@ -49,6 +50,7 @@ class CollectiveConfig:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
+        settle_seconds(self)
         self.validate()
 
     @classmethod

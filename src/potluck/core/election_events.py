@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from potluck.vocabulary import ProcessId
+from potluck.vocabulary import ProcessId, settle_seconds
 
 __all__ = ["ElectionConfig", "ElectionEvent", "ElectionKind", "ElectionRole", "ElectionState"]
 
@@ -27,6 +27,7 @@ class ElectionConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
+        settle_seconds(self)
         if not (0 < self.election_timeout < float("inf") and self.connection_delay >= 0):
             msg = (
                 "An election needs a positive election_timeout and a connection_delay of 0 or "

@@ -25,6 +25,7 @@ from potluck.runtime.cluster_calls import InOneView, Posted
 from potluck.runtime.cluster_node import ClusterNode
 from potluck.runtime.recorder_hooks import install as install_hooks
 from potluck.runtime.recorder_logs import attach
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -170,7 +171,7 @@ class AutoDiscoveryBackend(InOneView):
         """Machines and measured links, with what is known now."""
         return self._node.topographer.draw(self.stages.latest)
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view and connected."""
         goal = f"{count + 1} node{'s' * (count > 0)}"
         stage = self.stages.wait_for(
@@ -179,7 +180,7 @@ class AutoDiscoveryBackend(InOneView):
         self.stages.accept()
         return stage.view
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait while the cluster is paused or changing; calls do so by themselves."""
         return self.wait_for_peers(0, timeout)
 

@@ -16,6 +16,7 @@ from potluck.runtime.context import DistributedContext
 from potluck.runtime.limits import read_timeout
 from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,10 +78,10 @@ class ClusterBackend(Protocol):
     def topology(self) -> SharedTopology:
         """The machines and the links between them."""
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until so many others are in the view."""
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait until calls can run."""
 
     def on_view_change(self, callback: Callable[[ViewChange], None]) -> Callable[[], None]:
@@ -187,11 +188,11 @@ class Cluster(InOneView, DistributedContext):
 
         return measure_links(self._backend, self.topology, self.wait_until_active())
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view."""
         return self._cluster.wait_for_peers(count, timeout)
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait while the cluster is paused or changing; calls do so by themselves."""
         return self._cluster.wait_until_active(timeout)
 
@@ -302,7 +303,7 @@ class _Part(DistributedContext):
         return super()._place
 
     def _launch(
-        self, request: Request[Result], timeout: float | None, *, async_op: bool
+        self, request: Request[Result], timeout: Seconds | None, *, async_op: bool
     ) -> Result | Work[Result]:
         with self._judged(timeout):
             outcome = super()._launch(request, timeout, async_op=async_op)
@@ -311,7 +312,7 @@ class _Part(DistributedContext):
         return outcome
 
     @contextlib.contextmanager
-    def _judged(self, timeout: float | None) -> Iterator[None]:
+    def _judged(self, timeout: Seconds | None) -> Iterator[None]:
         """Around a call: what fails because the view is over raises what membership decided."""
         limit = read_timeout(self._limit(timeout))
         deadline = None if limit is None else time.monotonic() + limit

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from potluck.backend.base import check_whole
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.net.addresses import MAX_PORT, Address, parse_address
+from potluck.vocabulary import settle_seconds
 
 if TYPE_CHECKING:
     from potluck.net.namespace import NetworkNamespace
@@ -43,6 +44,7 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
+        settle_seconds(self)
         self.validate()
 
     @property

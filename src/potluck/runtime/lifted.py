@@ -12,6 +12,7 @@ from potluck.runtime.group import Group
 from potluck.runtime.overriding import OVERRIDABLE, overridden
 from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.requests import Place
+from potluck.vocabulary import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -73,7 +74,7 @@ class Lifted(DistributedBackend):
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        self._backend.timeout = seconds
+        self._backend.timeout = in_seconds(seconds)
 
     @property
     def innermost(self) -> Backend:
