@@ -17,6 +17,7 @@ from potluck import (
     Backend,
     ChannelClosed,
     CollectiveConfig,
+    CollectiveMismatch,
     DistributedBackend,
     DistributedContext,
     DistributedMetrics,
@@ -32,7 +33,7 @@ from potluck.runtime.group import Group
 from potluck.runtime.notices import sweep
 from support.contexts import in_group
 from support.ports import free_port
-from support.threads import Background, eventually, together
+from support.threads import PATIENCE, Background, eventually, together
 
 
 def test_a_context_knows_who_it_is() -> None:
@@ -402,3 +403,28 @@ def test_subgroups_that_are_closed_leave_nothing_behind() -> None:
     in_group(2, act)
     gc.collect()
     assert sum(type(each) is Group for each in gc.get_objects()) < many // 10
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_subgroup_made_once_too_often_is_named(elsewhere: bool) -> None:
+    """Both ranks hear of it long before their time is up, wherever the second one waits."""
+
+    def act(context: DistributedContext) -> str:
+        pair = context.subgroup([0, 1])
+        if context.rank == 0:
+            pair = context.subgroup([0, 1])
+        waiting = context if elsewhere and context.rank == 1 else pair
+        with pytest.raises(CollectiveMismatch) as caught:
+            waiting.all_reduce(1, timeout=PATIENCE)
+        return str(caught.value)
+
+    master = f"127.0.0.1:{free_port()}"
+
+    def connected(rank: int) -> str:
+        with DistributedContext(TcpBackend(rank, 2, master)) as context:
+            return act(context)
+
+    over_tcp = together(*(lambda rank=rank: connected(rank) for rank in range(2)))
+    for said in (*in_group(2, act), *over_tcp):
+        assert "Rank 0 waits in subgroup number 2 of ranks [0, 1]" in said
+        assert "which rank 1 has made only once" in said

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.net.transport import Poller
     from potluck.vocabulary import NodeId
 
-__all__ = ["SubBackend"]
+__all__ = ["SubBackend", "unmade"]
 
 _lock = ForkSafeLock()
 _created: weakref.WeakKeyDictionary[Backend, dict[tuple[int, ...], int]] = (
@@ -195,6 +195,23 @@ def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> in
             counts = _created.setdefault(parent, {})
             counts[members] = counts.get(members, 0) + 1
             name = f"#{counts[members]}"
+    return _number(parent, members, name)
+
+
+def unmade(parent: Backend) -> list[tuple[tuple[int, ...], int, int]]:
+    """Of each set of members: who, how many subgroups this rank has made, the next one's number.
+
+    Those that have names are left out: their order does not matter.
+    """
+    with _lock:
+        counts = dict(_created.get(parent, {}))
+    return [
+        (members, count, _number(parent, members, f"#{count + 1}"))
+        for members, count in counts.items()
+    ]
+
+
+def _number(parent: Backend, members: tuple[int, ...], name: str) -> int:
     outer = parent._group if isinstance(parent, SubBackend) else WORLD  # noqa: SLF001
     text = f"{outer}/{','.join(map(str, members))}/{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
