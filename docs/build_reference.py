@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import inspect
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ HEAD = """\
 # Reference
 
 Every public name, from its docstring; `make docs` writes this page, and a test compares it with the
-code. The examples are run as tests. [api.md](api.md) is the same as one table.
+code. Each example runs by itself in a fresh interpreter, as it is printed; a test does that.
+[api.md](api.md) is the same as one table.
 """
 
 
@@ -48,7 +52,7 @@ def _entry(name: str) -> str:
     lines = [f"### `{name}`\n"]
     if shown := _signature(thing, name):
         lines.append(f"```text\n{shown}\n```\n")
-    lines.append(_markdown(inspect.getdoc(thing) or ""))
+    lines.append(_markdown(inspect.getdoc(thing) or "", thing))
     if inspect.isclass(thing):
         lines += _members(thing)
     return "\n".join(lines) + "\n"
@@ -116,7 +120,7 @@ def _first(doc: str | None) -> str:
     return " ".join(text.split())
 
 
-def _markdown(doc: str) -> str:
+def _markdown(doc: str, thing: Any) -> str:
     """A docstring as Markdown: examples become blocks."""
     parts: list[str] = []
     example: list[str] = []
@@ -126,10 +130,34 @@ def _markdown(doc: str) -> str:
             example.append(line)
             continue
         if example:
-            parts += ["```pycon", *example, "```"]
+            parts += ["```pycon", *_imports(example, thing), *example, "```"]
             example = []
         parts.append(_roles(line))
     return "\n".join(parts).strip() + "\n"
+
+
+def _imports(example: list[str], thing: Any) -> list[str]:
+    """The imports that an example needs and does not make: in its module the names are there."""
+    examples = doctest.DocTestParser().get_examples("\n".join(example))
+    source = "".join(each.source for each in examples)
+    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    made = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    needed = sorted({each.id for each in names} - made)
+    public = [name for name in needed if name in potluck.__all__]
+    lines = [">>> import numpy as np"] if "np" in needed else []
+    if "potluck" in needed:
+        lines.append(">>> import potluck")
+    if public:
+        lines.append(f">>> from potluck import {', '.join(public)}")
+    for name in [each for each in needed if each not in potluck.__all__]:
+        home = sys.modules[thing.__module__]
+        value = vars(home).get(name)
+        if name != "np" and value is not None and not inspect.ismodule(value):
+            lines.append(f">>> from {getattr(value, '__module__', home.__name__)} import {name}")
+    return lines
 
 
 def _roles(text: str) -> str:

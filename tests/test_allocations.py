@@ -14,6 +14,7 @@ BOUNDED = {
     "potluck.net.secure_socket.SecureSocket.__init__": "a copy of bytes that are here",
     "potluck.backend.carried.CarriedStream._advance": "checked against CHUNK just before",
     "potluck.backend.engines.mpi.MpiBackend._receive": "checked against CHUNK just before",
+    "potluck.backend.engines.plain.PlainMesh._receive": "checked against CHUNK just before",
     "potluck.net.whereabouts._machine": "a file of this machine's own kernel",
     "potluck.backend.inbox.Inbox._begin_eager": "Limits.eager, and the sender's credit",
     "potluck.backend.inbox.Inbox.complete_small": "a copy, within the sender's credit",

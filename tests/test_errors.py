@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import copy
 import errno
+import importlib
 import os
 import pickle
+import pkgutil
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck import errors
+import potluck
+from potluck import RpcError, errors
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -133,6 +136,39 @@ def test_every_class_is_what_its_line_says(line: Drawn) -> None:
     assert issubclass(cls, builtin)
     assert cls.recoverable is line.recoverable
     assert cls.__doc__
+
+
+def test_errors_of_the_parts_stand_in_the_same_tree_and_are_listed() -> None:
+    """Whoever catches DistributedError catches them; the page of the tree says where they are."""
+    for module in pkgutil.walk_packages(potluck.__path__, "potluck."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert errors.__doc__ is not None
+    listed = " ".join(errors.__doc__.partition("::\n")[0].split())
+    for cls in below(DistributedError):
+        if cls.__module__ not in {errors.__name__, RpcError.__module__} and is_ours(cls):
+            home = cls.__module__.removeprefix("potluck.")
+            assert re.search(rf"``{cls.__name__}``[^(]*\({re.escape(home)}\)", listed), cls
+
+
+def below(cls: type[DistributedError]) -> Iterator[type[DistributedError]]:
+    """Every class that derives from one."""
+    for child in cls.__subclasses__():
+        yield child
+        yield from below(child)
+
+
+def is_ours(cls: type) -> bool:
+    """Whether it is part of the library: tests have errors of their own."""
+    return cls.__module__.startswith("potluck.")
+
+
+def test_no_public_name_raises_an_error_outside_the_tree() -> None:
+    """Every public exception is in it."""
+    public = [getattr(potluck, name) for name in potluck.__all__]
+    found = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
+    outside = {each for each in found if not issubclass(each, DistributedError)}
+    assert outside == {potluck.SecurityWarning}
 
 
 def test_every_class_has_an_example_here() -> None:

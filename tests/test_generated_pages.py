@@ -77,3 +77,24 @@ def test_the_reference_shows_every_public_name() -> None:
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^### `(\w+)`$", text, flags=re.MULTILINE)) == potluck.__all__
     assert len(blocks(text, "pycon")) >= len(potluck.__all__)
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(text, id=f"{number}-{text.splitlines()[-1][:40]}")
+        for number, text in enumerate(blocks(REFERENCE, "pycon"))
+    ],
+)
+def test_every_example_of_the_reference_runs_as_printed(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader pastes it into a fresh interpreter, where no name is defined."""
+    monkeypatch.chdir(tmp_path)
+    parsed = doctest.DocTestParser().get_doctest(example, {}, "reference.md", None, 0)
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed, out=said.append)
+    assert not said, "".join(said)

@@ -8,6 +8,7 @@ table must say where.
 """
 
 import ast
+import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ BACKEND_DOCUMENT: dict[str, Place] = {
     "Backend.recv": At("potluck.Backend.recv"),
     "Backend.recv_timeout": At("potluck.Backend.recv_timeout"),
     "Backend.barrier": At("potluck.Backend.barrier"),
-    "Backend.as_nccl_backend": Instead("isinstance(backend, TorchBackend) tells."),
+    "Backend.as_nccl_backend": At("potluck.Backend.as_nccl_backend"),
     "TcpBackend": At("potluck.TcpBackend"),
     "TcpBackend.new": CONSTRUCTOR,
     "TcpBackend.rank": At("potluck.TcpBackend.rank"),
@@ -106,7 +107,7 @@ BACKEND_DOCUMENT: dict[str, Place] = {
     "FerrotorchError": Instead("potluck.DistributedError is the root of every error."),
     "FerrotorchResult": EXCEPTIONS,
     # Named in the documentation comments of that document.
-    "collective": At("potluck.collective"),
+    "collective": At("potluck.runtime.functions"),
     "collective.allreduce": At("potluck.allreduce"),
     "collective.all_gather": At("potluck.all_gather"),
     "collective.reduce_scatter": At("potluck.reduce_scatter"),
@@ -159,7 +160,7 @@ RPC_DOCUMENT: dict[str, Place] = {
 
 ROOT_DOCUMENT: dict[str, Place] = {
     "auto": At("potluck.runtime.auto"),
-    "config": At("potluck.config"),
+    "config": At("potluck.runtime.config"),
     "discovery": At("potluck.net.discovery"),
     "error": At("potluck.errors"),
     "identity": At("potluck.net.identity"),
@@ -235,6 +236,44 @@ ROOT_DOCUMENT: dict[str, Place] = {
     "DistributedContext.is_master": At("potluck.DistributedContext.is_master"),
     "DistributedContext.metrics_snapshot": At("potluck.DistributedContext.metrics_snapshot"),
 }
+
+# What the modules of the third document give to its root, as its ``pub use`` lines say.
+REEXPORTS: dict[str, tuple[str, ...]] = {
+    "auto": ("AutoDiscoveryBackend", "AutoDiscoveryConfig"),
+    "collective": ("AllReduceStrategy", "BroadcastStrategy", "CollectiveConfig", "ReduceStrategy"),
+    "compression": ("CompressionStrategy", "GradientCompressor", "QuantizationType"),
+    "config": ("DistributedConfig",),
+    "election": ("ElectionConfig", "ElectionEvent", "ElectionManager", "ElectionState"),
+    "error": ("DistributedError",),
+    "health": ("HealthConfig", "HealthEvent", "HealthMonitor", "HealthStatus", "HealthSummary"),
+    "identity": ("NodeIdentity",),
+    "metrics": ("DistributedMetrics", "MetricsSnapshot", "SharedMetrics"),
+    "namespace": ("NetworkNamespace",),
+    "ring": ("RingBackend",),
+    "topology": ("ClusterTopology", "ConnectionProfile", "NodeProfile"),
+}
+
+# Parameters that have another name there: (where here, there, here).
+PARAMETERS: tuple[tuple[str, str, str], ...] = (
+    ("potluck.Backend.send", "dst_rank", "dst"),
+    ("potluck.Backend.recv", "dst", "into"),
+    ("potluck.Backend.recv", "src_rank", "src"),
+    ("potluck.Backend.recv_timeout", "dst", "into"),
+    ("potluck.Backend.recv_timeout", "src_rank", "src"),
+    ("potluck.SubBackend.to_local", "global", "global_"),
+    ("potluck.TcpRpcBackend.send", "dst_rank", "dst"),
+    ("potluck.TcpRpcBackend.recv", "dst", "into"),
+    ("potluck.TcpRpcBackend.recv", "src_rank", "src"),
+    ("potluck.RpcAgent.rpc_sync", "dst_rank", "dst"),
+    ("potluck.RpcAgent.rpc_sync", "function_name", "name"),
+    ("potluck.RpcAgent.rpc_sync", "args", "payload"),
+    ("potluck.RpcAgent.rpc_async", "dst_rank", "dst"),
+    ("potluck.RpcAgent.rpc_async", "function_name", "name"),
+    ("potluck.RpcAgent.rpc_async", "args", "payload"),
+    ("potluck.RpcAgent.handle_request", "src_rank", "src"),
+    ("potluck.RpcAgent.handle_request", "request_data", "data"),
+    ("potluck.DistributedContext.all_reduce", "buffer", "array"),
+)
 
 # What the third document's prelude offers must be importable from the package root.
 PRELUDE = (
@@ -384,3 +423,22 @@ def test_a_name_said_to_be_planned_is_caught_when_it_exists() -> None:
     assert overdue("Fantasy", plan, DEFINED) is None
     assert overdue("Fantasy", Planned("nothing", until="DistributedError"), DEFINED) is not None
     assert overdue("DistributedError", Planned("nothing", until="Fantasy"), DEFINED) is None
+
+
+@pytest.mark.parametrize("module", REEXPORTS)
+def test_a_module_of_the_origin_is_where_its_names_are(module: str) -> None:
+    """The module named here defines them, or one beside it whose name begins alike."""
+    place = ROOT_DOCUMENT[module]
+    assert isinstance(place, At)
+    for name in REEXPORTS[module]:
+        assert getattr(potluck, name).__module__.startswith(place.path)
+
+
+@pytest.mark.parametrize(("path", "there", "here"), PARAMETERS)
+def test_every_parameter_that_is_called_otherwise_is_listed(
+    path: str, there: str, here: str
+) -> None:
+    """The page names both, and the one here exists."""
+    assert here in inspect.signature(pkgutil.resolve_name(path)).parameters
+    page = (TESTS_FOLDER.parent / "docs" / "origins.md").read_text(encoding="utf-8")
+    assert f"| `{path}` | `{there}` | `{here}` |" in page

@@ -80,7 +80,13 @@ if _typing.TYPE_CHECKING:
         RpcTooLarge,
     )
     from potluck.core.election import ElectionManager
-    from potluck.core.election_events import ElectionConfig, ElectionEvent, ElectionState
+    from potluck.core.election_events import (
+        ElectionConfig,
+        ElectionEvent,
+        ElectionKind,
+        ElectionRole,
+        ElectionState,
+    )
     from potluck.core.health import HealthMonitor
     from potluck.core.health_config import HealthConfig
     from potluck.core.health_records import HealthEvent, HealthStatus, HealthSummary
@@ -126,6 +132,7 @@ if _typing.TYPE_CHECKING:
     from potluck.training.local_sgd import LocalSgd
     from potluck.training.sampler import ElasticSampler
     from potluck.training.state import TrainingState
+    from potluck.vocabulary import ProcessId, View
 
 __version__ = "0.1.0"
 
@@ -159,7 +166,9 @@ __all__ = [
     "ElasticTrainer",
     "ElectionConfig",
     "ElectionEvent",
+    "ElectionKind",
     "ElectionManager",
+    "ElectionRole",
     "ElectionState",
     "GradientCompressor",
     "HandshakeRefused",
@@ -186,6 +195,7 @@ __all__ = [
     "NodeProfile",
     "Operation",
     "PeerLost",
+    "ProcessId",
     "QuantizationType",
     "ReduceOp",
     "ReduceStrategy",
@@ -218,6 +228,7 @@ __all__ = [
     "TorchBackend",
     "TrainingState",
     "UnsupportedOperation",
+    "View",
     "ViewChange",
     "ViewChanged",
     "Work",
@@ -260,7 +271,9 @@ _HOMES = {
     "ElasticTrainer": "potluck.training.elastic",
     "ElectionConfig": "potluck.core.election_events",
     "ElectionEvent": "potluck.core.election_events",
+    "ElectionKind": "potluck.core.election_events",
     "ElectionManager": "potluck.core.election",
+    "ElectionRole": "potluck.core.election_events",
     "ElectionState": "potluck.core.election_events",
     "GradientCompressor": "potluck.collective.compression.compressor",
     "HealthConfig": "potluck.core.health_config",
@@ -278,6 +291,7 @@ _HOMES = {
     "NodeIdentity": "potluck.net.identity",
     "NodeProfile": "potluck.core.topology_nodes",
     "Operation": "potluck.backend.operation",
+    "ProcessId": "potluck.vocabulary",
     "QuantizationType": "potluck.collective.compression.strategy",
     "ReduceOp": "potluck.collective.reduce",
     "ReduceStrategy": "potluck.collective.strategies",
@@ -306,6 +320,7 @@ _HOMES = {
     "TcpRpcBackend": "potluck.runtime.rpc_tcp",
     "TorchBackend": "potluck.backend.engines.torch",
     "TrainingState": "potluck.training.state",
+    "View": "potluck.vocabulary",
     "ViewChange": "potluck.runtime.cluster_events",
     "Work": "potluck.runtime.work",
     "all_gather": "potluck.runtime.functions",

@@ -5,6 +5,20 @@ Each class also derives from the builtin a caller would reach for, carries its f
 words what to do next.  ``recoverable`` tells whether the same call may succeed later in the same
 process.  Errors of the operating system become ours in one place: :func:`from_os_error`.
 
+What only one part of the library raises is defined there, below a class of this tree:
+
+* ``DistributedError``: ``Cancelled`` (backend.operation), ``CircleChanged`` (backend.circles),
+  ``DamagedFile``, ``UnsafeFile`` (net.private_files), ``DiscoveryUnavailable`` (net.mdns),
+  ``InvalidCode`` (core.pairing_code), ``InvalidNamespaceName``, ``NamespaceExists``,
+  ``UnknownNamespace`` (net.namespace_files), ``PairingFailed`` (runtime.pairing), ``RosterRefused``
+  (core.roster_records), ``RpcError`` and those below it (core.calls_errors), ``ScenarioError``
+  (testing.scenario), ``WeakPassphrase`` (net.passphrase)
+* ``HandshakeRefused``: ``AnotherNamespace``, ``NodeMismatch`` (net.tls_errors), ``Declined``,
+  ``SecretChanged`` (backend.introduction), ``RefusedByPeer``, ``RefusedForNow`` (net.opening)
+* ``MalformedFrame``: ``VersionMismatch`` (net.frames)
+* of the command: ``CannotAsk`` (apps.cli.circle), ``NodeFailed`` (apps.cli.demo_process),
+  ``UnknownMember`` (apps.cli.change), ``UnreadableDump`` (apps.cli.trace_reading)
+
 ::
 
     DistributedError
@@ -137,9 +151,13 @@ class InvalidRank(DistributedError, ValueError):
     'Rank 5 does not exist in a group of 2 (ranks 0 to 1)'
     """
 
-    def __init__(self, rank: int, world_size: int, *, hint: str | None = None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, *, message: str | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(
-            f"Rank {rank} does not exist in a group of {world_size} (ranks 0 to {world_size - 1})",
+            message
+            or f"Rank {rank} does not exist in a group of {world_size} "
+            f"(ranks 0 to {world_size - 1})",
             rank=rank,
             expected=world_size,
             got=rank,

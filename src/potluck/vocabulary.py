@@ -9,14 +9,27 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, NewType
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NewType, TypeAlias, overload
 
 import msgspec
 
 from potluck.errors import InvalidWorldSize, MalformedFrame
 
-__all__ = ["Branch", "LinkMatrix", "NodeId", "ProcessId", "View"]
+__all__ = [
+    "Branch",
+    "LinkMatrix",
+    "NodeId",
+    "ProcessId",
+    "Seconds",
+    "View",
+    "in_seconds",
+    "settle_seconds",
+]
+
+Seconds: TypeAlias = float | timedelta
+"""A length of time as users write it."""
 
 NodeId = NewType("NodeId", str)
 """Who a machine is: 32 lower-case letters and digits, a hash of its public key.
@@ -25,9 +38,39 @@ All processes of one machine and user share it; a process is a node id with an i
 """
 
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@overload
+def in_seconds(time: Seconds) -> float: ...
+
+
+@overload
+def in_seconds(time: Seconds | None) -> float | None: ...
+
+
+def in_seconds(time: Seconds | None) -> float | None:
+    """A length of time as a number of seconds; what is one already stays as it is.
+
+    >>> in_seconds(timedelta(minutes=1)), in_seconds(2.5), in_seconds(None)
+    (60.0, 2.5, None)
+    """
+    return time.total_seconds() if isinstance(time, timedelta) else time
+
+
+def settle_seconds(config: DataclassInstance) -> None:
+    """Make every ``timedelta`` among the fields of a frozen configuration a number of seconds."""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if isinstance(value, timedelta):
+            object.__setattr__(config, each.name, value.total_seconds())
+
+
 class ProcessId(NamedTuple):
     """Which start of which process: a machine's id, and a number that grows with every start.
 
+    >>> from potluck.vocabulary import NodeId
     >>> str(ProcessId(NodeId("a" * 32), 1_731_700_004_711))
     'aaaaaaaa/4711'
     """
@@ -51,6 +94,7 @@ class Branch(NamedTuple):
 class View:
     """Who is in, as agreed: one of the numbered views of a lineage.
 
+    >>> from potluck.vocabulary import NodeId
     >>> me, you = (ProcessId(NodeId(letter * 32), 1) for letter in "ab")
     >>> view = View("f" * 32, 3, (me, you))
     >>> view.leader == me, view.rank_of(you), view.rank_of(ProcessId(NodeId("c" * 32), 1))

@@ -21,7 +21,7 @@ from potluck import (
 )
 from potluck.net.memory import MemoryStream
 from support.meshes import received
-from support.threads import Background, eventually, together
+from support.threads import PATIENCE, Background, eventually, together
 
 
 @contextlib.contextmanager
@@ -292,3 +292,17 @@ def test_barriers_hold_under_delay() -> None:
 
     with simulated(4, SimulatedFaults(seed=11, delay=(0.0, 0.003))) as group:
         together(*[partial(visit, backend) for backend in group])
+
+
+def test_a_thread_may_send_any_number_of_messages_before_it_receives_them() -> None:
+    """The channels have no bound: one thread can play all ranks."""
+    left, right = SimulatedBackend.create_group(2)
+    block = bytes(8 << 20)
+    with left, right:
+        for _ in range(10):
+            left.send(block, 1, timeout=PATIENCE)
+        left.send(bytes(70 << 20), 1, timeout=PATIENCE)
+        inbox = bytearray(8 << 20)
+        for _ in range(10):
+            right.recv(inbox, 0, timeout=PATIENCE)
+        right.recv(bytearray(70 << 20), 0, timeout=PATIENCE)

@@ -39,7 +39,12 @@ def test_subbackend_local_rank_and_world_size() -> None:
 
 def test_subbackend_global_rank_not_in_members_is_error() -> None:
     """Only members create the subgroup; the error names the stranger."""
-    with parents(4) as group, pytest.raises(InvalidRank, match="only members") as caught:
+    with (
+        parents(4) as group,
+        pytest.raises(
+            InvalidRank, match=r"^Rank 0 is not in the subgroup of ranks \[1, 3\]"
+        ) as caught,
+    ):
         SubBackend(group[0], [1, 3])
     assert (caught.value.rank, caught.value.world_size) == (0, 2)
 
@@ -233,3 +238,17 @@ def test_members_can_be_numbered_as_they_are_listed() -> None:
     assert inbox == b"x"
     for parent in parents:
         parent.close()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([0, 4], r"^A subgroup cannot have rank 4: the group has ranks 0 to 3$"),
+        ([-1, 0], r"^A subgroup cannot have rank -1: the group has ranks 0 to 3$"),
+        ([1], r"^Rank 0 is not in the subgroup of ranks \[1\]\. Only its members"),
+    ],
+)
+def test_a_wrong_subgroup_gets_one_true_sentence(members: list[int], said: str) -> None:
+    """Of the group it would be part of, not of one that does not exist."""
+    with parents(4) as group, pytest.raises(InvalidRank, match=said):
+        SubBackend(group[0], members)

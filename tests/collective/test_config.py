@@ -11,7 +11,7 @@ from potluck.errors import InvalidWorldSize
 
 
 def test_left_alone_everything_is_automatic() -> None:
-    """One device, no nodes, a tree of two below a mebibyte, a minute."""
+    """One device, no nodes, a tree of two below a mebibyte, the backend's limit."""
     config = CollectiveConfig().validate()
     assert config == CollectiveConfig(
         num_devices=1,
@@ -24,7 +24,7 @@ def test_left_alone_everything_is_automatic() -> None:
         global_broadcast=None,
         tree_threshold_bytes=1 << 20,
         tree_arity=2,
-        timeout=60.0,
+        timeout=None,
     )
 
 
@@ -46,12 +46,19 @@ def test_presets_say_where_the_ranks_are() -> None:
         ({"tree_arity": 0}, ValueError),
         ({"timeout": 0.0}, ValueError),
         ({"timeout": float("nan")}, ValueError),
+        ({"timeout": "20"}, TypeError),
+        ({"num_devices": 1.5}, TypeError),
+        ({"num_nodes": True}, TypeError),
+        ({"local_all_reduce": "ring"}, TypeError),
+        ({"local_reduce": None}, TypeError),
+        ({"local_all_reduce": BroadcastStrategy.AUTO}, TypeError),
+        ({"num_nodes": 2, "global_broadcast": "tree"}, TypeError),
     ],
 )
 def test_nonsense_is_refused(change: dict[str, Any], error: type[Exception]) -> None:
-    """With the field and its value."""
+    """When it is written down, with the field and its value."""
     with pytest.raises(error, match=r"World size|needs num_nodes|must be"):
-        replace(CollectiveConfig(), **change).validate()
+        CollectiveConfig(**change)
 
 
 @pytest.mark.parametrize(

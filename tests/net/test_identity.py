@@ -205,3 +205,14 @@ def test_the_words_of_names_are_many_and_plain() -> None:
     for words in (ADJECTIVES, ANIMALS):
         assert len(words) == len(set(words)) == 128
         assert all(word.isascii() and word.isalpha() and word.islower() for word in words)
+
+
+def test_identities_of_one_key_are_equal(tmp_path: Path) -> None:
+    """However often it is loaded; as a member of a set it is one."""
+    first, second = (NodeIdentity.load_or_generate(tmp_path / "key") for _ in range(2))
+    other = NodeIdentity.ephemeral()
+    assert first == second
+    assert hash(first) == hash(second)
+    assert len({first, second, other}) == 2
+    assert first != other
+    assert first != first.id

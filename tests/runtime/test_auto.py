@@ -339,3 +339,45 @@ def test_a_program_can_add_events() -> None:
         eventually(lambda: "the learning rate is lower now" in map(str, node.events()))
         event = next(each for each in node.events() if str(each).startswith("the learning"))
         assert event.level == logging.WARNING
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_metrics_given_to_a_context_have_the_views_and_who_leads(counts: bool) -> None:
+    """Those before the context was made as well, and also where the node was told not to count."""
+    config = AutoDiscoveryConfig(job=new_job(), multicast=False, solo_delay=0.0, metrics=counts)
+    metrics = potluck.DistributedMetrics()
+    backend = AutoDiscoveryBackend(config)
+    backend.wait_until_active(PATIENCE)
+    with DistributedContext.with_metrics(backend, metrics) as cluster:
+        cluster.all_reduce(1.0)
+        seen = metrics.snapshot()
+        assert seen == cluster.metrics_snapshot() or cluster.metrics is metrics
+        assert (seen.views.installed, seen.views.members, seen.views.rank) == (1, 1, 0)
+        assert seen.elections.is_leader
+        assert seen.all_reduce.completed == 1
+
+
+def test_a_cluster_says_who_leads_and_why() -> None:
+    """With the public types: state, role, view, process, topology."""
+    with clusters(2) as nodes:
+        for node in nodes:
+            state, view = node.election, node.view
+            assert isinstance(state, potluck.ElectionState)
+            assert isinstance(view, potluck.View)
+            assert isinstance(node.process, potluck.ProcessId)
+            assert isinstance(node.topology, potluck.SharedTopology)
+            assert (state.leader, state.lineage, state.epoch) == (
+                node.leader,
+                view.lineage,
+                view.epoch,
+            )
+            leads = node.process == node.leader
+            expected = potluck.ElectionRole.LEADING if leads else potluck.ElectionRole.FOLLOWING
+            assert state.role is expected
+            assert state.reason
+            kinds = {
+                each.event.kind
+                for each in node.events()
+                if isinstance(each.event, potluck.ElectionEvent)
+            }
+            assert kinds <= set(potluck.ElectionKind)

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from potluck import (
     Backend,
     ChannelClosed,
     CollectiveConfig,
+    CollectiveMismatch,
     DistributedBackend,
     DistributedContext,
     DistributedMetrics,
@@ -31,7 +33,7 @@ from potluck.runtime.group import Group
 from potluck.runtime.notices import sweep
 from support.contexts import in_group
 from support.ports import free_port
-from support.threads import Background, eventually, together
+from support.threads import PATIENCE, Background, eventually, together
 
 
 def test_a_context_knows_who_it_is() -> None:
@@ -300,7 +302,7 @@ def test_completed_operations_are_counted() -> None:
 
 
 def test_failed_operations_are_counted() -> None:
-    """The time until the failure counts too; what was refused before it began does not."""
+    """The time until the failure counts too; and each once."""
 
     def act(context: DistributedContext) -> MetricsSnapshot | None:
         with pytest.raises(UnsupportedOperation):
@@ -312,7 +314,52 @@ def test_failed_operations_are_counted() -> None:
     for snapshot in in_group(2, act):
         assert snapshot is not None
         assert snapshot.all_reduce.completed == 0
-        assert snapshot.all_reduce.failed == 1
+        assert snapshot.all_reduce.failed == 2
+        errors = {"UnsupportedOperation": 1, "CollectiveMismatch": 1}
+        assert snapshot.all_reduce.errors == errors
+
+
+REFUSED: dict[str, Callable[[DistributedContext], object]] = {
+    "all_reduce": lambda context: context.all_reduce(np.ones(2), "median"),
+    "reduce": lambda context: context.reduce(np.ones(2), root=7),
+    "reduce_scatter": lambda context: context.reduce_scatter("words"),
+    "broadcast": lambda context: context.broadcast(np.ones(2), root=-1),
+    "all_gather": lambda context: context.all_gather(np.ones(2), counts=[1, 2, 3]),
+    "gather": lambda context: context.gather(np.ones(2), root="0"),  # type: ignore[call-overload]
+    "scatter": lambda context: context.scatter(None),
+    "all_to_all": lambda context: context.all_to_all(np.ones(2), counts=[[1]]),
+    "barrier": lambda context: context.barrier(timeout=-1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_is_refused_for_its_arguments_has_failed(name: str) -> None:
+    """Whoever looks at the metrics of a program that fails sees it there."""
+    (backend,) = SimulatedBackend.create_group(1)
+    with DistributedContext.with_metrics(backend) as context:
+        with pytest.raises((TypeError, ValueError)):
+            REFUSED[name](context)
+        snapshot = context.metrics_snapshot()
+    assert snapshot is not None
+    seen = getattr(snapshot, name)
+    assert (seen.completed, seen.failed) == (0, 1)
+
+
+def test_a_configuration_without_a_limit_leaves_that_of_the_backend() -> None:
+    """Half an hour unless the backend says otherwise; a call, and one that is started."""
+    left, right = SimulatedBackend.create_group(2)
+    left.timeout = 0.05
+    with DistributedContext(left, CollectiveConfig()) as context, right:
+        assert context.timeout == 0.05
+        with pytest.raises(Timeout, match="was not done in time"):
+            context.all_reduce(1)
+
+
+def test_something_else_than_a_configuration_is_refused() -> None:
+    """Before anything runs with it."""
+    (backend,) = SimulatedBackend.create_group(1)
+    with backend, pytest.raises(TypeError, match="CollectiveConfig, not a dict"):
+        DistributedContext(backend, {"timeout": 3})  # type: ignore[arg-type]
 
 
 def test_contexts_may_count_in_one_place() -> None:
@@ -356,3 +403,28 @@ def test_subgroups_that_are_closed_leave_nothing_behind() -> None:
     in_group(2, act)
     gc.collect()
     assert sum(type(each) is Group for each in gc.get_objects()) < many // 10
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_subgroup_made_once_too_often_is_named(elsewhere: bool) -> None:
+    """Both ranks hear of it long before their time is up, wherever the second one waits."""
+
+    def act(context: DistributedContext) -> str:
+        pair = context.subgroup([0, 1])
+        if context.rank == 0:
+            pair = context.subgroup([0, 1])
+        waiting = context if elsewhere and context.rank == 1 else pair
+        with pytest.raises(CollectiveMismatch) as caught:
+            waiting.all_reduce(1, timeout=PATIENCE)
+        return str(caught.value)
+
+    master = f"127.0.0.1:{free_port()}"
+
+    def connected(rank: int) -> str:
+        with DistributedContext(TcpBackend(rank, 2, master)) as context:
+            return act(context)
+
+    over_tcp = together(*(lambda rank=rank: connected(rank) for rank in range(2)))
+    for said in (*in_group(2, act), *over_tcp):
+        assert "Rank 0 waits in subgroup number 2 of ranks [0, 1]" in said
+        assert "which rank 1 has made only once" in said

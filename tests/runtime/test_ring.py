@@ -19,6 +19,7 @@ from potluck import (
     PeerLost,
     RingBackend,
     TcpBackend,
+    Timeout,
 )
 from potluck.runtime.group import Group
 from support.ports import free_port
@@ -81,9 +82,77 @@ def test_a_port_that_is_taken_is_named() -> None:
     port = int(peers[1].rpartition(":")[2])
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(IoError, match=f"Rank 1 could not listen on port {port}"),
+        pytest.raises(IoError, match=rf"Rank 1 could not listen on 127.0.0.1:{port} \(peers\[1\]"),
     ):
         RingBackend(DistributedConfig(peers, 1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_address_of_another_machine_is_refused_where_it_is_wrong(rank: int) -> None:
+    """That rank says which entry it is; it does not listen elsewhere and blame another rank."""
+    peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    peers[rank] = "203.0.113.77:29500"  # of a range that no machine has
+    said = rf"Rank {rank} could not listen on {peers[rank]} \(peers\[{rank}\]\)"
+    with pytest.raises(IoError, match=said) as caught:
+        RingBackend(DistributedConfig(peers, rank))
+    assert f"Start rank {rank} on the machine that has it" in str(caught.value.hint)
+
+
+def test_every_rank_is_reached_at_its_own_entry() -> None:
+    """Also where ranks have different addresses; each listens there and nowhere else."""
+    peers = [(f"127.0.0.{rank + 1}", free_port()) for rank in range(3)]
+    ranks = together(
+        *(lambda rank=rank: RingBackend(DistributedConfig(peers, rank)) for rank in range(3))
+    )
+    with contextlib.ExitStack() as stack:
+        for each in ranks:
+            stack.enter_context(each)
+        assert "127.0.0.2" in ranks[2].peer_name(1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", peers[1][1]))
+        socket.create_connection(peers[1]).close()
+
+
+def test_lists_that_differ_are_refused_by_the_entry() -> None:
+    """Rank 0 tells the rank that came from elsewhere, and knows it when its time is up."""
+    peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    other = [peers[0], f"127.0.0.1:{free_port()}"]
+
+    def start(rank: int, listed: list[str]) -> str:
+        with pytest.raises(DistributedError) as caught:
+            RingBackend(DistributedConfig(listed, rank, timeout=1.5))
+        return str(caught.value)
+
+    first, second = together(lambda: start(0, peers), lambda: start(1, other))
+    assert "peers[1] is 127.0.0.1, port" in first
+    assert "peers[1] is 127.0.0.1, port" in second
+    assert "give every rank the same list of peers" in second
+
+
+def test_a_third_rank_with_another_list_is_refused_by_the_entry() -> None:
+    """Rank 0 cannot see the lists of the others; each rank compares where all are."""
+    peers = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    other = [peers[0], f"127.0.0.1:{free_port()}", peers[2]]
+
+    def start(rank: int, listed: list[str]) -> str:
+        with pytest.raises(DistributedError) as caught:
+            RingBackend(DistributedConfig(listed, rank, timeout=1.5))
+        return str(caught.value)
+
+    said = together(lambda: start(0, peers), lambda: start(1, peers), lambda: start(2, other))
+    assert "peers[1] is 127.0.0.1, port" in said[2]
+    assert "on rank 2, but rank 1 listens on 127.0.0.1" in said[2]
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_entry() -> None:
+    """So that a wrong address in all lists is found."""
+    peers = [f"127.0.0.1:{free_port()}", "203.0.113.77:29500"]
+    with pytest.raises(Timeout, match=r"rank 1 \(peers\[1\], 203.0.113.77:29500\)"):
+        RingBackend(DistributedConfig(peers, 0, timeout=0.3))
+    peers.reverse()
+    peers[0] = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Timeout, match=rf"rank 0 at {peers[0]} \(peers\[0\]\)"):
+        RingBackend(DistributedConfig(peers, 1, timeout=0.3))
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Backend: bytes between ranks.
 
-What a backend must do is non-blocking: start a send, a receive or a barrier, and make progress.
-The blocking calls everybody knows stand on top of that, once, here.  ``group`` keeps the traffic of
-subgroups apart from each other and from the whole; ordinary callers never name it.
+The backends of this library are non-blocking: they start a send, a receive or a barrier, and make
+progress; the blocking calls stand on top of that, once, here.  A backend may also have the blocking
+calls alone: then :mod:`potluck.backend.engines.plain` makes the rest of them.  ``group`` keeps the
+traffic of subgroups apart from each other and from the whole; ordinary callers never name it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.closing import Closing
 from potluck.errors import InvalidRank, UnsupportedOperation
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
+    from potluck.collective.reduce import ReduceOp
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
     from potluck.vocabulary import NodeId
@@ -52,6 +55,9 @@ class Backend(Closing, ABC):
     Any number of threads may use a backend at once.  Messages between one pair of ranks with one
     tag arrive in the order they were sent.
 
+    To write one, derive from this class and define ``rank``, ``world_size``, ``send``, ``recv``,
+    ``recv_timeout`` and ``barrier``: a :class:`DistributedContext` has every collective on it.
+
     >>> from potluck import SimulatedBackend
     >>> with SimulatedBackend.create_group(1)[0] as backend:
     ...     backend.send(b"note to self", dst=0)
@@ -77,30 +83,51 @@ class Backend(Closing, ABC):
     def world_size(self) -> int:
         """How many ranks the group has."""
 
-    @abstractmethod
+    @property
+    def is_plain(self) -> bool:
+        """Whether this backend has the blocking calls alone, and cannot start messages itself."""
+        return type(self).post_send is Backend.post_send
+
+    @property
+    def _carrying(self) -> Backend:
+        """Who starts the messages of a backend that has the blocking calls alone."""
+        found: Backend | None = vars(self).get("_carrier")
+        if found is None:
+            name = type(self).__name__
+            if type(self).send is Backend.send:
+                msg = f"{name} defines neither send, recv, recv_timeout and barrier nor post_send"
+                raise TypeError(msg)
+            raise UnsupportedOperation(
+                f"{name} has no messages that are started and waited for later",
+                hint=f"Make a potluck.DistributedContext of the {name}: that has them.",
+            )
+        return found
+
     def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
         """Start sending; ``data`` must not change until the operation is done."""
+        return self._carrying.post_send(data, dst, tag=tag, group=group)
 
-    @abstractmethod
     def post_recv_into(
         self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
     ) -> Operation:
         """Start receiving a message of exactly the size of ``into``."""
+        return self._carrying.post_recv_into(into, src, tag=tag, group=group)
 
-    @abstractmethod
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None
     ) -> Operation:
         """Arrive at a barrier of ``members`` (all ranks unless given)."""
+        return self._carrying.post_barrier(group=group, members=members)
 
-    @abstractmethod
     def progress(self, timeout: float | None = 0) -> None:
         """Move bytes for every operation under way; wait up to ``timeout`` for some to come."""
+        self._carrying.progress(timeout)
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message from rank ``src`` has begun to arrive that no receive has asked for."""
-        del src, tag, group
-        raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
+        if not self.is_plain:
+            raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
+        return self._carrying.has_message(src, tag=tag, group=group)
 
     def open_stream(
         self,
@@ -131,7 +158,7 @@ class Backend(Closing, ABC):
         return CarriedPoller(self)
 
     def all_reduce_by_engine(
-        self, array: npt.NDArray[np.generic], op: str, timeout: float | None
+        self, array: npt.NDArray[np.generic], op: ReduceOp | str, timeout: float | None
     ) -> bool:
         """Combine all ranks' arrays in place, if an engine below can; False if there is none.
 
@@ -149,7 +176,14 @@ class Backend(Closing, ABC):
 
     def loss_of(self, rank: int) -> DistributedError | None:
         """Why a rank is gone, if it is."""
-        del rank
+        carrier: Backend | None = vars(self).get("_carrier")
+        return None if carrier is None else carrier.loss_of(rank)
+
+    def as_nccl_backend(self) -> Backend | None:
+        """The backend that runs on NCCL: this one, or one that it stands on; None if there is none.
+
+        It tells NCCL from Gloo and every other engine of PyTorch.
+        """
         return None
 
     def peer_name(self, rank: int) -> str:
@@ -173,19 +207,19 @@ class Backend(Closing, ABC):
         for action in list(self.__dict__.pop("_closing_actions", {})):
             action()
 
-    @abstractmethod
     def close(self) -> None:
         """Leave the group: peers waiting for this rank are told at once.  May be called twice."""
+        self._prepare_to_close()
 
-    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Send ``data`` to rank ``dst``; return when the buffer may be changed again."""
         self.post_send(data, dst, tag=tag).finish_within(self._limit(timeout))
 
-    def recv(self, into: Buffer, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def recv(self, into: Buffer, src: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Receive a message from rank ``src`` into ``into``, which has its exact size."""
         self.post_recv_into(into, src, tag=tag).finish_within(self._limit(timeout))
 
-    def recv_timeout(self, into: Buffer, src: int, timeout: float, *, tag: int = 0) -> None:
+    def recv_timeout(self, into: Buffer, src: int, timeout: Seconds, *, tag: int = 0) -> None:
         """Like :meth:`recv`, for at most ``timeout`` seconds.
 
         A message of which only a part has arrived by then is not lost: the next receive gets it
@@ -193,15 +227,15 @@ class Backend(Closing, ABC):
         """
         self.recv(into, src, tag=tag, timeout=timeout)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: Seconds | None = None) -> None:
         """Return when every rank has called this.
 
         After a time-out it may be called again and goes on where it stopped.
         """
         self.post_barrier().finish_within(self._limit(timeout))
 
-    def _limit(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout is None else timeout
+    def _limit(self, timeout: Seconds | None) -> float | None:
+        return in_seconds(self.timeout if timeout is None else timeout)
 
     def _check_rank(self, rank: int) -> int:
         # Negative numbers would silently address from the end.

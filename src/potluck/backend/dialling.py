@@ -53,6 +53,7 @@ ANSWER_TIME = 5.0
 """Seconds for the last steps of opening a lane with a member."""
 
 _SAME_START = "Check that they were started with the same master address and world size."
+_SAME_PEERS = "Check that they were started with the same list of peers, and where they run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,15 @@ class Meeting:
     members: Membership
     port: int = 0
     """Where ranks other than 0 listen; 0 is any that is free."""
+    peers: Sequence[Address] = ()
+    """Where each rank listens, if that is agreed beforehand."""
+    mapped: bool = False
+    """Whether the master address may be one that leads to rank 0 and is not its own."""
+
+    def entry(self, rank: int) -> str:
+        """A rank for an error message, with its entry in the list of peers where there is one."""
+        where = f" (peers[{rank}], {self.peers[rank]})" if self.peers else ""
+        return f"rank {rank}{where}"
 
 
 class Door:
@@ -137,7 +147,8 @@ class Links:
         The node that joined as that rank must answer, and both sides must agree on who belongs.
         """
         peer = self._table.peers[rank]
-        hosts = peer.hosts or list(dict.fromkeys(master.host for master in self._meeting.masters))
+        masters = self._meeting.masters
+        hosts = peer.hosts or list(dict.fromkeys(master.host for master in masters))
         hello = Lane(session=self._table.session, rank=self._meeting.rank, to=rank, purpose=purpose)
         end = self._meeting.deadline if deadline is None else deadline
         route = Route(self._meeting.members, structs.replace(peer, hosts=hosts), end, look, hold)
@@ -201,12 +212,13 @@ def shown(peer: Peer) -> Peer:
 def missing_error(meeting: Meeting, missing: Sequence[int], what: str) -> Timeout:
     """The error for ranks that did not come, with what became of whoever called."""
     cause = meeting.members.last_refusal
-    hint = None if cause else _SAME_START
+    hint = None if cause else _SAME_PEERS if meeting.peers else _SAME_START
     stranger = meeting.members.last_stranger
     if stranger is not None and cause is None:
         cause, hint = printable(stranger.message), stranger.hint
+    who = ", ".join(map(meeting.entry, missing)) if meeting.peers else list_ranks(missing)
     return Timeout(
-        f"Rank {meeting.rank} waited {meeting.timeout:g} s for {list_ranks(missing)}, which {what}",
+        f"Rank {meeting.rank} waited {meeting.timeout:g} s for {who}, which {what}",
         seconds=meeting.timeout,
         missing=missing,
         rank=missing[0],
@@ -229,8 +241,10 @@ def refused_error(meeting: Meeting, master: Address, error: HandshakeRefused) ->
 def unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
     """The error for a rank that has not met rank 0 in time."""
     cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
+    entry = " (peers[0])" if meeting.peers else ""
     return Timeout(
-        f"Rank {meeting.rank} could not meet rank 0 at {master} within {meeting.timeout:g} s",
+        f"Rank {meeting.rank} could not meet rank 0 at {master}{entry} "
+        f"within {meeting.timeout:g} s",
         seconds=meeting.timeout,
         missing=(0,),
         rank=0,

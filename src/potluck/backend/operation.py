@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from potluck.errors import BackendUnavailable, DistributedError, Timeout
+from potluck.vocabulary import Seconds, in_seconds
 
 __all__ = ["DONE", "Cancelled", "Driver", "Operation", "Turns", "deadline_after", "finish_all"]
 
@@ -73,12 +74,13 @@ class Operation:
         """What this is, as the subject of a sentence."""
         return "The operation"
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: Seconds | None = None) -> None:
         """Return when done, raise what went wrong, or raise :class:`Timeout`.
 
         After a time-out the operation goes on and still owns its buffer: wait again or
         :meth:`cancel` it.
         """
+        timeout = in_seconds(timeout)
         if not self.done and not self._driver.drive(self, deadline_after(timeout)):
             raise self.timeout_error(timeout or 0.0)
         if self.error is not None:

@@ -8,12 +8,12 @@ below it and is dialled by those above.  A rank that is refused is told why; nob
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import random
 import socket
 import time
-from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -28,7 +28,7 @@ from potluck.backend.dialling import (
     unreachable_error,
 )
 from potluck.backend.introduction import Call, Declined, dial, say_hello
-from potluck.core.handshake import Rendezvous, judge_table, list_ranks
+from potluck.core.handshake import ANYWHERE, Rendezvous, judge_entry, judge_table, list_ranks
 from potluck.errors import (
     BackendUnavailable,
     DistributedError,
@@ -39,7 +39,7 @@ from potluck.errors import (
 from potluck.logs import get_logger
 from potluck.messages import Join, LaneOpened, Peer, Table
 from potluck.net import tcp
-from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
+from potluck.net.addresses import is_loopback, unmapped, usable_hosts
 from potluck.net.opening import RefusedForNow, answer, await_answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
@@ -84,7 +84,7 @@ def meet(meeting: Meeting, welcome: Welcome) -> Links:
 
 
 def gather(meeting: Meeting) -> tuple[Door, Table]:
-    door = Door(_listen_as_master(meeting.masters), meeting.members)
+    door = Door(_listen_as_master(meeting), meeting.members)
     waiting: dict[int, OpeningSocket] = {}
     try:
         book = Rendezvous(meeting.world_size)
@@ -136,7 +136,9 @@ def _await_everybody(
             continue
         _turn_away_strangers(meeting, book, waiting)  # the caller may have told us of a change
         name = request.peer.name
-        refused = book.join(id(sock), _as_proved(request, sock))
+        refused = judge_entry(request.rank, request.peer, meeting.peers) or book.join(
+            id(sock), _as_proved(request, sock)
+        )
         if refused is not None:
             logger.warning("refused %r as rank %d: %s", name, request.rank, refused.sentence)
             meeting.members.last_refusal = f"{name!r} was turned away: {refused.sentence}"
@@ -183,23 +185,38 @@ def _my_name() -> str:
     return socket.gethostname()[:255]
 
 
-def _listen_as_master(masters: Sequence[Address]) -> socket.socket:
+def _listen_as_master(meeting: Meeting) -> socket.socket:
     failure: OSError | None = None
-    for master in masters:
+    for master in meeting.masters:
         try:
-            return tcp.listen(_bind_host(master.host), master.port)
+            return tcp.listen(_bind_host(master.host, mapped=meeting.mapped), master.port)
         except OSError as error:
             failure = error
     assert failure is not None
-    where = " or ".join(map(str, masters))
-    raise from_os_error(f"Rank 0 could not listen on {where}", failure, rank=0) from failure
+    where = " or ".join(map(str, meeting.masters))
+    raise _listening_error(meeting, where, failure) from failure
 
 
-def _bind_host(host: str) -> str:
-    """The address to listen on: the given one if it is ours, else every interface."""
+def _listening_error(meeting: Meeting, where: str, failure: OSError) -> DistributedError:
+    entry = f" (peers[{meeting.rank}])" if meeting.peers else ""
+    what = f"Rank {meeting.rank} could not listen on {where}{entry}"
+    if failure.errno != errno.EADDRNOTAVAIL:
+        return from_os_error(what, failure, rank=meeting.rank)
+    hint = (
+        f"This address belongs to no interface of this machine. Start rank {meeting.rank} on the "
+        "machine that has it, or correct the address. If it is behind a port mapping, give this "
+        "rank the host 0.0.0.0."
+    )
+    return from_os_error(what, failure, rank=meeting.rank, hint=hint)
+
+
+def _bind_host(host: str, *, mapped: bool) -> str:
+    """The address to listen on; raises if it is not ours, unless every interface will do then."""
     try:
         resolved = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
+        if not mapped:
+            raise
         return ""
     # A machine's own name often resolves to loopback on itself and to its address elsewhere.
     named_loopback = is_loopback(resolved) and host not in {resolved, "localhost"}
@@ -208,6 +225,8 @@ def _bind_host(host: str) -> str:
     try:
         tcp.listen(resolved, 0).close()
     except OSError:
+        if not mapped:
+            raise
         return ""  # behind a port mapping: the address is not on any of our interfaces
     return resolved
 
@@ -217,7 +236,7 @@ def _bind_host(host: str) -> str:
 
 def join(meeting: Meeting) -> tuple[Door, Table]:
     pause, attempt = FIRST_PAUSE, 0
-    door = _listen_at(meeting) if meeting.port else None
+    door = _listen_at(meeting) if meeting.port or meeting.peers else None
     failure: Exception | None = None
     while True:
         master = meeting.masters[attempt % len(meeting.masters)]
@@ -229,6 +248,8 @@ def join(meeting: Meeting) -> tuple[Door, Table]:
                 # A machine's own name often means loopback there, and its address elsewhere.
                 is_local = master.host == "localhost" or is_loopback(master.host)
                 hosts = [here] if is_local else [here, *usable_hosts()]
+                if meeting.peers and meeting.peers[meeting.rank].host not in ANYWHERE:
+                    hosts = [meeting.peers[meeting.rank].host]
                 door = door or Door(tcp.listen(here if is_local else "", 0), meeting.members)
                 return door, _ask_to_join(meeting, sock, door.acceptor.port, hosts)
         except Declined:
@@ -257,11 +278,16 @@ def join(meeting: Meeting) -> tuple[Door, Table]:
 
 def _listen_at(meeting: Meeting) -> Door:
     host = meeting.masters[0].host  # a loopback address of ours, or else every interface
+    where, port = f"port {meeting.port}", meeting.port
     try:
-        listener = tcp.listen(host if is_loopback(host) else "", meeting.port)
+        if meeting.peers:
+            mine = meeting.peers[meeting.rank]
+            where, port = str(mine), mine.port
+            listener = tcp.listen(_bind_host(mine.host, mapped=False), port)
+        else:
+            listener = tcp.listen(host if is_loopback(host) else "", port)
     except OSError as error:
-        what = f"Rank {meeting.rank} could not listen on port {meeting.port}"
-        raise from_os_error(what, error, rank=meeting.rank) from error
+        raise _listening_error(meeting, where, error) from error
     return Door(listener, meeting.members)
 
 
@@ -284,6 +310,9 @@ def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[s
     nodes = [peer.node for peer in table.peers]
     if problem := judge_table(nodes, meeting.rank, meeting.world_size, proved):
         raise MalformedFrame(problem)
+    for rank in range(1, len(meeting.peers)):
+        if refused := judge_entry(rank, table.peers[rank], meeting.peers, meeting.rank):
+            raise HandshakeRefused(refused.sentence)
     return Table(table.session, [shown(peer) for peer in table.peers])
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedBackend", "SimulatedFaults"]
 
-IN_PROCESS = Limits(eager=64 << 20, credit=64 << 20)
-"""In one process a message may be sent and received by the same thread, in that order: so even
-large ones travel without asking."""
+UNBOUNDED = 1 << 48
+"""Bytes: more than any memory has."""
 
-CAPACITY = (64 << 20) + (1 << 16)
-"""Bytes an in-memory link holds: all that may travel eagerly, and frames around it."""
+IN_PROCESS = Limits(eager=UNBOUNDED, credit=UNBOUNDED)
+"""In one process a message may be sent and received by the same thread, in that order: so all
+travel without asking, however large and however many."""
 
 STREAM_CAPACITY = 1 << 20
 """Bytes a stream for collectives holds, about as many as a socket."""
@@ -83,7 +83,7 @@ class SimulatedBackend(MeshBackend):
             backend._faults = faults or SimulatedFaults()  # noqa: SLF001
         for high in range(world_size):
             for low in range(high):
-                right, left = group[high]._make_pipe(group[low], CAPACITY)  # noqa: SLF001
+                right, left = group[high]._make_pipe(group[low], UNBOUNDED)  # noqa: SLF001
                 group[low].add_link(high, left)
                 group[high].add_link(low, right)
         return group

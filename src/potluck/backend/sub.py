@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from potluck.backend.base import NOTICES, RPC, WORLD, Backend, check_whole
+from potluck.backend.engines.plain import carry
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.forking import ForkSafeLock
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.net.transport import Poller
     from potluck.vocabulary import NodeId
 
-__all__ = ["SubBackend"]
+__all__ = ["SubBackend", "unmade"]
 
 _lock = ForkSafeLock()
 _created: weakref.WeakKeyDictionary[Backend, dict[tuple[int, ...], int]] = (
@@ -59,17 +60,22 @@ class SubBackend(Backend):
             raise InvalidWorldSize(0, hint="A subgroup needs at least one member.")
         for member in ordered:
             if not 0 <= member < parent.world_size:
-                raise InvalidRank(member, parent.world_size)
+                raise InvalidRank(
+                    member,
+                    parent.world_size,
+                    message=f"A subgroup cannot have rank {member}: "
+                    f"the group has ranks 0 to {parent.world_size - 1}",
+                )
         if parent.rank not in ordered:
             raise InvalidRank(
                 parent.rank,
                 len(ordered),
-                hint=f"Rank {parent.rank} is not a member of {list(ordered)}: "
-                "only members create the subgroup.",
+                message=f"Rank {parent.rank} is not in the subgroup of ranks {list(ordered)}",
+                hint="Only its members make a subgroup; the other ranks leave the call out.",
             )
         self.name = name
         """What it is called; None if only the order tells it from others of the same members."""
-        self._parent = parent
+        self._parent = carry(parent)
         self._members = ordered
         self._rank = ordered.index(parent.rank)
         self._group = _identity(parent, ordered, name)
@@ -189,6 +195,23 @@ def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> in
             counts = _created.setdefault(parent, {})
             counts[members] = counts.get(members, 0) + 1
             name = f"#{counts[members]}"
+    return _number(parent, members, name)
+
+
+def unmade(parent: Backend) -> list[tuple[tuple[int, ...], int, int]]:
+    """Of each set of members: who, how many subgroups this rank has made, the next one's number.
+
+    Those that have names are left out: their order does not matter.
+    """
+    with _lock:
+        counts = dict(_created.get(parent, {}))
+    return [
+        (members, count, _number(parent, members, f"#{count + 1}"))
+        for members, count in counts.items()
+    ]
+
+
+def _number(parent: Backend, members: tuple[int, ...], name: str) -> int:
     outer = parent._group if isinstance(parent, SubBackend) else WORLD  # noqa: SLF001
     text = f"{outer}/{','.join(map(str, members))}/{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

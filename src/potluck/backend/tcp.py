@@ -14,6 +14,7 @@ from potluck.backend.rendezvous import meet
 from potluck.config import read_launch
 from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
 from potluck.net.addresses import parse_address
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,9 @@ class TcpBackend(LaneBackend):
     Only members of ``namespace`` can connect, and every byte is encrypted; unless given, it is the
     namespace this machine uses.  ``NetworkNamespace.insecure()`` is plain TCP.
 
-    Ranks other than 0 listen at ``port``, or at any that is free.
+    Ranks other than 0 listen at ``port``, or at any that is free; with ``peers``, the addresses of
+    all ranks in their order, each listens at its own.  Rank 0 must be on the machine that has
+    ``master_addr``, unless ``mapped`` says that another machine maps this address to it.
 
     >>> import socket
     >>> from concurrent.futures import ThreadPoolExecutor
@@ -56,10 +59,13 @@ class TcpBackend(LaneBackend):
         world_size: int,
         master_addr: str | Sequence[str],
         *,
-        timeout: float = 30,
+        timeout: Seconds = 30,
         namespace: NetworkNamespace | str | None = None,
         port: int = 0,
+        peers: Sequence[str] = (),
+        mapped: bool = False,
     ) -> None:
+        timeout = in_seconds(timeout)
         check_whole(rank, "rank")  # variables of the environment are text
         check_whole(world_size, "world size")
         if world_size < 2:  # noqa: PLR2004 - one process alone needs no network
@@ -77,6 +83,8 @@ class TcpBackend(LaneBackend):
             time.monotonic() + timeout,
             Membership.load(namespace),
             port,
+            [parse_address(text) for text in peers],
+            mapped,
         )
         super().__init__(rank, world_size)
         self._nodes[rank] = meeting.members.me
@@ -92,13 +100,18 @@ class TcpBackend(LaneBackend):
         cls,
         environ: Mapping[str, str] | None = None,
         *,
-        timeout: float = 30,
+        timeout: Seconds = 30,
         namespace: NetworkNamespace | str | None = None,
     ) -> Self:
         """Join as ``torchrun``, ``mpirun`` or ``srun`` tell this process to."""
         launch = read_launch(os.environ if environ is None else environ)
         return cls(
-            launch.rank, launch.world_size, launch.masters, timeout=timeout, namespace=namespace
+            launch.rank,
+            launch.world_size,
+            launch.masters,
+            timeout=timeout,
+            namespace=namespace,
+            mapped=True,
         )
 
     def _dial(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> OpenLane:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
+from potluck.collective.strategies import (
+    AllReduceStrategy,
+    BroadcastStrategy,
+    ReduceStrategy,
+    Strategy,
+)
 from potluck.errors import InvalidWorldSize
+from potluck.vocabulary import settle_seconds
 
 __all__ = ["CollectiveConfig"]
 
@@ -39,8 +45,13 @@ class CollectiveConfig:
     """Below this latency counts more than bandwidth: while no link is measured, use a tree."""
     tree_arity: int = 2
     """Children of a node, for trees that do not say."""
-    timeout: float = 60.0
-    """Seconds until a collective gives up."""
+    timeout: float | None = None
+    """Seconds until a collective gives up; unless given, the limit of the backend."""
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        settle_seconds(self)
+        self.validate()
 
     @classmethod
     def single_node(cls, num_devices: int = 1) -> CollectiveConfig:
@@ -60,22 +71,35 @@ class CollectiveConfig:
 
     def validate(self) -> CollectiveConfig:
         """Raise if this makes no sense; itself otherwise."""
-        if self.num_devices < 1:
-            raise InvalidWorldSize(self.num_devices)
-        if self.num_nodes is None:
-            for field in fields(self):
-                if field.name.startswith("global_") and getattr(self, field.name) is not None:
-                    msg = f"{field.name} needs num_nodes: without nodes nothing is global"
-                    raise ValueError(msg)
-        elif self.num_nodes < 1:
-            raise InvalidWorldSize(self.num_nodes)
-        if self.tree_threshold_bytes < 0 or self.tree_arity < 1 or not self.timeout > 0:
-            msg = (
-                "tree_threshold_bytes must be zero or more, tree_arity at least 1 and timeout "
-                f"above zero, not {self.tree_threshold_bytes}, {self.tree_arity}, {self.timeout}"
-            )
-            raise ValueError(msg)
+        for name, least in (("num_devices", 1), ("tree_threshold_bytes", 0), ("tree_arity", 1)):
+            _check_number(name, getattr(self, name), least)
+        for field in fields(self):
+            scope, _, what = field.name.partition("_")
+            if what in _KINDS and scope in {"local", "global"}:
+                self._check_strategy(field.name, _KINDS[what])
+        if self.num_nodes is not None:
+            _check_number("num_nodes", self.num_nodes, 1)
+        if self.timeout is not None:
+            if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float):
+                msg = f"timeout must be a number of seconds or None, not {self.timeout!r}"
+                raise TypeError(msg)
+            if not self.timeout > 0:
+                msg = f"timeout must be more than zero seconds, not {self.timeout}"
+                raise ValueError(msg)
         return self
+
+    def _check_strategy(self, name: str, kind: type[Strategy]) -> None:
+        given = getattr(self, name)
+        if name.startswith("global_"):
+            if given is None:
+                return
+            if self.num_nodes is None:
+                msg = f"{name} needs num_nodes: without nodes nothing is global"
+                raise ValueError(msg)
+        if not isinstance(given, kind):
+            known = f"{kind.__name__}, such as {kind.__name__}.AUTO"
+            msg = f"{name} must be one of {known}, not {given!r}"
+            raise TypeError(msg)
 
     def select_all_reduce(self, nbytes: int, world_size: int) -> AllReduceStrategy:
         """The strategy for a vector of so many bytes, as long as nothing is known of the links.
@@ -94,3 +118,22 @@ class CollectiveConfig:
     def _complete(self, strategy: AllReduceStrategy) -> AllReduceStrategy:
         is_open = strategy == AllReduceStrategy.TREE
         return AllReduceStrategy.tree(self.tree_arity) if is_open else strategy
+
+
+_KINDS: dict[str, type[Strategy]] = {
+    "all_reduce": AllReduceStrategy,
+    "reduce": ReduceStrategy,
+    "broadcast": BroadcastStrategy,
+}
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{name} must be a whole number, not {value!r}"
+        raise TypeError(msg)
+    if value >= least:
+        return
+    if name in {"num_devices", "num_nodes"}:
+        raise InvalidWorldSize(value, hint=f"{name} must be {least} or more.")
+    msg = f"{name} must be {least} or more, not {value}"
+    raise ValueError(msg)

@@ -58,6 +58,38 @@ class ReduceOp(Enum):
     OR = "or"
     """Logical: 1 where any is non-zero."""
 
+    @classmethod
+    def named(cls, op: ReduceOp | str) -> ReduceOp:
+        """A reduction by its name, by the name another library has for it, or the one given.
+
+        >>> ReduceOp.named("avg"), ReduceOp.named(ReduceOp.MAX)
+        (<ReduceOp.MEAN: 'mean'>, <ReduceOp.MAX: 'max'>)
+        """
+        if isinstance(op, cls):
+            return op
+        name = str(op).lower().rpartition(".")[2]  # torch.distributed has RedOpType.SUM
+        try:
+            return cls(_ALIASES.get(name, name))
+        except ValueError:
+            names = ", ".join(each.value for each in cls)
+            msg = f"{op!r} is no reduction; there are {names}"
+            raise ValueError(msg) from None
+
+
+# As other libraries call them.
+_ALIASES = {
+    "add": "sum",
+    "avg": "mean",
+    "average": "mean",
+    "prod": "product",
+    "mul": "product",
+    "band": "bit_and",
+    "bor": "bit_or",
+    "bxor": "bit_xor",
+    "land": "and",
+    "lor": "or",
+}
+
 
 _Op = ReduceOp
 _UFUNCS: dict[ReduceOp, np.ufunc] = {

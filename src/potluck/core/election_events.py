@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from potluck.vocabulary import ProcessId
+from potluck.vocabulary import ProcessId, settle_seconds
 
 __all__ = ["ElectionConfig", "ElectionEvent", "ElectionKind", "ElectionRole", "ElectionState"]
 
@@ -27,6 +27,7 @@ class ElectionConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
+        settle_seconds(self)
         if not (0 < self.election_timeout < float("inf") and self.connection_delay >= 0):
             msg = (
                 "An election needs a positive election_timeout and a connection_delay of 0 or "
@@ -36,7 +37,11 @@ class ElectionConfig:
 
 
 class ElectionRole(Enum):
-    """What this process does in the current term."""
+    """What this process does in the current term.
+
+    >>> ElectionRole("leading") is ElectionRole.LEADING
+    True
+    """
 
     IDLE = "idle"
     """Without a view."""
@@ -69,7 +74,11 @@ class ElectionState:
 
 
 class ElectionKind(Enum):
-    """What happened."""
+    """What happened in an election.
+
+    >>> ElectionKind.NEW_LEADER.value
+    'new leader'
+    """
 
     STARTED = "started"
     ELECTED = "elected"

@@ -16,12 +16,17 @@ __all__ = [
     "Rendezvous",
     "is_clone",
     "judge_clone",
+    "judge_entry",
     "judge_lane",
     "judge_node",
     "judge_start",
     "judge_table",
     "list_ranks",
 ]
+
+
+ANYWHERE = frozenset({"0.0.0.0", "::"})
+"""Hosts that stand for every interface: the rank is behind a port mapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,22 @@ class Rendezvous:
             f"{list_ranks(local)} reached rank 0 through loopback while {list_ranks(remote)} came "
             "from another machine; give every rank the same master address, one that all can reach"
         )
+
+
+def judge_entry(
+    rank: int, told: Peer, peers: Sequence[tuple[str, int]], me: int = 0
+) -> Refused | None:
+    """Whether a rank listens where the list of peers of rank ``me`` says; an empty one is mute."""
+    if not 0 < rank < len(peers):
+        return None
+    host, port = peers[rank]
+    if told.port == port and (host in ANYWHERE or host in told.hosts):
+        return None
+    where = " or ".join(told.hosts) or "an address of its own"
+    return Refused(
+        f"peers[{rank}] is {host}, port {port} on rank {me}, but rank {rank} listens on {where}, "
+        f"port {told.port}; give every rank the same list of peers"
+    )
 
 
 def judge_lane(hello: Lane, session: bytes, me: int, expected: Collection[int]) -> Refused | None:

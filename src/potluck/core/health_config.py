@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from potluck.vocabulary import settle_seconds
+
 __all__ = ["HealthConfig"]
 
 
@@ -35,6 +37,7 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
+        settle_seconds(self)
         if not 0 < 2 * self.interval <= self.least_patience <= self.pause_after < float("inf"):
             msg = (
                 "Health needs 0 < 2 × interval ≤ least_patience ≤ pause_after, so that one late "

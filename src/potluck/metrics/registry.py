@@ -70,6 +70,14 @@ class DistributedMetrics:
                 operation: OperationMetrics = getattr(self, kind)
                 operation.take(seconds, sizes)
 
+    def adopt_cluster(self, other: DistributedMetrics) -> None:
+        """Show here what ``other`` counts of a cluster: peers, health, elections, views, discovery.
+
+        The two share these sections afterwards; collectives stay apart.
+        """
+        for name in ("peers", "health", "elections", "views", "discovery"):
+            setattr(self, name, getattr(other, name))
+
     def snapshot(self) -> MetricsSnapshot:
         """All numbers as they are now."""
         return MetricsSnapshot(

@@ -125,6 +125,15 @@ class NodeIdentity:
             Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password)
         )
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same key."""
+        if not isinstance(other, NodeIdentity):
+            return NotImplemented
+        return self.public_key == other.public_key
+
+    def __hash__(self) -> int:
+        return hash(self.public_key)
+
     def __repr__(self) -> str:
         """Name and id; the key is never shown."""
         return f"NodeIdentity({self.short_name}, {self.id})"

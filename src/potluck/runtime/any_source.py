@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potluck.errors import DistributedError, Timeout
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -112,14 +113,15 @@ class AnyTransfer(Work[Any]):
             self._settle()
         return self._ended.is_set()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: Seconds | None = None) -> Any:
         """Return when a message is here, or raise what went wrong."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = in_seconds(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
         while not self._settle():
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             if left <= 0:
                 raise Timeout(
-                    f"No message came from any rank within {timeout:g} s", seconds=timeout or 0.0
+                    f"No message came from any rank within {limit:g} s", seconds=limit or 0.0
                 )
             begun = time.monotonic()
             self._any.backend.progress(left)

@@ -25,6 +25,7 @@ from potluck.runtime.cluster_calls import InOneView, Posted
 from potluck.runtime.cluster_node import ClusterNode
 from potluck.runtime.recorder_hooks import install as install_hooks
 from potluck.runtime.recorder_logs import attach
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Mapping, Sequence  # type: ignore[attr-defined]
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
     from potluck.core.ancestry import Branch
+    from potluck.core.election_events import ElectionState
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.net.transport import Poller
@@ -126,6 +128,12 @@ class AutoDiscoveryBackend(InOneView):
         return None if view is None else view.leader
 
     @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why, and what this process does in it."""
+        control = self._node.control
+        return control.ask(lambda: control.core.election.state)
+
+    @property
     def health(self) -> HealthSummary:
         """How the others are, with reasons."""
         control = self._node.control
@@ -135,6 +143,10 @@ class AutoDiscoveryBackend(InOneView):
     def metrics(self) -> DistributedMetrics | None:
         """What this node has counted, unless it was told not to."""
         return self._node.metrics if self.config.metrics else None
+
+    def count_in(self, metrics: DistributedMetrics) -> None:
+        """Count there from now on; what this node has counted of the cluster so far comes along."""
+        self._node.count_in(metrics)
 
     def _serve_metrics(self) -> MetricsEndpoint | None:
         address = self.config.metrics_address
@@ -159,7 +171,7 @@ class AutoDiscoveryBackend(InOneView):
         """Machines and measured links, with what is known now."""
         return self._node.topographer.draw(self.stages.latest)
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view and connected."""
         goal = f"{count + 1} node{'s' * (count > 0)}"
         stage = self.stages.wait_for(
@@ -168,7 +180,7 @@ class AutoDiscoveryBackend(InOneView):
         self.stages.accept()
         return stage.view
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait while the cluster is paused or changing; calls do so by themselves."""
         return self.wait_for_peers(0, timeout)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from potluck.net.discovery_config import DiscoveryConfig
     from potluck.net.namespace import NetworkNamespace
 
+from potluck.vocabulary import settle_seconds
+
 __all__ = ["AutoDiscoveryConfig", "default_job"]
 
 MAX_JOB, MAX_NAME = 128, 64
@@ -89,6 +91,7 @@ class AutoDiscoveryConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could only fail later, or wait for ever."""
+        settle_seconds(self)
         for field_name in ("job", "name", "host", "schema"):
             _check_text(field_name, getattr(self, field_name))
         for field_name in ("peers", "interfaces"):

@@ -16,12 +16,14 @@ from potluck.runtime.context import DistributedContext
 from potluck.runtime.limits import read_timeout
 from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from potluck.collective.config import CollectiveConfig
     from potluck.core.ancestry import Branch
+    from potluck.core.election_events import ElectionState
     from potluck.core.health_records import HealthSummary
     from potluck.metrics import DistributedMetrics
     from potluck.runtime.cluster_events import ClusterEvent, ViewChange
@@ -61,18 +63,25 @@ class ClusterBackend(Protocol):
     def metrics(self) -> DistributedMetrics | None:
         """What the node has counted, if it does."""
 
+    def count_in(self, metrics: DistributedMetrics) -> None:
+        """Count views, leadership, health and peers there as well."""
+
     @property
     def metrics_url(self) -> str | None:
         """Where that can be read."""
 
     @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why."""
+
+    @property
     def topology(self) -> SharedTopology:
         """The machines and the links between them."""
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until so many others are in the view."""
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait until calls can run."""
 
     def on_view_change(self, callback: Callable[[ViewChange], None]) -> Callable[[], None]:
@@ -117,6 +126,7 @@ class Cluster(InOneView, DistributedContext):
         self._slept = None
         self._subgroups = {}
         self._whole = None
+        self._respect_overrides()
 
     @property
     def _cluster(self) -> ClusterBackend:
@@ -143,6 +153,11 @@ class Cluster(InOneView, DistributedContext):
     def leader(self) -> ProcessId | None:
         """Rank 0."""
         return self._cluster.leader
+
+    @property
+    def election(self) -> ElectionState:
+        """Who leads, in which term and why, and what this process does in it."""
+        return self._cluster.election
 
     @property
     def process(self) -> ProcessId:
@@ -173,11 +188,11 @@ class Cluster(InOneView, DistributedContext):
 
         return measure_links(self._backend, self.topology, self.wait_until_active())
 
-    def wait_for_peers(self, count: int, timeout: float | None = None) -> View:
+    def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view."""
         return self._cluster.wait_for_peers(count, timeout)
 
-    def wait_until_active(self, timeout: float | None = None) -> View:
+    def wait_until_active(self, timeout: Seconds | None = None) -> View:
         """Wait while the cluster is paused or changing; calls do so by themselves."""
         return self._cluster.wait_until_active(timeout)
 
@@ -240,6 +255,8 @@ class Cluster(InOneView, DistributedContext):
 
     def _count_in(self, metrics: DistributedMetrics | None) -> None:
         self._metrics = metrics  # for whom a view waits is counted by the node
+        if metrics is not None:
+            self._cluster.count_in(metrics)
 
     def abort(self, reason: str = "aborted by the caller") -> None:
         """End every collective under way with an error, from any thread."""
@@ -286,7 +303,7 @@ class _Part(DistributedContext):
         return super()._place
 
     def _launch(
-        self, request: Request[Result], timeout: float | None, *, async_op: bool
+        self, request: Request[Result], timeout: Seconds | None, *, async_op: bool
     ) -> Result | Work[Result]:
         with self._judged(timeout):
             outcome = super()._launch(request, timeout, async_op=async_op)
@@ -295,7 +312,7 @@ class _Part(DistributedContext):
         return outcome
 
     @contextlib.contextmanager
-    def _judged(self, timeout: float | None) -> Iterator[None]:
+    def _judged(self, timeout: Seconds | None) -> Iterator[None]:
         """Around a call: what fails because the view is over raises what membership decided."""
         limit = read_timeout(self._limit(timeout))
         deadline = None if limit is None else time.monotonic() + limit

@@ -16,6 +16,7 @@ from potluck.runtime.recorder_logs import log_of, recorder_of
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from potluck.runtime.cluster_stage import Stage
@@ -137,9 +138,9 @@ class Posted(Operation):
         """What this is, as the subject of a sentence."""
         return self._operation.describe()
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: Seconds | None = None) -> None:
         """Return when done, raise what went wrong, or raise :class:`Timeout`."""
-        self._raise_decision(self._operation.wait, timeout)
+        self._raise_decision(self._operation.wait, in_seconds(timeout))
 
     def finish_within(self, timeout: float | None) -> None:
         """Like :meth:`wait`, but a time-out gives the buffer back."""
@@ -211,7 +212,7 @@ class InOneView(DistributedBackend):
             return stage.group
 
     def _launch(
-        self, request: Request[Result], timeout: float | None, *, async_op: bool
+        self, request: Request[Result], timeout: Seconds | None, *, async_op: bool
     ) -> Result | Work[Result]:
         stages = self._stages
         if not async_op and stages.pinned is not None:

@@ -262,6 +262,11 @@ class ClusterNode:
         """What this node has counted."""
         return self._counting.metrics
 
+    def count_in(self, metrics: DistributedMetrics) -> None:
+        """Count there from now on, and show it there; the cluster's history comes along."""
+        metrics.adopt_cluster(self.metrics)
+        self._counting.metrics = metrics
+
     def fresh_metrics(self) -> MetricsSnapshot:
         """A snapshot; how things are is looked at meanwhile, for the next one."""
         if self.control.is_alive:

@@ -16,6 +16,7 @@ from potluck.runtime.choices import Choices
 from potluck.runtime.compressed_reduction import COMPRESSIBLE, CompressedReduction
 from potluck.runtime.launching import Launching
 from potluck.runtime.requests import Request
+from potluck.vocabulary import Seconds
 
 __all__ = ["Compressing", "Compression", "read_compression"]
 
@@ -67,7 +68,7 @@ class Compressing(Launching):
         tensor: TensorCompressor,
         *,
         strategy: Strategy | None,
-        timeout: float | None,
+        timeout: Seconds | None,
         async_op: bool,
     ) -> Any:
         """Reduce what the first lease lends into the second."""

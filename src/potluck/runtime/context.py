@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
+from potluck.metrics.snapshot import OPERATIONS
+from potluck.runtime.counting import count_refusal
 from potluck.runtime.lifted import Lifted
 from potluck.runtime.recorder_logs import recorder_of
 from potluck.runtime.waiting import watch_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from os import PathLike
     from pathlib import Path
     from typing import Self
@@ -19,6 +22,21 @@ if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
 
 __all__ = ["DistributedContext"]
+
+
+def _counting_refusals(name: str) -> Callable[..., Any]:
+    inherited = getattr(Lifted, name)
+
+    @functools.wraps(inherited)
+    def call(self: DistributedContext, *arguments: Any, **options: Any) -> Any:
+        try:
+            return inherited(self, *arguments, **options)
+        except BaseException as error:
+            if self._metrics is not None:
+                count_refusal(self._metrics, name, error)
+            raise
+
+    return call
 
 
 class DistributedContext(Lifted):
@@ -32,6 +50,9 @@ class DistributedContext(Lifted):
     ...     context.all_reduce(2.5), context.is_master
     (2.5, True)
     """
+
+    if not TYPE_CHECKING:  # for type checkers they are the inherited ones
+        locals().update({name: _counting_refusals(name) for name in OPERATIONS})
 
     def __new__(cls, backend: Backend, config: CollectiveConfig | None = None) -> Self:
         """Of the kind that fits the backend: on one whose ranks change, a :class:`Cluster`."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from potluck.runtime.call import Call
     from potluck.runtime.work import Work
 
-__all__ = ["count", "count_failure", "counted", "size_of"]
+__all__ = ["count", "count_failure", "count_refusal", "counted", "size_of"]
 
 Result = TypeVar("Result")
 
@@ -31,6 +31,16 @@ def count_failure(
     metrics.work_off()  # what went well before was no second try
     entry: OperationMetrics = getattr(metrics, call.task.collective.value)
     entry.note(monotonic() - began, size_of(call), type(error).__name__)
+    vars(error)["_counted"] = id(error)  # a copy of it, which another call raises, is not counted
+
+
+def count_refusal(metrics: DistributedMetrics, name: str, error: BaseException) -> None:
+    """A call raised; counts it unless that was done when it failed."""
+    if vars(error).get("_counted") != id(error):
+        metrics.work_off()
+        entry: OperationMetrics = getattr(metrics, name)
+        entry.note(0.0, 0, type(error).__name__)
+        vars(error)["_counted"] = id(error)
 
 
 def counted(

@@ -18,6 +18,7 @@ from potluck.runtime.limits import Countdown
 from potluck.runtime.moving import Moving
 from potluck.runtime.requests import Request
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 __all__ = ["Exchanging"]
 
@@ -37,7 +38,7 @@ class Exchanging(Moving):
         send_counts: Sequence[int] | None = ...,
         counts: Sequence[Sequence[int]] | None = ...,
         out: A | None = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -59,7 +60,7 @@ class Exchanging(Moving):
         send_counts: Sequence[int] | None = None,
         counts: Sequence[Sequence[int]] | None = None,
         out: A | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give each rank its rows of every rank's array, one after the other in rank order.
@@ -87,7 +88,7 @@ class Exchanging(Moving):
         rows: int,
         send_counts: Sequence[int] | None,
         counts: Sequence[Sequence[int]] | None,
-        timeout: float | None,
+        timeout: Seconds | None,
     ) -> Sequence[Sequence[int]]:
         size = self.world_size
         if send_counts is not None and counts is not None:
@@ -110,12 +111,14 @@ class Exchanging(Moving):
         return lines
 
     @overload
-    def barrier(self, timeout: float | None = ..., *, async_op: Literal[False] = ...) -> None: ...
+    def barrier(self, timeout: Seconds | None = ..., *, async_op: Literal[False] = ...) -> None: ...
 
     @overload
     def barrier(self, *, async_op: Literal[True]) -> Work[None]: ...
 
-    def barrier(self, timeout: float | None = None, *, async_op: bool = False) -> Work[None] | None:
+    def barrier(
+        self, timeout: Seconds | None = None, *, async_op: bool = False
+    ) -> Work[None] | None:
         """Return when every rank has called this, and so all earlier collectives have been."""
         cell = np.zeros(1, np.uint8)
         task = self._place.whole(Collective.BARRIER, 1)

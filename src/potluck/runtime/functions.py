@@ -14,6 +14,7 @@ from potluck.runtime.compressing import Compression
 from potluck.runtime.distributed import DistributedBackend
 from potluck.runtime.lifted import Lifted
 from potluck.runtime.requests import Op, StrategyName
+from potluck.vocabulary import Seconds
 
 __all__ = [
     "all_gather",
@@ -44,7 +45,7 @@ def all_reduce(
     dtype: Any = None,
     strategy: StrategyName = None,
     compression: Compression = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Give every rank the reduction of all ranks' arrays, in place or in ``out``.
 
@@ -79,7 +80,7 @@ def reduce(
     out: A | None = None,
     dtype: Any = None,
     strategy: StrategyName = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A | None:
     """Give one rank the reduction of all ranks' arrays; the others get None.
 
@@ -106,7 +107,7 @@ def reduce_scatter(
     counts: Sequence[int] | None = None,
     out: A | None = None,
     dtype: Any = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Reduce all ranks' arrays and give each rank its own rows of the result.
 
@@ -131,7 +132,7 @@ def broadcast(
     root: int = 0,
     *,
     strategy: StrategyName = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Give every rank the array of one, in place.
 
@@ -154,7 +155,7 @@ def all_gather(
     *,
     counts: Sequence[int] | Literal["ask"] | None = None,
     out: A | None = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Give every rank all ranks' arrays, one after the other along the first dimension.
 
@@ -178,7 +179,7 @@ def gather(
     *,
     counts: Sequence[int] | Literal["ask"] | None = None,
     out: A | None = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A | None:
     """Give one rank all ranks' arrays, one after the other; the others get None.
 
@@ -202,7 +203,7 @@ def scatter(
     *,
     counts: Sequence[int] | None = None,
     out: A | None = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Give each rank its rows of one rank's array; the others pass ``out``.
 
@@ -227,7 +228,7 @@ def all_to_all(
     send_counts: Sequence[int] | None = None,
     counts: Sequence[Sequence[int]] | None = None,
     out: A | None = None,
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
 ) -> A:
     """Give each rank its rows of every rank's array, one after the other in rank order.
 
@@ -246,7 +247,7 @@ def all_to_all(
     )
 
 
-def barrier(backend: Backend, *, timeout: float | None = None) -> None:
+def barrier(backend: Backend, *, timeout: Seconds | None = None) -> None:
     """Return when every rank has called this.
 
     >>> from concurrent.futures import ThreadPoolExecutor

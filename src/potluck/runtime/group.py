@@ -31,6 +31,7 @@ from potluck.runtime.limits import read_timeout
 from potluck.runtime.notices import FOR_EVER
 from potluck.runtime.queueing import ENDING, Queue
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -104,7 +105,7 @@ class Group(Queue, Closing):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def run(self, call: Call, timeout: float | None = None) -> None:
+    def run(self, call: Call, timeout: Seconds | None = None) -> None:
         """Do a call and return when it is done here; after those that were started before."""
         limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         me, asked = threading.get_ident(), time.monotonic()
@@ -137,7 +138,7 @@ class Group(Queue, Closing):
         self,
         call: Call,
         finish: Callable[[], Result] | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Work[Result]:
         """Begin a call; ``finish`` runs after its success and gives the result."""
         work: Work[Result] = _work_of(call, self._help)
@@ -148,7 +149,7 @@ class Group(Queue, Closing):
             self._enqueue(Job(self._calls, call, limit, finish, work))
         return work
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: Seconds | None = None) -> None:
         """Return when every rank has called this."""
         byte = np.zeros(1, np.uint8)
         task = Task.whole(Collective.BARRIER, self.world_size, 1)

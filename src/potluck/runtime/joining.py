@@ -10,6 +10,7 @@ from potluck.logs import get_logger, speak_up
 from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.limits import read_timeout
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ def join(
     job: str | None = None,
     namespace: NetworkNamespace | str | None = None,
     peers: Sequence[str] = (),
-    timeout: float | None = None,
+    timeout: Seconds | None = None,
     dashboard: Wanted = False,
     **options: Any,
 ) -> Cluster:

@@ -18,6 +18,7 @@ from potluck.runtime.counting import count_failure, counted, size_of
 from potluck.runtime.group import Group
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 if TYPE_CHECKING:
     from potluck.metrics import DistributedMetrics
@@ -49,7 +50,7 @@ class Launching(Backend):
         return rank
 
     def _launch(
-        self, request: Request[Result], timeout: float | None, *, async_op: bool
+        self, request: Request[Result], timeout: Seconds | None, *, async_op: bool
     ) -> Result | Work[Result]:
         """Run a request, or start it; and count it, where that is wanted."""
         group, metrics = self.group, self._metrics
@@ -78,7 +79,7 @@ class Launching(Backend):
             metrics.work_off()
         return outcome
 
-    def _tell_all(self, mine: Array, purpose: Purpose, timeout: float | None) -> Array:
+    def _tell_all(self, mine: Array, purpose: Purpose, timeout: Seconds | None) -> Array:
         """What every rank has to say, in rank order, before it can do what it was called for."""
         task = self._place.blocks(Collective.ALL_GATHER, [mine.size] * self.world_size, 1)
         told = np.empty(task.total, mine.dtype)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.backend.base import WORLD, Backend
+from potluck.backend.engines.plain import carry
+from potluck.collective.config import CollectiveConfig
 from potluck.runtime.distributed import DistributedBackend
 from potluck.runtime.group import Group
+from potluck.runtime.overriding import OVERRIDABLE, overridden
 from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.requests import Place
+from potluck.vocabulary import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable, Sequence  # type: ignore[attr-defined]
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
-    from potluck.collective.config import CollectiveConfig
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
     from potluck.runtime.recorder import Log
@@ -33,7 +36,10 @@ class Lifted(DistributedBackend):
         if not isinstance(backend, Backend):
             msg = f"A context stands on a potluck.Backend, not on a {type(backend).__name__}"
             raise TypeError(msg)
-        self._backend = backend
+        if config is not None and not isinstance(config, CollectiveConfig):
+            msg = f"config= takes a CollectiveConfig, not a {type(config).__name__}"
+            raise TypeError(msg)
+        self._backend = carry(backend)
         if config is None and isinstance(backend, DistributedBackend):
             self._group = backend.group
         else:
@@ -42,6 +48,14 @@ class Lifted(DistributedBackend):
                 msg = "This backend's collectives already run with another configuration"
                 raise ValueError(msg)
         self._here = Place(backend.rank, backend.world_size)
+        self._respect_overrides()
+
+    def _respect_overrides(self) -> None:
+        """Call what the backend has written anew, instead of the library's own."""
+        for name in OVERRIDABLE:
+            own = overridden(self._backend, name, lambda: self._metrics)
+            if own is not None:
+                vars(self)[name] = own
 
     def __repr__(self) -> str:
         """Who this is, for people."""
@@ -60,7 +74,7 @@ class Lifted(DistributedBackend):
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        self._backend.timeout = seconds
+        self._backend.timeout = in_seconds(seconds)
 
     @property
     def innermost(self) -> Backend:
@@ -140,6 +154,10 @@ class Lifted(DistributedBackend):
     def node_of(self, rank: int) -> NodeId | None:
         """The machine a rank is on."""
         return self._backend.node_of(rank)
+
+    def as_nccl_backend(self) -> Backend | None:
+        """The backend below that runs on NCCL, if one does."""
+        return self._backend.as_nccl_backend()
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Have something done before the backend closes."""

@@ -19,6 +19,7 @@ from potluck.runtime.limits import Countdown
 from potluck.runtime.requests import Request, StrategyName
 from potluck.runtime.tree_requests import broadcast_request
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 __all__ = ["Moving"]
 
@@ -35,7 +36,7 @@ class Moving(Launching):
         root: int = ...,
         *,
         strategy: StrategyName = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -50,7 +51,7 @@ class Moving(Launching):
         root: int = 0,
         *,
         strategy: StrategyName = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give every rank the array of one, in place; or all arrays of a dict, a list or a tuple.
@@ -77,7 +78,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | Literal["ask"] | None = ...,
         out: A | None = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -97,7 +98,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | Literal["ask"] | None = None,
         out: A | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give every rank all ranks' arrays, one after the other along the first dimension.
@@ -123,7 +124,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | Literal["ask"] | None = ...,
         out: A | None = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A | None: ...
 
@@ -145,7 +146,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | Literal["ask"] | None = None,
         out: A | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A | None] | None:
         """Give one rank all ranks' arrays, one after the other; the others get None.
@@ -176,7 +177,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | None = ...,
         out: A | None = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -198,7 +199,7 @@ class Moving(Launching):
         *,
         counts: Sequence[int] | None = None,
         out: A | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give each rank its rows of one rank's array.
@@ -248,8 +249,8 @@ class Moving(Launching):
         reads: Lease,
         counts: Sequence[int] | Literal["ask"] | None,
         purpose: Purpose,
-        timeout: float | None,
-    ) -> tuple[Sequence[int], float | None]:
+        timeout: Seconds | None,
+    ) -> tuple[Sequence[int], Seconds | None]:
         """How many rows each rank has, and how much time is left."""
         mine, _ = requests.rows_of(reads)
         if counts is None:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from potluck.backend.base import Backend
     from potluck.backend.operation import Operation
 
-__all__ = ["FOR_EVER", "Notice", "Notices", "Word", "count_instances", "sweep"]
+__all__ = [
+    "FOR_EVER",
+    "Notice",
+    "Notices",
+    "Word",
+    "count_instances",
+    "has_notice",
+    "sweep",
+    "tell_outside",
+]
 
 SIZE = 512
 """Bytes of every notice."""
@@ -205,3 +214,16 @@ def sweep(backend: Backend) -> None:
             past[:] = [notices for notices in past if not notices.is_settled()]
         finally:
             _sweeping.release()
+
+
+def has_notice(parent: Backend, rank: int, identity: int) -> bool:
+    """Whether a rank has sent a notice in a subgroup of that number, which is not read here."""
+    with contextlib.suppress(DistributedError):
+        return parent.has_message(rank, group=identity ^ NOTICES)
+    return False
+
+
+def tell_outside(parent: Backend, rank: int, identity: int, notice: Notice) -> None:
+    """Send a notice to a rank in a subgroup that this rank has not made."""
+    with contextlib.suppress(DistributedError):
+        parent.post_send(notice.pack(), rank, group=identity ^ NOTICES)

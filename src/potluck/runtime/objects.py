@@ -20,6 +20,7 @@ from potluck.runtime.exchanging import Exchanging
 from potluck.runtime.limits import Countdown
 from potluck.runtime.object_codec import decode, encode
 from potluck.runtime.requests import Place, Request, part_of
+from potluck.vocabulary import Seconds
 
 __all__ = ["MAX_OBJECT_BYTES", "Objects"]
 
@@ -43,7 +44,7 @@ class Objects(Exchanging):
         root: int = 0,
         *,
         limit: int = MAX_OBJECT_BYTES,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Any:
         """The root's object, on every rank; the others' ``value`` is ignored."""
         is_root = self._check_rank_of(root) == self.rank
@@ -57,7 +58,7 @@ class Objects(Exchanging):
         return _decode(octets, root)
 
     def all_gather_object(
-        self, value: Any, *, limit: int = MAX_OBJECT_BYTES, timeout: float | None = None
+        self, value: Any, *, limit: int = MAX_OBJECT_BYTES, timeout: Seconds | None = None
     ) -> list[Any]:
         """Every rank's object, in rank order, on every rank."""
         errand = self._errand(Purpose.ALL_GATHER_OBJECT, timeout)
@@ -72,7 +73,7 @@ class Objects(Exchanging):
         root: int = 0,
         *,
         limit: int = MAX_OBJECT_BYTES,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> list[Any] | None:
         """Every rank's object, in rank order, at the root; None on the others."""
         is_root = self._check_rank_of(root) == self.rank
@@ -88,7 +89,7 @@ class Objects(Exchanging):
         root: int = 0,
         *,
         limit: int = MAX_OBJECT_BYTES,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Any:
         """The object that the root has for this rank; only the root passes ``values``."""
         is_root = self._check_rank_of(root) == self.rank
@@ -118,7 +119,7 @@ class Objects(Exchanging):
         )
         return parcel, parcel.check(told.tolist(), limit, range(self.world_size))
 
-    def _errand(self, purpose: Purpose, timeout: float | None) -> _Errand:
+    def _errand(self, purpose: Purpose, timeout: Seconds | None) -> _Errand:
         def run(request: Request[None], seconds: float | None) -> None:
             self._launch(request, seconds, async_op=False)
 

@@ -16,6 +16,7 @@ from potluck.runtime.requests import Op, Request, StrategyName
 from potluck.runtime.tree_calls import Tree
 from potluck.runtime.tree_requests import reduction_request
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 __all__ = ["Reducing"]
 
@@ -35,7 +36,7 @@ class Reducing(Compressing):
         dtype: Any = ...,
         strategy: StrategyName = ...,
         compression: Compression = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -61,7 +62,7 @@ class Reducing(Compressing):
         dtype: Any = None,
         strategy: StrategyName = None,
         compression: Compression = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Give every rank the reduction of all ranks' arrays, in place or in ``out``.
@@ -118,7 +119,7 @@ class Reducing(Compressing):
         out: A | None = ...,
         dtype: Any = ...,
         strategy: StrategyName = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A | None: ...
 
@@ -144,7 +145,7 @@ class Reducing(Compressing):
         out: A | None = None,
         dtype: Any = None,
         strategy: StrategyName = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A | None] | None:
         """Give one rank the reduction of all ranks' arrays, in place or in its ``out``.
@@ -178,7 +179,7 @@ class Reducing(Compressing):
         counts: Sequence[int] | None = ...,
         out: A | None = ...,
         dtype: Any = ...,
-        timeout: float | None = ...,
+        timeout: Seconds | None = ...,
         async_op: Literal[False] = ...,
     ) -> A: ...
 
@@ -202,7 +203,7 @@ class Reducing(Compressing):
         counts: Sequence[int] | None = None,
         out: A | None = None,
         dtype: Any = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         async_op: bool = False,
     ) -> A | Work[A]:
         """Reduce all ranks' arrays and give each rank its own rows of the result.

@@ -28,20 +28,6 @@ StrategyName: TypeAlias = Strategy | str | None
 Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=Strategy)
 
-# As other libraries call them.
-_ALIASES = {
-    "add": "sum",
-    "avg": "mean",
-    "average": "mean",
-    "prod": "product",
-    "mul": "product",
-    "band": "bit_and",
-    "bor": "bit_or",
-    "bxor": "bit_xor",
-    "land": "and",
-    "lor": "or",
-}
-
 
 class Request(NamedTuple, Generic[Result]):
     """A call, and what remains to be done after it has succeeded."""
@@ -87,15 +73,7 @@ def read_op(op: Op) -> ReduceOp:
     >>> read_op("avg"), read_op(ReduceOp.MAX)
     (<ReduceOp.MEAN: 'mean'>, <ReduceOp.MAX: 'max'>)
     """
-    if isinstance(op, ReduceOp):
-        return op
-    name = str(op).lower().rpartition(".")[2]  # torch.distributed has RedOpType.SUM
-    try:
-        return ReduceOp(_ALIASES.get(name, name))
-    except ValueError:
-        names = ", ".join(each.value for each in ReduceOp)
-        msg = f"{op!r} is no reduction; there are {names}"
-        raise ValueError(msg) from None
+    return ReduceOp.named(op)
 
 
 def read_strategy(kind: type[Kind], strategy: StrategyName) -> Strategy | None:

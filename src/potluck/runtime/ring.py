@@ -19,7 +19,9 @@ __all__ = ["RingBackend"]
 class RingBackend(Lifted):
     """One rank of a group whose addresses everybody knows.
 
-    Every rank listens at its own address, and is connected to every other.  The name is that of its
+    Every rank listens at its own address, and the others connect to it there.  An address that is
+    not this machine's, or that differs between the lists of two ranks, raises an error that names
+    the entry.  The name is that of its
     ancestor; whether a ring is what suits the links is found out, unless ``collectives`` says so:
     ``CollectiveConfig(local_all_reduce=AllReduceStrategy.RING)``.
 
@@ -57,12 +59,12 @@ class RingBackend(Lifted):
 def _connect(config: DistributedConfig) -> Backend:
     if config.world_size == 1:
         return SimulatedBackend(0, 1)  # nobody to connect to
-    addresses = config.addresses
+    addresses = [str(address) for address in config.addresses]
     return TcpBackend(
         config.rank,
         config.world_size,
-        str(addresses[0]),
+        addresses[0],
         timeout=config.timeout,
         namespace=config.namespace,
-        port=addresses[config.rank].port,
+        peers=addresses,
     )

@@ -17,6 +17,7 @@ from potluck.runtime.recorder import Log
 from potluck.runtime.recorder_logs import log_of
 from potluck.runtime.recording import MessageNote
 from potluck.runtime.work import Work
+from potluck.vocabulary import Seconds
 
 __all__ = ["Arbiter", "Transfer", "Transfers"]
 
@@ -63,11 +64,11 @@ class Transfer(Work[A], Generic[A]):
             self._progress(0)
         return self._settle()
 
-    def wait(self, timeout: float | None = None) -> A:
+    def wait(self, timeout: Seconds | None = None) -> A:
         """Return the array when the message has moved, or raise what went wrong."""
-        timeout = read_timeout(timeout)
+        limit = read_timeout(timeout)
         if not self._settle():
-            self._drive(timeout)
+            self._drive(limit)
         return super().result()
 
     def cancel(self) -> bool:
@@ -129,14 +130,14 @@ class Transfers(Backend):
     def _taking_down(self, what: str, peer: int, tag: int, nbytes: int) -> MessageNote:
         return MessageNote(self._messages, what, peer, tag, nbytes)
 
-    def send(self, data: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, data: Any, dst: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Send an array to rank ``dst``; return when it may be changed again."""
         octets = lend(data, Access.READ).flat.view("u1")
         limit = read_timeout(self._limit(timeout))
         with self._taking_down("send", dst, tag, octets.nbytes):
             self.post_send(octets, dst, tag=tag).finish_within(limit)
 
-    def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def recv(self, into: Any, src: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
         """Receive from rank ``src`` into an array, which has the exact size of what was sent."""
         lease = lend(into, Access.WRITE)
         octets = lease.flat.view("u1")
@@ -168,7 +169,7 @@ class Transfers(Backend):
         src: int,
         *,
         tag: int = 0,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> None:
         """Send to one rank while receiving from another, or from the same."""
         sending = self.isend(data, dst, tag=tag)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from potluck.backend.base import Backend
     from potluck.runtime.channel import Disagreement
 
-__all__ = ["failed", "late", "mismatch", "not_together", "told_by"]
+__all__ = ["failed", "late", "mismatch", "not_together", "told_by", "unmade"]
 
 
 def mismatch(
@@ -59,6 +59,19 @@ def late(
         rank=missing[0] if missing else None,
         cause=cause or nothing,
         hint="Look at what those ranks do instead.",
+    )
+
+
+def unmade(parent: Backend, rank: int, members: Sequence[int], count: int) -> CollectiveMismatch:
+    """Another rank waits in a subgroup that this one has not made."""
+    times = "once" if count == 1 else f"{count} times"
+    return CollectiveMismatch(
+        f"Rank {rank} waits in subgroup number {count + 1} of ranks {list(members)}, "
+        f"which rank {parent.rank} has made only {times}",
+        rank=rank,
+        expected=count,
+        got=count + 1,
+        hint="Every member makes the same subgroups in the same order, or gives each a name.",
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from potluck.backend.losses import peer_lost
+from potluck.backend.sub import SubBackend, unmade
 from potluck.errors import (
     Aborted,
     CollectiveMismatch,
@@ -27,7 +28,15 @@ from potluck.errors import (
 )
 from potluck.runtime import verdicts
 from potluck.runtime.fingerprint import Fingerprint
-from potluck.runtime.notices import FOR_EVER, Notice, Notices, Word, count_instances
+from potluck.runtime.notices import (
+    FOR_EVER,
+    Notice,
+    Notices,
+    Word,
+    count_instances,
+    has_notice,
+    tell_outside,
+)
 from potluck.runtime.watch import SLICE
 
 if TYPE_CHECKING:
@@ -72,6 +81,8 @@ class Vigil:
         """For whom operations have slept, in seconds, if somebody counts that."""
         self.waited: dict[int, float] = {}
         """For whom that call has waited, and for how many seconds, if it was long."""
+        self._unmade: dict[int, float] = {}
+        """Since when others wait for us in subgroups that we have not made."""
         self._operation = 0
         self._fingerprint = Fingerprint(*(0,) * len(Fingerprint._fields))
         self._deadline: float | None = None
@@ -120,6 +131,7 @@ class Vigil:
         self._read_notices()
         self._check_ending()
         self._compare()
+        self._check_unmade(awaited)
         self._tell_where_we_are(awaited)
         self._is_still = True
         for rank in awaited:
@@ -213,6 +225,30 @@ class Vigil:
                 theirs = Fingerprint.unpack(notice.fingerprint)
                 if theirs != self._fingerprint:
                     raise self._mismatch(rank, theirs)
+
+    def _check_unmade(self, awaited: Sequence[int]) -> None:
+        """Raise if a rank we wait for waits for us in a subgroup that we have not made."""
+        below = self._backend
+        parent = below.parent if isinstance(below, SubBackend) else below
+        parent = getattr(parent, "innermost", parent)
+        for members, count, identity in unmade(parent):
+            for rank in awaited:
+                there = below.to_global(rank) if isinstance(below, SubBackend) else rank
+                if rank in self._waiting or there not in members:
+                    continue
+                if not has_notice(parent, there, identity):
+                    continue
+                now = time.monotonic()
+                if now < self._unmade.setdefault(identity, now) + EXPLAIN_FOR / 2:
+                    continue  # another thread may be about to make it
+                error = verdicts.unmade(parent, there, members, count)
+                tell_outside(
+                    parent,
+                    there,
+                    identity,
+                    Notice(Word.MISMATCH, 0, 0, text=str(error), last_call=1),
+                )
+                raise error
 
     # -- reasons -----------------------------------------------------------------------------------
 

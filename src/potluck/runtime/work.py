@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from potluck.errors import DistributedError, Timeout
 from potluck.logs import get_logger
 from potluck.runtime.limits import read_timeout
+from potluck.vocabulary import Seconds
 
 __all__ = ["Work"]
 
@@ -57,7 +58,7 @@ class Work(Generic[Result]):
         """Whether it has ended, well or not."""
         return self._ended.is_set()
 
-    def wait(self, timeout: float | None = None) -> Result:
+    def wait(self, timeout: Seconds | None = None) -> Result:
         """Return the result when there is one, or raise what went wrong.
 
         After a :class:`~potluck.errors.Timeout` the work goes on and still owns its arrays: wait

@@ -31,10 +31,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from potluck.errors import DistributedError
+
 __all__ = ["Action", "Scenario", "ScenarioError", "Step", "Timing", "Verb"]
 
 
-class ScenarioError(ValueError):
+class ScenarioError(DistributedError, ValueError):
     """A line of a story cannot be understood, or an expectation did not come true."""
 
 

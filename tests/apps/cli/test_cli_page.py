@@ -19,8 +19,8 @@ def test_the_page_is_what_the_command_says() -> None:
 def test_every_command_of_the_plan_is_there() -> None:
     """None is missing, none is there that the page and these tests do not know."""
     assert sorted(commands()) == [
-        *("bench", "continue", "dashboard", "demo", "doctor", "members", "pair", "revoke"),
-        *("rotate", "run", "status", "trace", "unpair", "version"),
+        *("bench", "continue", "dashboard", "demo", "doctor", "members", "pair"),
+        *("passphrase", "revoke", "rotate", "run", "status", "trace", "unpair", "version"),
     ]
 
 

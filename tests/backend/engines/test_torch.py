@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from potluck import (
@@ -18,6 +19,7 @@ from potluck import (
     DistributedContext,
     HybridBackend,
     InvalidWorldSize,
+    ReduceOp,
     SimulatedBackend,
     Timeout,
     TorchBackend,
@@ -80,6 +82,47 @@ def test_a_context_lets_the_engine_add_up(tmp_path: Path, monkeypatch: pytest.Mo
 
     on_gloo(tmp_path, 2, add)
     assert asked == ["mean", "mean"]
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, "sum", "add", dist.ReduceOp.SUM])
+def test_the_engine_knows_an_operation_by_every_name(tmp_path: Path, op: Any) -> None:
+    """None of them is done in another way in silence: arrays, and tensors where they are."""
+
+    def add(backend: TorchBackend) -> tuple[bool, bool, float, float]:
+        array, tensor = np.ones(4, np.float32), torch.ones(4)
+        by_engine = backend.all_reduce_by_engine(array, op, 20)
+        where_it_is = backend.all_reduce_tensor(tensor, op, 20)
+        return by_engine, where_it_is, float(array[0]), float(tensor[0])
+
+    assert on_gloo(tmp_path, 2, add) == [(True, True, 2.0, 2.0)] * 2
+
+
+def test_nccl_is_told_from_other_engines(tmp_path: Path) -> None:
+    """Also below a hybrid and a context; where each device has an engine, by the one in use."""
+    (group,) = gloo_groups(tmp_path, 1)
+    (messages,) = SimulatedBackend.create_group(1)
+    with TorchBackend(group) as engine:
+        both = HybridBackend(messages, engine)
+        context = DistributedContext(both)
+        for each in (messages, engine, both, context):
+            assert each.as_nccl_backend() is None
+        engine.engine = "cpu:gloo,cuda:nccl"  # as PyTorch names it; there is no device to try
+        assert engine.as_nccl_backend() is None
+        engine.engine = "nccl"
+        for each in (engine, both, context):
+            assert each.as_nccl_backend() is engine
+        assert messages.as_nccl_backend() is None
+        context.close()
+
+
+def test_what_a_rank_has_written_arrives_although_it_does_nothing_more(tmp_path: Path) -> None:
+    """A large result of which the last bytes are on their way when the call returns."""
+
+    def find(backend: TorchBackend) -> float:
+        context = DistributedContext(backend)
+        return float(context.all_reduce(np.full(1 << 20, backend.rank + 1.0), "max")[-1])
+
+    assert on_gloo(tmp_path, 2, find) == [2.0, 2.0]
 
 
 def test_two_backends_on_one_group_do_not_disturb_each_other(tmp_path: Path) -> None:

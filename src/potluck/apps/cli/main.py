@@ -21,6 +21,7 @@ from potluck.apps.cli import (
     doctor,
     members,
     pair,
+    passphrase,
     revoke,
     rotate,
     run,
@@ -101,6 +102,7 @@ def _add(
 
 _add(demo.demo, demo.EXAMPLES, demo.EXIT_CODES)
 _add(pair.pair, pair.EXAMPLES)
+_add(passphrase.passphrase, passphrase.EXAMPLES)
 _add(members.members, members.EXAMPLES)
 _add(revoke.revoke, revoke.EXAMPLES)
 _add(rotate.rotate, rotate.EXAMPLES)

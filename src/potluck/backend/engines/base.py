@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ CAPACITY = 4 * CHUNK
 
 LEAVE_WITHIN = 1.0
 """Seconds for the engine to take our last words."""
+
+LOOK_EVERY = 1.0
+"""Seconds after which the thread that moves bytes looks at whether the backend is closed."""
+
+YIELD = 0.002
+"""Seconds that it leaves the moving to a caller."""
 
 
 def is_special(dtype: np.dtype[Any], op: str) -> bool:
@@ -116,6 +123,17 @@ class EngineBackend(MeshBackend):
         self._threads: list[threading.Thread] = []
         for peer, terminal in self._terminals.items():
             self.add_link(peer, terminal.stream)
+        if self._terminals:
+            self._start(self._keep_moving, "engine-pump")
+
+    def _keep_moving(self) -> None:
+        """Move bytes while no caller does: no kernel takes what a call that has returned wrote."""
+        while self._closed is None:
+            try:
+                if not self._turns.step(LOOK_EVERY):
+                    time.sleep(YIELD)  # a caller does
+            except DistributedError:
+                return
 
     def _start(self, target: Callable[[], None], what: str) -> None:
         thread = threading.Thread(target=target, name=f"potluck-{what}", daemon=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from potluck.backend.operation import Operation
     from potluck.backend.streams import PeerStream
+    from potluck.collective.reduce import ReduceOp
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
     from potluck.vocabulary import NodeId
@@ -114,7 +115,7 @@ class HybridBackend(Backend):
         return self.messages.node_of(rank)
 
     def all_reduce_by_engine(
-        self, array: npt.NDArray[np.generic], op: str, timeout: float | None
+        self, array: npt.NDArray[np.generic], op: ReduceOp | str, timeout: float | None
     ) -> bool:
         """Add up by the engine."""
         return self.engine.all_reduce_by_engine(array, op, timeout)
@@ -124,6 +125,10 @@ class HybridBackend(Backend):
     ) -> bool:
         """Bring the root's values to all ranks by the engine."""
         return self.engine.broadcast_by_engine(array, root, timeout)
+
+    def as_nccl_backend(self) -> Backend | None:
+        """The engine, or the backend for messages, if that runs on NCCL."""
+        return self.engine.as_nccl_backend() or self.messages.as_nccl_backend()
 
     def close(self) -> None:
         """Leave both."""

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from potluck.backend.engines.base import CHUNK, EngineBackend, Terminal, is_special
+from potluck.collective.reduce import ReduceOp
 from potluck.errors import BackendUnavailable, PeerLost, Timeout
 
 if TYPE_CHECKING:
@@ -175,20 +176,21 @@ class MpiBackend(EngineBackend):
     # -- what MPI does itself ------------------------------------------------------------------
 
     def all_reduce_by_engine(
-        self, array: npt.NDArray[np.generic], op: str, timeout: float | None
+        self, array: npt.NDArray[np.generic], op: ReduceOp | str, timeout: float | None
     ) -> bool:
         """Add up in place, if MPI knows the type and the operation."""
-        operation = getattr(self._mpi, _OPERATIONS.get(op, ""), None)
+        name = ReduceOp.named(op).value
+        operation = getattr(self._mpi, _OPERATIONS.get(name, ""), None)
         if array.dtype.char not in _NUMBERS or not array.dtype.isnative or operation is None:
             return False
-        if is_special(array.dtype, op):
+        if is_special(array.dtype, name):
             return False
         self._ask(
             lambda: self._comm.Iallreduce(self._mpi.IN_PLACE, array, op=operation),
             timeout,
             "all-reduce",
         )
-        if op == "mean":
+        if name == "mean":
             array /= self.world_size  # type: ignore[misc]
         return True
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from potluck.backend.engines.base import CHUNK, EngineBackend, Terminal, is_special
+from potluck.collective.reduce import ReduceOp
 from potluck.errors import BackendUnavailable, DistributedError, PeerLost, Timeout
 from potluck.forking import ForkSafeLock
 
@@ -93,6 +94,10 @@ class TorchBackend(EngineBackend):
         """The group below."""
         return self._group
 
+    def as_nccl_backend(self) -> TorchBackend | None:
+        """This backend if its tensors travel by NCCL; None with Gloo and every other engine."""
+        return self if _engine_on(self.engine, self._device.type) == "nccl" else None
+
     # -- messages ------------------------------------------------------------------------------
 
     def _send_all(self, terminal: Terminal) -> None:
@@ -136,24 +141,28 @@ class TorchBackend(EngineBackend):
     # -- what the engine does itself -----------------------------------------------------------
 
     def all_reduce_by_engine(
-        self, array: npt.NDArray[np.generic], op: str, timeout: float | None
+        self, array: npt.NDArray[np.generic], op: ReduceOp | str, timeout: float | None
     ) -> bool:
         """Combine in place, if the engine knows the type and the operation."""
-        if array.dtype.name not in _TYPES or op not in _OPERATIONS or is_special(array.dtype, op):
+        name = ReduceOp.named(op).value
+        if array.dtype.name not in _TYPES or is_special(array.dtype, name):
             return False
         with self._on_device(array) as tensor:
-            return self.all_reduce_tensor(tensor, op, timeout)
+            return self.all_reduce_tensor(tensor, name, timeout)
 
-    def all_reduce_tensor(self, tensor: torch.Tensor, op: str, timeout: float | None) -> bool:
+    def all_reduce_tensor(
+        self, tensor: torch.Tensor, op: ReduceOp | str, timeout: float | None
+    ) -> bool:
         """Combine a tensor where it is; False if the engine cannot."""
         import torch.distributed as dist
 
-        if op not in _OPERATIONS:
+        name = ReduceOp.named(op).value
+        if name not in _OPERATIONS:
             return False
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(getattr(dist.ReduceOp, _OPERATIONS[op]))
+        options.reduceOp = dist.ReduceOp(getattr(dist.ReduceOp, _OPERATIONS[name]))
         self._await(self._group.allreduce([tensor], options), timeout, "all-reduce")
-        if op == "mean":
+        if name == "mean":
             tensor /= self.world_size
         return True
 
@@ -239,6 +248,16 @@ def _name_of(group: dist.ProcessGroup) -> str:
         return str(dist.get_backend(group))
     except (ValueError, RuntimeError):  # made by hand, not registered
         return str(group.name())
+
+
+def _engine_on(names: str, device: str) -> str:
+    """The engine of a device where there are several, such as ``cpu:gloo,cuda:nccl``.
+
+    >>> _engine_on("cpu:gloo,cuda:nccl", "cpu"), _engine_on("nccl", "cuda")
+    ('gloo', 'nccl')
+    """
+    pairs = dict(part.split(":", 1) for part in names.split(",") if ":" in part)
+    return pairs.get(device, names).strip().lower()
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
