@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from potluck.backend.operation import Ended
 from potluck.errors import DistributedError, Timeout
 from potluck.runtime.work import Work
 
@@ -156,8 +157,16 @@ class AnyTransfer(Work[Any]):
             loss = self._any.loss()
             if loss is not None and self._any.forget(self):
                 self.fail(copy.copy(loss))
+                self._let_go()
         elif operation.done:
             if operation.error is not None:
                 self.fail(operation.error)
             else:
                 self.succeed(self._finish())
+            self._operation = Ended(operation.error)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Whoever keeps this keeps no array: its memory may be given away now."""
+        self.into = b""
+        del self._finish
