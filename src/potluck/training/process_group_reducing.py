@@ -178,4 +178,5 @@ class ReducingGroup(GroupBase):
             else:
                 tensors = scaled
         lease = self._lend(tensors, access)
-        return lease, requests.reducer_for(kind, lease)
+        # NCCL, whose words these are, truncates the mean of integers; programs count on it.
+        return lease, requests.reducer_for(kind, lease, truncate=True)
