@@ -20,6 +20,7 @@ from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.work import Work
 from potluck.training.process_group import ProcessGroup
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import future_of
 
 __all__ = ["CompressHook", "compress_hook"]
@@ -31,6 +32,7 @@ _ARRAYS = ("residuals", "kept")
 """What a compressor's state has of arrays, by name."""
 
 
+@untraced_methods
 class CompressHook:
     """Averages the gradients of a bucket in fewer bytes; see :func:`compress_hook`."""
 

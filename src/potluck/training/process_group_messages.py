@@ -15,11 +15,13 @@ from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
 from potluck.training.process_group_base import NAME, GroupBase
 from potluck.training.profiling import Record, Watched, record
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import PotluckWork
 
 __all__ = ["MessagingGroup"]
 
 
+@untraced_methods
 class MessagingGroup(GroupBase):
     """Sends and receives; all of them are under way when they return."""
 

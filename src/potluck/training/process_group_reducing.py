@@ -24,11 +24,13 @@ from potluck.training.tensors import (
     even_counts,
     is_uniform,
 )
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import PotluckWork
 
 __all__ = ["ReducingGroup"]
 
 
+@untraced_methods
 class ReducingGroup(GroupBase):
     """All-reduce, reduce and reduce-scatter, in all their forms."""
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from potluck.errors import Timeout
 from potluck.runtime.work import Work
+from potluck.training.untraced import untraced_methods
 
 __all__ = ["AllWork", "PotluckWork", "future_of", "in_their_words", "seconds"]
 
@@ -63,6 +64,7 @@ def future_of(work: Work[Any], value: Callable[[], Any]) -> torch.futures.Future
     return future
 
 
+@untraced_methods
 class PotluckWork(dist.Work):
     """An operation under way, with the tensors that it fills."""
 
@@ -147,6 +149,7 @@ def _until(deadline: float | None) -> timedelta:
     return timedelta(seconds=max(LEAST, deadline - time.monotonic()))
 
 
+@untraced_methods
 class AllWork(dist.Work):
     """Several operations that were started together."""
 
