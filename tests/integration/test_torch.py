@@ -240,6 +240,59 @@ def test_the_mean_of_integers_is_truncated_as_by_nccl(ranks: Ranks, store: str) 
         assert single == 1
 
 
+def receive_less() -> list[Any]:
+    """Short messages into long tensors: small, large, strided, from any rank, and too long ones."""
+    found: list[Any] = []
+    for count in (3, 300_000):
+        into = torch.full((count + 5,), -1.0)
+        strided = torch.full((count + 5, 2), -1.0)[:, 1]
+        if dist.get_backend() == "gloo":  # which takes none
+            strided = strided.contiguous()
+        if dist.get_rank() == 0:
+            for _ in range(4):
+                dist.send(torch.arange(float(count)), 1)
+        else:
+            waiting = dist.irecv(into, 0)
+            assert waiting is not None
+            waiting.wait()
+            dist.recv(strided, 0)
+            anywhere = torch.full((count + 5,), -1.0)
+            assert dist.recv(anywhere) == 0
+            late = torch.full((count + 5,), -1.0)
+            dist.recv(late, 0)
+            found += [into, strided, anywhere, late]
+    return found
+
+
+def compare_less(place: Place, store: str) -> int:
+    """The same on both backends; how many tensors were compared."""
+    expected, found = on_both(place, store, receive_less)
+    assert all(map(torch.equal, expected, found))
+    assert all(each[-5:].tolist() == [-1.0] * 5 for each in found)
+    return len(found)
+
+
+def test_a_longer_tensor_receives_a_shorter_message_as_on_gloo(ranks: Ranks, store: str) -> None:
+    """The message fills its beginning, the rest stays."""
+    assert ranks.run(compare_less, 2, store) == [0, 8]
+
+
+def receive_more(place: Place, store: str) -> str:
+    """A message that is longer than the tensor for it."""
+    with torch_group(place, store):
+        if place.rank == 0:
+            dist.send(torch.ones(4), 1)
+            return ""
+        return str(place.failure_of(dist.recv, torch.ones(3), 0)["text"])
+
+
+def test_a_message_that_does_not_fit_is_refused(ranks: Ranks, store: str) -> None:
+    """Nothing is cut off."""
+    _, words = ranks.run(receive_more, 2, store)
+    assert "16 bytes" in words
+    assert "12" in words
+
+
 def coalesce(place: Place, store: str) -> list[Any]:
     """Several tensors in one call, and calls within a context."""
     from torch.distributed.distributed_c10d import _coalescing_manager

@@ -226,6 +226,26 @@ def test_compressed_gradients_train_as_well(ranks: Ranks, store: str) -> None:
         assert first[f"loss of {name}"] < first["loss at first"] / 2, name
 
 
+def train_by_builtin_hooks(place: Place, store: str) -> list[Any]:
+    """PyTorch's hooks of C++ on both backends."""
+
+    def everything() -> list[Any]:
+        found = []
+        for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+            model = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
+            model._register_builtin_comm_hook(kind)
+            found.append(train(model)[-1])
+        return found
+
+    return list(on_both(place, store, everything))
+
+
+def test_builtin_hooks_train_as_on_gloo(ranks: Ranks, store: str) -> None:
+    """Those that C++ runs: one of them travels as float16."""
+    for theirs, ours in ranks.run(train_by_builtin_hooks, 2, store):
+        assert torch.allclose(torch.tensor(theirs), torch.tensor(ours), atol=1e-4)
+
+
 # -- sharded models ------------------------------------------------------------------------------
 
 

@@ -83,9 +83,12 @@ class Backend(Closing, ABC):
 
     @abstractmethod
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
-        """Start receiving a message of exactly the size of ``into``."""
+        """Start receiving a message of exactly the size of ``into``.
+
+        With ``at_most`` it may be shorter, and fills the beginning.
+        """
 
     @abstractmethod
     def post_barrier(

@@ -42,7 +42,7 @@ class MessagingGroup(GroupBase):
         """Start receiving from a rank; the tensor must not be used until the work is done."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recv", [tensor])
-        lease = self._lend([tensor], Access.WRITE)
+        lease = self._lend([tensor], Access.UPDATE)  # a shorter message leaves the rest as it is
         operation = self._receives.post(lease.flat.view("u1"), src, tag)
         transfer = Transfer(operation, self._context.progress, lease.give_back)
         return self._under_way(transfer, tensor, entry, lambda: src)
@@ -51,7 +51,7 @@ class MessagingGroup(GroupBase):
         """Start receiving from whoever sends first."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recvAnySource", [tensor])
-        lease = self._lend([tensor], Access.WRITE)
+        lease = self._lend([tensor], Access.UPDATE)
         transfer = AnyTransfer(self._receives, lease.flat.view("u1"), tag, lease.give_back)
         return self._under_way(transfer, tensor, entry, lambda: transfer.source)
 
