@@ -66,7 +66,7 @@ def functional_collectives(compiled: Compile) -> list[float]:
     def program(x: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(x * 2, "sum", group)
         parts = functional.all_gather_tensor(total + x, 0, group)
-        own = functional.reduce_scatter_tensor(parts, "avg", 0, group)
+        own: torch.Tensor = functional.reduce_scatter_tensor(parts, "avg", 0, group)
         return own.cos()
 
     found: torch.Tensor = compiled(program)(torch.arange(4.0) + dist.get_rank())

@@ -228,11 +228,12 @@ def test_compressed_gradients_train_as_well(ranks: Ranks, store: str) -> None:
 
 def train_by_builtin_hooks(place: Place, store: str) -> list[Any]:
     """PyTorch's hooks of C++ on both backends."""
+    from torch._C._distributed_c10d import BuiltinCommHookType
 
     def everything() -> list[Any]:
         found = []
-        for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
-            model = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
+        for kind in (BuiltinCommHookType.ALLREDUCE, BuiltinCommHookType.FP16_COMPRESS):
+            model: Any = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
             model._register_builtin_comm_hook(kind)
             found.append(train(model)[-1])
         return found

@@ -173,7 +173,8 @@ def compress_hook(
     """A hook that averages gradients in fewer bytes, and adds what is lost to the next step.
 
     ``compression`` is a name (``"int8"``, ``"bfloat16"``, ``"topk:0.01"``, ``"powersgd:4"`` ...),
-    ``"auto"`` for whatever pays on the links, or a :class:`~potluck.GradientCompressor`.
+    ``"auto"`` for whatever pays on the links and loses less than 2 % of a step,
+    ``"auto:aggressive"`` for whatever pays, or a :class:`~potluck.GradientCompressor`.
 
     Register it with ``model.register_comm_hook(None, compress_hook("int8"))``.
     """

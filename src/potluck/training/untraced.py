@@ -20,7 +20,9 @@ _ALSO = frozenset(
 )
 """Methods that PyTorch calls although they are not public."""
 
-_disable = torch.compiler.disable(reason="an operation of Potluck is not part of a graph")
+_disable = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    reason="an operation of Potluck is not part of a graph"
+)
 
 
 def untraced_methods(kind: Class) -> Class:

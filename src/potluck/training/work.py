@@ -74,7 +74,8 @@ def future_of_half(
     says; it waits without a thread.
     """
     begun = future_of(work, nothing)
-    typed: torch.futures.Future[list[torch.Tensor]] = torch.jit.fork(_after(), begun, tensors)
+    fork: Any = torch.jit.fork
+    typed: torch.futures.Future[list[torch.Tensor]] = fork(_after(), begun, tensors)
     return typed
 
 
