@@ -112,7 +112,8 @@ def train_replicas(place: Place, store: str) -> list[Any]:
             rare=dist.get_rank() == 0,
         )
         static = train(DistributedDataParallel(Model(), static_graph=True))
-        return [plain, view, unused, static, accumulate(), join_uneven(), zero_redundancy()]
+        joined = [join_uneven(), join_uneven(divide_by_initial_world_size=False)]
+        return [plain, view, unused, static, accumulate(), *joined, zero_redundancy()]
 
     theirs, ours = on_both(place, store, everything)
     return [theirs, ours]
@@ -132,11 +133,11 @@ def accumulate() -> list[float]:
     return weights(model)
 
 
-def join_uneven() -> list[float]:
+def join_uneven(**options: bool) -> list[float]:
     """One rank has more batches than the others."""
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
+    with model.join(**options):
         for step in range(2 + dist.get_rank()):
             x, y = batch(step, dist.get_rank())
             optimizer.zero_grad()
@@ -166,7 +167,7 @@ def test_replicas_train_as_on_gloo_and_as_one_process(ranks: Ranks, store: str) 
     alone = train_alone(3)
     for theirs, ours in ranks.run(train_replicas, 3, store):
         for name, expected, found in zip(
-            ("plain", "view", "unused", "static", "accumulated", "joined", "zero"),
+            ("plain", "view", "unused", "static", "accumulated", "joined", "divided", "zero"),
             theirs,
             ours,
             strict=True,
