@@ -50,7 +50,9 @@ class Courier(Backend):
         """As below."""
         return self.below.post_send(data, dst, tag=tag, group=group)
 
-    def post_recv_into(self, into: Any, src: int, *, tag: int = 0, group: int = WORLD) -> Operation:
+    def post_recv_into(
+        self, into: Any, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
+    ) -> Operation:
         """As below."""
         return self.below.post_recv_into(into, src, tag=tag, group=group)
 

@@ -172,3 +172,23 @@ def test_a_result_can_replace_its_partial_value() -> None:
     out = np.empty(2, "f2")
     Reducer.of(ReduceOp.MEAN, "f2").finish(np.array([4, 8], "f4"), out, world_size=4)
     assert out.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_a_mean_of_integers_is_rounded_towards_zero_where_that_is_asked_for(dtype: Dtype) -> None:
+    """As C divides; also by more ranks than the type can count, and with all digits of 64 bits."""
+    reducer = Reducer.of(ReduceOp.MEAN, dtype, truncate=True)
+    top = int(np.iinfo(dtype).max)
+    values = [7, top, 0, *((-7, -8, -top) if dtype.kind == "i" else ())]
+    for world_size in (1, 3, 300):
+        total = np.array(values * 5000, dtype)
+        reducer.finish(total, total, world_size=world_size)
+        right = [abs(value) // world_size * (1 if value > 0 else -1) for value in values]
+        assert total.tolist() == right * 5000
+
+
+def test_rounding_makes_no_mean_of_truth() -> None:
+    """And floats need none."""
+    with pytest.raises(UnsupportedOperation):
+        Reducer.of(ReduceOp.MEAN, BOOL, truncate=True)
+    assert Reducer.of(ReduceOp.MEAN, "f4", truncate=True) == Reducer.of(ReduceOp.MEAN, "f4")

@@ -175,8 +175,8 @@ def go_beyond(place: Place, store: str) -> list[Any]:
         letters = [torch.empty(rank + 1) for _ in range(size)]
         dist.all_to_all(letters, [torch.full((each + 1,), float(rank)) for each in range(size)])
         assert [each.tolist() for each in letters] == [[float(n)] * (rank + 1) for n in range(size)]
-        whole = torch.ones(1, dtype=torch.int32)
-        failure = place.failure_of(dist.all_reduce, whole, dist.ReduceOp.AVG)
+        truths = torch.ones(1, dtype=torch.bool)
+        failure = place.failure_of(dist.all_reduce, truths, dist.ReduceOp.AVG)
         assert torch.equal(spread, expected)  # type: ignore[arg-type]
         return [
             mean.tolist(),
@@ -200,6 +200,97 @@ def test_uneven_and_sparse_and_strided_tensors(ranks: Ranks, store: str) -> None
         assert result[4] == [3.0] * (rank + 1)
         assert result[5] == [7.0, 1.0, 1.0, 0.0]
         assert result[6] == "UnsupportedOperation"
+
+
+WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def average_integers(place: Place, store: str) -> list[Any]:
+    """Means of integers, in each form."""
+    with torch_group(place, store):
+        average = dist.ReduceOp.AVG
+        found = []
+        for dtype in WHOLE:
+            whole = torch.tensor([7, 0, 1 + place.rank, 40], dtype=dtype)
+            if dtype.is_signed:
+                whole[1] = -3 - place.rank
+            dist.all_reduce(whole, average)
+            found.append(whole.tolist())
+        large = torch.full((20_000,), 2**60 + 1 + place.rank)
+        dist.all_reduce(large, average)
+        root = torch.tensor([5 + place.rank])
+        dist.reduce(root, 0, average)
+        part = torch.zeros(1, dtype=torch.int64)
+        dist.reduce_scatter_tensor(part, torch.tensor([1, 2, 3]) * place.rank, average)
+        parts = [torch.zeros(1, dtype=torch.int64)]
+        dist.all_reduce_coalesced([parts[0].fill_(place.rank)], average)
+        return [found, sorted(set(large.tolist())), root.item(), part.item(), parts[0].item()]
+
+
+def test_the_mean_of_integers_is_truncated_as_by_nccl(ranks: Ranks, store: str) -> None:
+    """Lightning asks for it wherever the backend is not Gloo: it counts batches in int64."""
+    for rank, result in enumerate(ranks.run(average_integers, 3, store)):
+        found, large, root, part, single = result
+        for dtype, mean in zip(WHOLE, found, strict=True):
+            # In eight bits a sum of 120 fits, and one of -12 is rounded towards zero.
+            assert mean == [7, -4 if dtype.is_signed else 0, 2, 40], dtype
+        assert large == [2**60 + 2]
+        assert root == (6 if rank == 0 else 5 + rank)
+        assert part == [1, 2, 3][rank]
+        assert single == 1
+
+
+def receive_less() -> list[Any]:
+    """Short messages into long tensors: small, large, strided, from any rank, and too long ones."""
+    found: list[Any] = []
+    for count in (3, 300_000):
+        into = torch.full((count + 5,), -1.0)
+        strided = torch.full((count + 5, 2), -1.0)[:, 1]
+        if dist.get_backend() == "gloo":  # which takes none
+            strided = strided.contiguous()
+        if dist.get_rank() == 0:
+            for _ in range(4):
+                dist.send(torch.arange(float(count)), 1)
+        else:
+            waiting = dist.irecv(into, 0)
+            assert waiting is not None
+            waiting.wait()
+            dist.recv(strided, 0)
+            anywhere = torch.full((count + 5,), -1.0)
+            assert dist.recv(anywhere) == 0
+            late = torch.full((count + 5,), -1.0)
+            dist.recv(late, 0)
+            found += [into, strided, anywhere, late]
+    return found
+
+
+def compare_less(place: Place, store: str) -> int:
+    """The same on both backends; how many tensors were compared."""
+    expected, found = on_both(place, store, receive_less)
+    assert all(map(torch.equal, expected, found))
+    assert all(each[-5:].tolist() == [-1.0] * 5 for each in found)
+    return len(found)
+
+
+def test_a_longer_tensor_receives_a_shorter_message_as_on_gloo(ranks: Ranks, store: str) -> None:
+    """The message fills its beginning, the rest stays."""
+    assert ranks.run(compare_less, 2, store) == [0, 8]
+
+
+def receive_more(place: Place, store: str) -> str:
+    """A message that is longer than the tensor for it."""
+    with torch_group(place, store):
+        if place.rank == 0:
+            dist.send(torch.ones(4), 1)
+            return ""
+        return str(place.failure_of(dist.recv, torch.ones(3), 0)["text"])
+
+
+def test_a_message_that_does_not_fit_is_refused(ranks: Ranks, store: str) -> None:
+    """Nothing is cut off."""
+    _, words = ranks.run(receive_more, 2, store)
+    assert "16 bytes" in words
+    assert "12" in words
 
 
 def coalesce(place: Place, store: str) -> list[Any]:

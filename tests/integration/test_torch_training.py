@@ -112,7 +112,8 @@ def train_replicas(place: Place, store: str) -> list[Any]:
             rare=dist.get_rank() == 0,
         )
         static = train(DistributedDataParallel(Model(), static_graph=True))
-        return [plain, view, unused, static, accumulate(), join_uneven(), zero_redundancy()]
+        joined = [join_uneven(), join_uneven(divide_by_initial_world_size=False)]
+        return [plain, view, unused, static, accumulate(), *joined, zero_redundancy()]
 
     theirs, ours = on_both(place, store, everything)
     return [theirs, ours]
@@ -132,11 +133,11 @@ def accumulate() -> list[float]:
     return weights(model)
 
 
-def join_uneven() -> list[float]:
+def join_uneven(**options: bool) -> list[float]:
     """One rank has more batches than the others."""
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
+    with model.join(**options):
         for step in range(2 + dist.get_rank()):
             x, y = batch(step, dist.get_rank())
             optimizer.zero_grad()
@@ -166,7 +167,7 @@ def test_replicas_train_as_on_gloo_and_as_one_process(ranks: Ranks, store: str) 
     alone = train_alone(3)
     for theirs, ours in ranks.run(train_replicas, 3, store):
         for name, expected, found in zip(
-            ("plain", "view", "unused", "static", "accumulated", "joined", "zero"),
+            ("plain", "view", "unused", "static", "accumulated", "joined", "divided", "zero"),
             theirs,
             ours,
             strict=True,
@@ -224,6 +225,27 @@ def test_compressed_gradients_train_as_well(ranks: Ranks, store: str) -> None:
         off = (torch.tensor(first[name]) - plain).norm() / (start - plain).norm()
         assert off < NEAR.get(name, 2.0), name
         assert first[f"loss of {name}"] < first["loss at first"] / 2, name
+
+
+def train_by_builtin_hooks(place: Place, store: str) -> list[Any]:
+    """PyTorch's hooks of C++ on both backends."""
+    from torch._C._distributed_c10d import BuiltinCommHookType
+
+    def everything() -> list[Any]:
+        found = []
+        for kind in (BuiltinCommHookType.ALLREDUCE, BuiltinCommHookType.FP16_COMPRESS):
+            model: Any = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
+            model._register_builtin_comm_hook(kind)
+            found.append(train(model)[-1])
+        return found
+
+    return list(on_both(place, store, everything))
+
+
+def test_builtin_hooks_train_as_on_gloo(ranks: Ranks, store: str) -> None:
+    """Those that C++ runs: one of them travels as float16."""
+    for theirs, ours in ranks.run(train_by_builtin_hooks, 2, store):
+        assert torch.allclose(torch.tensor(theirs), torch.tensor(ours), atol=1e-4)
 
 
 # -- sharded models ------------------------------------------------------------------------------

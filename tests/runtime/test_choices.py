@@ -12,7 +12,7 @@ from potluck.runtime.compressed import Exchange
 from potluck.runtime.encoder_speed import encoder_speeds
 
 NONE, INT8, TOPK = CANDIDATES[0], CANDIDATES[2], CANDIDATES[3]
-KEY = (1 << 20, 4, True)
+KEY = (1 << 20, 4, True, False)
 
 
 class Others:
@@ -45,9 +45,24 @@ def test_an_agreement_says_why() -> None:
     choices = Choices()
     settle(choices, Others(3), Choice(INT8, "int8, because it pays"))
     assert [str(choice.reason) for choice in choices.made] == ["int8, because it pays"]
-    choices.agreed(Exchange(2, Others(0).run), (9, 4, True), lambda: Choice(INT8, "int8 pays"))
+    choices.agreed(
+        Exchange(2, Others(0).run), (9, 4, True, False), lambda: Choice(INT8, "int8 pays")
+    )
     assert choices.made[-1].strategy == NONE
     assert choices.made[-1].reason == "none, because another rank prefers it; here: int8 pays"
+
+
+def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not for every size of arrays; and again when it changes."""
+    choices, others = Choices(), Others(3)
+    with caplog.at_level("INFO", "potluck.runtime.choices"):
+        for size in (1 << 20, 1 << 21, 1 << 22):
+            key = (size, 4, True, False)
+            choices.agreed(Exchange(2, others.run), key, lambda: Choice(INT8, "int8 pays"))
+        assert [record.getMessage() for record in caplog.records] == ["Compression: int8 pays"]
+        for _ in range(LASTING + 1):
+            settle(choices, others, Choice(NONE, "none pays"))
+    assert [record.getMessage() for record in caplog.records[1:]] == ["Compression: none pays"]
 
 
 @pytest.mark.parametrize("number", [-2, 4, 1 << 40])

@@ -88,7 +88,7 @@ def test_it_is_called_as_pytorch_calls_it(groups: list[ProcessGroup]) -> None:
         (lambda g: g.reduce_scatter_single_coalesced([], []), "at least one"),
         (lambda g: g.all_gather_single_coalesced([], [torch.ones(1)]), "Each input needs"),
         (lambda g: g.allreduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), "can be summed"),
-        (lambda g: g.allreduce(torch.ones(1).int(), dist.ReduceOp.AVG), "mean"),
+        (lambda g: g.allreduce(torch.ones(1).bool(), dist.ReduceOp.AVG), "mean"),
         (lambda g: g.allreduce(torch.ones(1), "sum"), "no reduction"),
         (lambda g: g._get_backend(torch.device("cuda")), "of the CPU, not of cuda"),
     ],

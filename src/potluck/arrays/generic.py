@@ -20,7 +20,10 @@ ON_HOST = frozenset({1, 3, 11})
 
 
 class GenericAdapter:
-    """Objects of any library that speaks one of the protocols.  Results are numpy arrays."""
+    """Objects of any library that speaks one of the protocols.  Results are numpy arrays.
+
+    What DLPack shows can only be read before numpy 2.3.
+    """
 
     def lend(self, thing: Any, access: Access) -> Lease:
         """The memory itself, where it is contiguous."""

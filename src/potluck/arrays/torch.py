@@ -3,6 +3,9 @@
 Contiguous tensors in the host's memory are used as they are; others, and those on a device, go
 through a temporary tensor.  Autograd does not see what is written, as with ``torch.distributed``;
 but a tensor that it has saved for the way back is marked as changed.
+
+Memory is shown to numpy by its address, not by ``tensor.numpy()``: that forbids for ever to resize
+the tensor's storage, which FullyShardedDataParallel does in every step.
 """
 
 from __future__ import annotations
@@ -19,14 +22,40 @@ from potluck.arrays.memory import check_no_overlap
 
 __all__ = ["TORCH", "TorchAdapter"]
 
-# Types that numpy knows through ml_dtypes only: seen as integers on the way there.
-_EXTENDED: dict[torch.dtype, tuple[torch.dtype, Dtype]] = {
-    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
-    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
-    torch.float8_e4m3fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fnuz)),
-    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
-    torch.float8_e5m2fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2fnuz)),
+_DTYPES: dict[torch.dtype, Dtype] = {
+    **{
+        getattr(torch, name): np.dtype(name)
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64"),
+            *("uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
+    },
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
+    torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
+
+
+class Shown:
+    """The memory of a contiguous tensor, as numpy's array interface describes it.
+
+    An array made of it keeps the tensor.  A storage that is resized meanwhile has other memory:
+    the array must be gone by then.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),  # and not only for reading
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 class TorchAdapter:
@@ -84,16 +113,14 @@ def _check(tensor: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> Array:
-    try:
-        if tensor.dtype in _EXTENDED:
-            through, dtype = _EXTENDED[tensor.dtype]
-            seen: Array = tensor.view(through).numpy().view(dtype)
-            return seen.reshape(-1)
-        plain: Array = tensor.numpy()
-    except (TypeError, RuntimeError) as error:
-        msg = f"A tensor of type {tensor.dtype} cannot travel: {error}"
-        raise TypeError(msg) from None
-    return plain.reshape(-1)
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        msg = f"A tensor of type {tensor.dtype} cannot travel: convert it to another type"
+        raise TypeError(msg)
+    if not tensor.numel():  # it may have no address
+        return np.empty(0, dtype)
+    seen: Array = np.asarray(Shown(tensor))
+    return seen.view(dtype)
 
 
 TORCH = TorchAdapter()

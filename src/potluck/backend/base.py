@@ -108,10 +108,13 @@ class Backend(Closing, ABC):
         return self._carrying.post_send(data, dst, tag=tag, group=group)
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
-        """Start receiving a message of exactly the size of ``into``."""
-        return self._carrying.post_recv_into(into, src, tag=tag, group=group)
+        """Start receiving a message of exactly the size of ``into``.
+
+        With ``at_most`` it may be shorter, and fills the beginning.
+        """
+        return self._carrying.post_recv_into(into, src, tag=tag, group=group, at_most=at_most)
 
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None

@@ -35,9 +35,11 @@ class Inbox:
 
     # -- receives --------------------------------------------------------------------------
 
-    def receive(self, sender: Sender | None, key: Key, view: memoryview) -> Receive:
+    def receive(
+        self, sender: Sender | None, key: Key, view: memoryview, *, at_most: bool = False
+    ) -> Receive:
         """Start receiving from a peer, or from oneself when there is no sender."""
-        receive = Receive(self._driver, key, view)
+        receive = Receive(self._driver, key, view, at_most=at_most)
         with self.lock:
             message = self._mailbox.post(key, receive)
             if message is not None:
@@ -71,17 +73,17 @@ class Inbox:
 
     def _join(self, receive: Receive, message: Message) -> None:
         """A receive and a message have met."""
-        if len(receive.view) != message.size:
+        if not receive.fits(message.size):
             receive.finish(SizeMismatch(len(receive.view), message.size, rank=message.key[1]))
             self._drop(message)
             return
         receive.message, message.receive = message, receive
         if message.source is not None:
-            receive.view[:] = message.source.parcel.view
+            receive.view[: message.size] = message.source.parcel.view
             message.source.finish()
             receive.finish()
         elif message.buffer is None:
-            message.buffer = receive.view
+            message.buffer = receive.view[: message.size]
             self._grant(message)
         if message.whole and not receive.done:
             self._deliver(message)
@@ -145,9 +147,9 @@ class Inbox:
         receive = self._mailbox.arrive(key, message)
         if receive is not None:
             receive.message, message.receive = message, receive
-            if len(receive.view) == header.length:
-                message.buffer = receive.view
-                return receive.view
+            if receive.fits(header.length):
+                message.buffer = receive.view[: header.length]
+                return message.buffer
         # Of another size: that ends the receive, but only when the frame has proved to be genuine.
         message.buffer, message.kept = memoryview(bytearray(header.length)), True
         return message.buffer

@@ -117,7 +117,7 @@ class MeshBackend(Backend):
         return send
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
         """Start receiving."""
         self._check_open()
@@ -125,7 +125,7 @@ class MeshBackend(Backend):
         sender = self._senders.get(self._check_rank(src))
         if sender is None and src != self._rank:
             raise self._no_connection(src)
-        receive = self._inbox.receive(sender, (group, src, tag), write_view(into))
+        receive = self._inbox.receive(sender, (group, src, tag), write_view(into), at_most=at_most)
         if sender is None:
             self._turns.stir()  # nor that its send to ourselves is
         return receive

@@ -23,21 +23,28 @@ Key: TypeAlias = tuple[int, int, int]
 class Receive(Operation):
     """A buffer waiting for a message."""
 
-    __slots__ = ("key", "message", "view")
+    __slots__ = ("at_most", "key", "message", "view")
 
-    def __init__(self, driver: Driver, key: Key, view: memoryview) -> None:
+    def __init__(
+        self, driver: Driver, key: Key, view: memoryview, *, at_most: bool = False
+    ) -> None:
         super().__init__(driver)
         self.key = key
+        self.at_most = at_most
         self.view = view
         self.message: Message | None = None
 
     def take(self, payload: memoryview) -> None:
-        """Become done with a copy of a whole message; fail if it is of another size."""
-        if len(self.view) == len(payload):
-            self.view[:] = payload
+        """Become done with a copy of a whole message; fail if it does not fit."""
+        if self.fits(len(payload)):
+            self.view[: len(payload)] = payload
             self.finish()
         else:
             self.finish(SizeMismatch(len(self.view), len(payload), rank=self.key[1]))
+
+    def fits(self, size: int) -> bool:
+        """Whether a message of this size is what the caller wants."""
+        return size == len(self.view) or (self.at_most and size < len(self.view))
 
     def describe(self) -> str:
         """Name the sender."""

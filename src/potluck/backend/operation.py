@@ -20,7 +20,16 @@ from typing import Protocol
 from potluck.errors import BackendUnavailable, DistributedError, Timeout
 from potluck.vocabulary import Seconds, in_seconds
 
-__all__ = ["DONE", "Cancelled", "Driver", "Operation", "Turns", "deadline_after", "finish_all"]
+__all__ = [
+    "DONE",
+    "Cancelled",
+    "Driver",
+    "Ended",
+    "Operation",
+    "Turns",
+    "deadline_after",
+    "finish_all",
+]
 
 LONGEST = 3600.0
 """Seconds of one sleep, after which the deadline is looked at again: epoll ends at 24 days."""
@@ -126,15 +135,15 @@ class Operation:
         self._sleepers = tuple(lock for lock in self._sleepers if lock is not sleeper)
 
 
-class _Done(Operation):
-    """An operation that was over before anybody could wait for it."""
+class Ended(Operation):
+    """An operation that is over, without its buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: DistributedError | None = None) -> None:
         self.done = True
-        self.error = None
+        self.error = error
 
 
-DONE = _Done()
+DONE = Ended()
 
 
 def finish_all(operations: Iterable[Operation], error: DistributedError) -> None:

@@ -120,11 +120,11 @@ class SubBackend(Backend):
         return self._parent.post_send(data, self.to_global(dst), tag=tag, group=self._scope(group))
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
         """Start receiving from a member."""
         return self._parent.post_recv_into(
-            into, self.to_global(src), tag=tag, group=self._scope(group)
+            into, self.to_global(src), tag=tag, group=self._scope(group), at_most=at_most
         )
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:

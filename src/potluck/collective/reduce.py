@@ -8,8 +8,8 @@ floats     sum, mean, product, min, max; NaN wins in all of them
 complex    sum, mean, product; there is no order, hence no min and max
 =========  ================================================================================
 
-The mean of integers is refused: rounding it silently would be a trap.  Whatever else makes no
-sense is refused as well, with the reason.
+The mean of integers is refused unless the caller says how it is rounded (``truncate``): rounding
+it silently would be a trap.  Whatever else makes no sense is refused as well, with the reason.
 
 Operands are combined in the order given, so the same operands give the same bits.  (Two NaNs with
 different payloads give a NaN whose payload is the processor's choice; it is the same on ranks of
@@ -170,8 +170,12 @@ class Reducer:
         object.__setattr__(self, "ufunc", _UFUNCS[self.op])
 
     @classmethod
-    def of(cls, op: ReduceOp, dtype: npt.DTypeLike) -> Reducer:
-        """The reducer for a type; raises ``UnsupportedOperation`` where it makes no sense."""
+    def of(cls, op: ReduceOp, dtype: npt.DTypeLike, *, truncate: bool = False) -> Reducer:
+        """The reducer for a type; raises ``UnsupportedOperation`` where it makes no sense.
+
+        With ``truncate`` integers have a mean too: their sum, which wraps around, is divided and
+        rounded towards zero.
+        """
         dtype = np.dtype(dtype)
         family = _FAMILIES.get(dtype)
         if family is None:
@@ -179,7 +183,8 @@ class Reducer:
             raise UnsupportedOperation(
                 f"Arrays of type {dtype} cannot be reduced", hint=f"These can: {names}."
             )
-        if op not in _ALLOWED[family]:
+        is_truncated = truncate and op is ReduceOp.MEAN and family == "integer"
+        if op not in _ALLOWED[family] and not is_truncated:
             raise UnsupportedOperation(
                 f"{op.value} is not defined for {dtype.name}", hint=_REASONS[family]
             )
@@ -224,5 +229,21 @@ class Reducer:
         elif self.is_wide:
             np.divide(partial, world_size, out=partial)
             np.copyto(out, partial, casting="same_kind")
+        elif self.dtype.kind in "iu":
+            _divide_truncated(partial, out, world_size)
         else:
             np.divide(partial, world_size, out=out)
+
+
+_PIECE = 1 << 13
+"""Integers that are divided at once: their quotients need room of their own."""
+
+
+def _divide_truncated(partial: Array, out: Array, divisor: int) -> None:
+    """Divide integers and round towards zero, as C does."""
+    wide = np.uint64 if partial.dtype.kind == "u" else np.int64  # small types may not hold divisor
+    by = wide(divisor)
+    for start in range(0, partial.size, _PIECE):
+        piece = partial[start : start + _PIECE].astype(wide, copy=False)
+        whole = piece - np.fmod(piece, by)
+        np.copyto(out[start : start + _PIECE], whole // by, casting="same_kind")

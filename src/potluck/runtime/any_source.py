@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from potluck.backend.operation import Ended
 from potluck.errors import DistributedError, Timeout
 from potluck.runtime.work import Work
 from potluck.vocabulary import Seconds, in_seconds
@@ -35,7 +36,10 @@ PAUSE = 5e-4
 
 
 class AnySource:
-    """The receives of one backend that do not say from whom."""
+    """The receives of one backend that do not say from whom.
+
+    As PyTorch has them: a message may be shorter than the array, and fills its beginning.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -46,7 +50,7 @@ class AnySource:
     def post(self, into: Buffer, src: int, tag: int) -> Operation:
         """Receive from a certain rank."""
         with self._lock:  # a message that somebody has just seen is his
-            return self.backend.post_recv_into(into, src, tag=tag)
+            return self.backend.post_recv_into(into, src, tag=tag, at_most=True)
 
     def wait_for_any(self, transfer: AnyTransfer) -> None:
         """Let a receive take part."""
@@ -62,10 +66,10 @@ class AnySource:
                     self._waiting.remove(transfer)
                     self._others.remove(found)  # next time the others come first
                     self._others.append(found)
-                    transfer.meet(
-                        found,
-                        self.backend.post_recv_into(transfer.into, found, tag=transfer.tag),
+                    operation = self.backend.post_recv_into(
+                        transfer.into, found, tag=transfer.tag, at_most=True
                     )
+                    transfer.meet(found, operation)
 
     def _sender(self, tag: int) -> int | None:
         here = (rank for rank in self._others if self.backend.has_message(rank, tag=tag))
@@ -158,8 +162,16 @@ class AnyTransfer(Work[Any]):
             loss = self._any.loss()
             if loss is not None and self._any.forget(self):
                 self.fail(copy.copy(loss))
+                self._let_go()
         elif operation.done:
             if operation.error is not None:
                 self.fail(operation.error)
             else:
                 self.succeed(self._finish())
+            self._operation = Ended(operation.error)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Whoever keeps this keeps no array: its memory may be given away now."""
+        self.into = b""
+        del self._finish

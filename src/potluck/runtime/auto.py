@@ -247,10 +247,12 @@ class AutoDiscoveryBackend(InOneView):
         return self._post(lambda below: below.post_send(data, dst, tag=tag, group=group))
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
         """Start receiving in the present view."""
-        return self._post(lambda below: below.post_recv_into(into, src, tag=tag, group=group))
+        return self._post(
+            lambda below: below.post_recv_into(into, src, tag=tag, group=group, at_most=at_most)
+        )
 
     def _post(self, start: Callable[[Backend], Operation]) -> Operation:
         """Start something in the present view; on its own it ends with what the view ends with."""

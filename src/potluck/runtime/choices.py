@@ -29,8 +29,8 @@ LASTING = 50
 UNKNOWN = -1
 """The proposal of a rank that knows nothing of the links yet."""
 
-Key: TypeAlias = tuple[int, int, bool]
-"""How many values, how many bytes each, and whether with error feedback."""
+Key: TypeAlias = tuple[int, int, bool, bool]
+"""How many values, how many bytes each, whether with error feedback, and whether aggressive."""
 
 _logger = get_logger(__name__)
 
@@ -47,6 +47,7 @@ class Choices:
     def __init__(self) -> None:
         self._epoch = -1
         self._agreements: dict[Key, _Agreement] = {}
+        self._told: set[CompressionStrategy] = set()
 
     @classmethod
     def of(cls, group: Group) -> Choices:
@@ -62,7 +63,7 @@ class Choices:
 
     def settle(self, group: Group, exchange: Exchange, key: Key) -> CompressionStrategy:
         """How to compress so many values; every rank calls this at the same time."""
-        count, itemsize, has_feedback = key
+        count, itemsize, has_feedback, aggressive = key
         if itemsize * count < SMALL:
             return CompressionStrategy.NONE
         if self._epoch != group.epoch:  # others may have lost what was agreed
@@ -71,7 +72,12 @@ class Choices:
 
         def proposal() -> Choice:
             speeds = encoder_speeds()
-            return choose(group.links, count, speeds, has_feedback=has_feedback, itemsize=itemsize)
+            return choose(
+                *(group.links, count, speeds),
+                has_feedback=has_feedback,
+                aggressive=aggressive,
+                itemsize=itemsize,
+            )
 
         return self.agreed(exchange, key, proposal)
 
@@ -93,7 +99,9 @@ class Choices:
             preferred = CANDIDATES[gentlest]
             reason = f"{preferred}, because another rank prefers it; here: {mine.reason}"
             chosen = replace(mine, strategy=preferred, reason=reason)
-        if known is None or known.choice.strategy != chosen.strategy:
+        has_changed = known is not None and known.choice.strategy != chosen.strategy
+        if has_changed or chosen.strategy not in self._told:  # once, not for each size
+            self._told.add(chosen.strategy)
             _logger.info("Compression: %s", chosen.reason)
         self._agreements.pop(key, None)  # the latest last
         self._agreements[key] = _Agreement(chosen, LASTING)

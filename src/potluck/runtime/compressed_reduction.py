@@ -92,10 +92,11 @@ class CompressedReduction:
     def _settled(self, run: Run) -> GradientCompressor:
         """The compressor, with a choice where the caller left it open."""
         compressor, _ = self.tensor
-        if compressor.strategy != CompressionStrategy.AUTO or self.world_size == 1:
+        if not compressor.strategy.is_auto or self.world_size == 1:
             return compressor
         flat = self.reads.flat
-        key = (flat.size, flat.itemsize, compressor.error_feedback)
+        aggressive = compressor.strategy == CompressionStrategy.AUTO_AGGRESSIVE
+        key = (flat.size, flat.itemsize, compressor.error_feedback, aggressive)
         exchange = Exchange(self.world_size, run, Purpose.AUTO_COMPRESSION)
         return compressor.by(Choices.of(self.group).settle(self.group, exchange, key))
 

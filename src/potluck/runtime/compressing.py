@@ -25,8 +25,8 @@ Compression: TypeAlias = (
 )
 """A method by name, or with a memory of what it left behind."""
 
-_FORGETFUL = frozenset({"random", "powersgd"})
-"""Methods that are of no use without a memory."""
+_FORGETFUL = frozenset({"onebit", "topk", "random", "powersgd"})
+"""Methods that lose most of a step, and are of no use without a memory."""
 
 
 def read_compression(
@@ -44,7 +44,7 @@ def read_compression(
     strategy = CompressionStrategy.of(compression)
     if strategy.method in _FORGETFUL:
         raise UnsupportedOperation(
-            f"{strategy.method} needs a memory from one step to the next",
+            f"{strategy.method} needs a memory from one step to the next: it leaves most behind",
             hint=f"Pass compression=GradientCompressor({str(strategy)!r}), the same every time.",
         )
     return GradientCompressor(strategy, error_feedback=False).tensor("")

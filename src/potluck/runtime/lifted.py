@@ -110,10 +110,10 @@ class Lifted(DistributedBackend):
         return self._backend.post_send(data, dst, tag=tag, group=group)
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
-        """Start receiving a message of exactly the size of ``into``."""
-        return self._backend.post_recv_into(into, src, tag=tag, group=group)
+        """Start receiving."""
+        return self._backend.post_recv_into(into, src, tag=tag, group=group, at_most=at_most)
 
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message waits for a receive."""

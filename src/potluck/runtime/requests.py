@@ -87,18 +87,21 @@ def read_strategy(kind: type[Kind], strategy: StrategyName) -> Strategy | None:
 
 
 @lru_cache(maxsize=256)
-def _reducer(op: Op, dtype: Dtype) -> Reducer:
-    return Reducer.of(read_op(op), dtype)
+def _reducer(op: Op, dtype: Dtype, *, truncate: bool) -> Reducer:
+    return Reducer.of(read_op(op), dtype, truncate=truncate)
 
 
-def reducer_for(op: Op, lease: Lease) -> Reducer:
-    """How the elements of this array become one; raises where that makes no sense."""
+def reducer_for(op: Op, lease: Lease, *, truncate: bool = False) -> Reducer:
+    """How the elements of this array become one; raises where that makes no sense.
+
+    With ``truncate`` integers have a mean, rounded towards zero.
+    """
     if lease.is_raw:
         msg = "Raw bytes do not say which numbers they are: pass dtype=, such as dtype='float32'"
         raise TypeError(msg)
     if type(op).__hash__ is None:  # a list, for instance
         read_op(op)
-    return _reducer(op, lease.flat.dtype)
+    return _reducer(op, lease.flat.dtype, truncate=truncate)
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from potluck.arrays.base import Access
 from potluck.arrays.lending import lend
 from potluck.backend.base import Backend
-from potluck.backend.operation import Operation
+from potluck.backend.operation import Ended, Operation
 from potluck.errors import DistributedError
 from potluck.runtime.limits import read_timeout
 from potluck.runtime.recorder import Log
@@ -108,7 +108,15 @@ class Transfer(Work[A], Generic[A]):
                     self.fail(error)
                 else:
                     self.succeed(self._finish())
+                self._let_go()
         return True
+
+    def _let_go(self) -> None:
+        """Whoever keeps this keeps no array: its memory may be given away now."""
+        text = self._describe()
+        self._describe = lambda: text
+        self._operation = Ended(self._operation.error)
+        del self._finish
 
     def __await__(self) -> Generator[Any, None, A]:
         """Wait without blocking the event loop: a thread moves the message meanwhile."""

@@ -20,6 +20,7 @@ from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.work import Work
 from potluck.training.process_group import ProcessGroup
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import future_of
 
 __all__ = ["CompressHook", "compress_hook"]
@@ -31,6 +32,7 @@ _ARRAYS = ("residuals", "kept")
 """What a compressor's state has of arrays, by name."""
 
 
+@untraced_methods
 class CompressHook:
     """Averages the gradients of a bucket in fewer bytes; see :func:`compress_hook`."""
 
@@ -171,7 +173,8 @@ def compress_hook(
     """A hook that averages gradients in fewer bytes, and adds what is lost to the next step.
 
     ``compression`` is a name (``"int8"``, ``"bfloat16"``, ``"topk:0.01"``, ``"powersgd:4"`` ...),
-    ``"auto"`` for whatever pays on the links, or a :class:`~potluck.GradientCompressor`.
+    ``"auto"`` for whatever pays on the links and loses less than 2 % of a step,
+    ``"auto:aggressive"`` for whatever pays, or a :class:`~potluck.GradientCompressor`.
 
     Register it with ``model.register_comm_hook(None, compress_hook("int8"))``.
     """

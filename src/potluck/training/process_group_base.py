@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
@@ -32,6 +33,16 @@ NAME = "potluck"
 """What users write in ``init_process_group``."""
 
 CPU = torch.device("cpu")
+
+RECENT = 64
+"""Works that are kept although no Python code has them any more.
+
+``DistributedDataParallel.join`` hands the work of a count to C++ and drops it; C++ waits for it in
+the backward pass, for ever if the Python object is gone by then.
+"""
+
+SMALL = 64
+"""Elements of the tensors of a work that is kept: a count has one."""
 
 
 class Terms(NamedTuple):
@@ -74,6 +85,7 @@ class GroupBase(dist.ProcessGroup):
         self._description = "undefined"
         self._coalesced: list[dist.Work] | None = None
         self._sequence = 0
+        self._recent: deque[dist.Work] = deque(maxlen=RECENT)
         self._stores: list[Any] = []
         if timeout is not None:
             self.set_timeout(timeout)
@@ -141,6 +153,7 @@ class GroupBase(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group; may be called twice."""
         self._courier.close()
+        self._recent.clear()
         stores, self._stores = self._stores, []
         for store in stores:
             store.close()
@@ -189,7 +202,10 @@ class GroupBase(dist.ProcessGroup):
                 raise
             work.succeed(outcome)
             count(metrics, call, began)
-        return self._joined(PotluckWork(work, outputs))
+        made = PotluckWork(work, outputs)
+        if terms.is_async and sum(each.numel() for each in outputs) <= SMALL:
+            self._recent.append(made)
+        return self._joined(made)
 
     def _joined(self, work: dist.Work) -> dist.Work:
         if self._coalesced is not None:

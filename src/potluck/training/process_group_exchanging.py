@@ -16,12 +16,14 @@ from potluck.collective.task import Collective, Task
 from potluck.runtime import requests
 from potluck.training.process_group_base import GroupBase, Terms, nothing, read_terms
 from potluck.training.tensors import counts_of
+from potluck.training.untraced import untraced_methods
 
 __all__ = ["ExchangingGroup"]
 
 _BARRIER = Reducer.of(ReduceOp.BIT_OR, np.uint8)
 
 
+@untraced_methods
 class ExchangingGroup(GroupBase):
     """All-to-all in all its forms, and barriers."""
 

@@ -15,11 +15,13 @@ from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
 from potluck.training.process_group_base import NAME, GroupBase
 from potluck.training.profiling import Record, Watched, record
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import PotluckWork
 
 __all__ = ["MessagingGroup"]
 
 
+@untraced_methods
 class MessagingGroup(GroupBase):
     """Sends and receives; all of them are under way when they return."""
 
@@ -40,7 +42,7 @@ class MessagingGroup(GroupBase):
         """Start receiving from a rank; the tensor must not be used until the work is done."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recv", [tensor])
-        lease = self._lend([tensor], Access.WRITE)
+        lease = self._lend([tensor], Access.UPDATE)  # a shorter message leaves the rest as it is
         operation = self._receives.post(lease.flat.view("u1"), src, tag)
         transfer = Transfer(operation, self._context.progress, lease.give_back)
         return self._under_way(transfer, tensor, entry, lambda: src)
@@ -49,7 +51,7 @@ class MessagingGroup(GroupBase):
         """Start receiving from whoever sends first."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recvAnySource", [tensor])
-        lease = self._lend([tensor], Access.WRITE)
+        lease = self._lend([tensor], Access.UPDATE)
         transfer = AnyTransfer(self._receives, lease.flat.view("u1"), tag, lease.give_back)
         return self._under_way(transfer, tensor, entry, lambda: transfer.source)
 

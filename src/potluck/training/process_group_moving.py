@@ -14,12 +14,14 @@ from potluck.collective.task import Collective
 from potluck.runtime import requests
 from potluck.training.process_group_base import GroupBase, Terms, as_list, read_terms
 from potluck.training.tensors import check_pairs, counts_of, even_counts, is_uniform
+from potluck.training.untraced import untraced_methods
 
 __all__ = ["MovingGroup"]
 
 Tensors = list[torch.Tensor]
 
 
+@untraced_methods
 class MovingGroup(GroupBase):
     """Broadcast, all-gather, gather and scatter, in all their forms."""
 

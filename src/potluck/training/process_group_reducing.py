@@ -24,11 +24,13 @@ from potluck.training.tensors import (
     even_counts,
     is_uniform,
 )
+from potluck.training.untraced import untraced_methods
 from potluck.training.work import PotluckWork
 
 __all__ = ["ReducingGroup"]
 
 
+@untraced_methods
 class ReducingGroup(GroupBase):
     """All-reduce, reduce and reduce-scatter, in all their forms."""
 
@@ -178,4 +180,5 @@ class ReducingGroup(GroupBase):
             else:
                 tensors = scaled
         lease = self._lend(tensors, access)
-        return lease, requests.reducer_for(kind, lease)
+        # NCCL, whose words these are, truncates the mean of integers; programs count on it.
+        return lease, requests.reducer_for(kind, lease, truncate=True)

@@ -72,6 +72,18 @@ def is_uniform(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.dtype is tensors[0].dtype for tensor in tensors)
 
 
+RESIZED = (
+    "The storage of a tensor was resized while an operation used it, so the result is lost: "
+    "call wait() on the work before you resize the storage"
+)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's storage lies, and how large it is."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
 class Bundle:
     """Tensors of one type as one vector: their own memory where they lie side by side.
 
@@ -98,6 +110,7 @@ class Bundle:
                 for part, tensor in zip(self._parts(whole), self._tensors, strict=True):
                     part.copy_(tensor)
         self.vector = whole
+        self._memory = _memory_of(whole)
 
     def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
         parts = whole.split(counts_of(self._tensors))  # type: ignore[no-untyped-call]
@@ -105,6 +118,8 @@ class Bundle:
 
     def give_back(self) -> None:
         """Bring the result to where it belongs."""
+        if _memory_of(self.vector) != self._memory:
+            raise RuntimeError(RESIZED)
         if not self._access.writes:
             return
         if self.is_copy:

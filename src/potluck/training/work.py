@@ -7,6 +7,7 @@ an error set on a future directly would end the process when DistributedDataPara
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from potluck.errors import Timeout
 from potluck.runtime.work import Work
+from potluck.training.untraced import untraced_methods
 
 __all__ = ["AllWork", "PotluckWork", "future_of", "in_their_words", "seconds"]
 
@@ -63,6 +65,37 @@ def future_of(work: Work[Any], value: Callable[[], Any]) -> torch.futures.Future
     return future
 
 
+def future_of_half(
+    work: Work[Any], tensors: list[torch.Tensor]
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """The same of tensors, in C++ too: there BuiltinCommHookType.FP16_COMPRESS asks for a list.
+
+    A future made by Python holds a Python object.  One that TorchScript has begun holds what it
+    says; it waits without a thread.
+    """
+    begun = future_of(work, nothing)
+    fork: Any = torch.jit.fork
+    typed: torch.futures.Future[list[torch.Tensor]] = fork(_after(), begun, tensors)
+    return typed
+
+
+def nothing() -> None:
+    """Nothing remains to be done."""
+
+
+@functools.cache
+def _after() -> Any:
+    unit = torch.jit.CompilationUnit(
+        """
+def after(begun: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(begun)
+    return tensors
+"""
+    )
+    return unit.after
+
+
+@untraced_methods
 class PotluckWork(dist.Work):
     """An operation under way, with the tensors that it fills."""
 
@@ -132,7 +165,10 @@ class PotluckWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future with the tensors, or with what went wrong."""
         if self._future is None:
-            self._future = future_of(self._work, lambda: self._outputs)
+            if self._outputs and self._outputs[0].dtype is torch.float16:
+                self._future = future_of_half(self._work, self._outputs)
+            else:
+                self._future = future_of(self._work, lambda: self._outputs)
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
@@ -147,6 +183,7 @@ def _until(deadline: float | None) -> timedelta:
     return timedelta(seconds=max(LEAST, deadline - time.monotonic()))
 
 
+@untraced_methods
 class AllWork(dist.Work):
     """Several operations that were started together."""
 

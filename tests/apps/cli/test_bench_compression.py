@@ -16,7 +16,7 @@ from potluck.apps.cli.bench_report import Results
 from potluck.vocabulary import LinkMatrix
 
 NONE = Method("none", 1.0, 10**10, 10**10, 0.0)
-INT8 = Method("int8", 0.254, 3 * 10**9, 8 * 10**9, 0.007)
+INT8 = Method("int8", 0.281, 3 * 10**9, 8 * 10**9, 0.007)
 
 
 def gains(rate: int) -> dict[str, float]:
@@ -37,6 +37,25 @@ def test_the_slower_the_links_the_more_compression_gives() -> None:
     assert all(gain < 1 for gain in fast.values())
 
 
+def test_auto_is_shown_with_its_reason_and_loses_little() -> None:
+    """At 1 Gbit/s int8; what top-k would take is named, with the word that asks for it."""
+    names = ("desk", "attic", "lab", "shed")
+    found = [
+        Links(
+            name,
+            up={other: 125_000_000 for other in range(4) if other != rank},
+            down={other: 125_000_000 for other in range(4) if other != rank},
+            latency={other: 100_000 for other in range(4) if other != rank},
+        )
+        for rank, name in enumerate(names)
+    ]
+    topk = Method("topk:0.01", 0.0127, 4 * 10**9, 10**10, 0.95)
+    choice = Results(found, [], [NONE, INT8, topk]).facts()["compression"]["choice"]
+    assert choice.startswith("int8, because 16.8 MB take about ")
+    assert "topk:0.01 would take" in choice
+    assert choice.endswith("only auto:aggressive takes it")
+
+
 @pytest.mark.parametrize("strategy", methods(), ids=str)
 def test_every_method_is_measured(strategy: object) -> None:
     """On this machine, with values that really went through it."""
@@ -50,9 +69,9 @@ def test_every_method_is_measured(strategy: object) -> None:
 
 def test_the_slowest_machine_counts() -> None:
     """The others wait for it."""
-    weak = Method("int8", 0.254, 10**8, 9 * 10**9, 0.008)
+    weak = Method("int8", 0.281, 10**8, 9 * 10**9, 0.008)
     (found,) = slowest([[msgspec.to_builtins(INT8)], [msgspec.to_builtins(weak)]])
-    assert found == Method("int8", 0.254, 10**8, 8 * 10**9, 0.008)
+    assert found == Method("int8", 0.281, 10**8, 8 * 10**9, 0.008)
     assert {str(each) for each in speeds([NONE, found])} == {"int8"}
 
 

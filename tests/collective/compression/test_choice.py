@@ -1,8 +1,11 @@
 """Which compression pays."""
 
+import numpy as np
 import pytest
 
+from potluck.collective.compression.base import Turn
 from potluck.collective.compression.choice import CANDIDATES, FAST, SMALL, Speed, choose
+from potluck.collective.compression.registry import method_for
 from potluck.collective.compression.strategy import CompressionStrategy
 from potluck.vocabulary import LinkMatrix
 
@@ -22,8 +25,8 @@ def links(rate: int, size: int = 4) -> LinkMatrix:
     ("rate", "count", "has_feedback", "chosen"),
     [
         (125_000_000, 1 << 24, False, "int8"),
-        (125_000_000, 1 << 24, True, "topk:0.01"),
-        (6_250_000, 1 << 24, True, "topk:0.01"),
+        (125_000_000, 1 << 24, True, "int8"),
+        (6_250_000, 1 << 24, True, "int8"),
         (FAST, 1 << 24, True, "none"),
         (125_000_000, 1000, True, "none"),
         (0, 1 << 24, True, "none"),
@@ -79,3 +82,60 @@ def test_small_arrays_are_measured_in_bytes() -> None:
     count = SMALL // 4
     assert choose(links(1_000_000), count, SPEEDS).strategy != CompressionStrategy.NONE
     assert choose(links(1_000_000), count, SPEEDS, itemsize=2).strategy == CompressionStrategy.NONE
+
+
+def test_what_leaves_most_of_a_step_behind_is_taken_on_request_only() -> None:
+    """And with error feedback; without the request the reason says what is forgone."""
+    few = links(125_000_000), 1 << 24, SPEEDS
+    assert str(choose(*few, has_feedback=True, aggressive=True).strategy) == "topk:0.01"
+    assert str(choose(*few, aggressive=True).strategy) == "int8"
+    safe = choose(*few, has_feedback=True)
+    assert "topk:0.01 would take" in safe.reason
+    assert "only auto:aggressive takes it" in safe.reason
+    assert "aggressive" not in choose(*few).reason
+
+
+def gradients(kind: str, source: np.random.Generator) -> np.ndarray:
+    """Values as gradients have them: one scale, tails of several weights, few large ones."""
+    count, signs = 1 << 16, source.choice([-1.0, 1.0], 1 << 16)
+    match kind.partition(" "):
+        case ("normal", _, _):
+            values = source.standard_normal(count)
+        case ("student", _, degrees):
+            values = source.standard_t(float(degrees), count)
+        case ("lognormal", _, width):
+            values = source.lognormal(0.0, float(width), count) * signs
+        case ("pareto", _, shape):
+            values = source.pareto(float(shape), count) * signs
+        case ("outliers", _, factor):
+            values = source.standard_normal(count)
+            values[source.random(count) < 0.01] *= float(factor)
+        case _:
+            values = source.laplace(size=count)
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("strategy", CANDIDATES[1:3], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("normal", "laplace", "student 3", "student 2", "student 1.5", "student 1"),
+        *("lognormal 1", "lognormal 2", "lognormal 3", "pareto 1.5"),
+        *("outliers 10", "outliers 30", "outliers 100", "outliers 1000"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_what_auto_takes_loses_less_than_two_per_cent(
+    strategy: CompressionStrategy, kind: str, ranks: int
+) -> None:
+    """Of the length of a sum: contributions are encoded, and then the result."""
+    source, method = np.random.default_rng(ranks), method_for(strategy)
+    parts = [gradients(kind, source) for _ in range(ranks)]
+
+    def passed_on(values: np.ndarray) -> np.ndarray:
+        return method.decode(method.encode(values, Turn(values.shape)), values.size)
+
+    right = np.sum(parts, axis=0, dtype=np.float64)
+    total = np.stack([passed_on(part) for part in parts]).sum(axis=0)
+    found = passed_on(total)
+    assert np.linalg.norm(found - right) < 0.02 * np.linalg.norm(right)

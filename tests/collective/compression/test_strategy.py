@@ -11,7 +11,10 @@ from potluck.collective.compression.strategy import CompressionStrategy, Quantiz
 
 @pytest.mark.parametrize(
     "text",
-    ["none", "float16", "bfloat16", "int8", "onebit", "topk:0.01", "random:0.5", "powersgd:2"],
+    [
+        *("none", "float16", "bfloat16", "int8", "onebit", "topk:0.01", "random:0.5"),
+        *("powersgd:2", "auto", "auto:aggressive"),
+    ],
 )
 def test_a_strategy_is_named_by_its_text(text: str) -> None:
     """And its expression makes it again."""

@@ -69,10 +69,10 @@ class HybridBackend(Backend):
         return self.messages.post_send(data, dst, tag=tag, group=group)
 
     def post_recv_into(
-        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD
+        self, into: Buffer, src: int, *, tag: int = 0, group: int = WORLD, at_most: bool = False
     ) -> Operation:
         """Start receiving."""
-        return self.messages.post_recv_into(into, src, tag=tag, group=group)
+        return self.messages.post_recv_into(into, src, tag=tag, group=group, at_most=at_most)
 
     def post_barrier(
         self, *, group: int = WORLD, members: Sequence[int] | None = None

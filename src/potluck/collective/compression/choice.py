@@ -3,6 +3,9 @@
 A method costs what its bytes take on the links and what this machine needs to encode and decode,
 one after the other: in truth they overlap, so compression is never taken for a gain that is not
 there.  Of those that cost about as much as the cheapest, the gentlest is taken.
+
+Only methods that lose little of a step are taken, unless the caller wants it otherwise: what is
+left to later steps can change what a model learns.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ CANDIDATES = (
     CompressionStrategy.INT8,
     CompressionStrategy.top_k(0.01),
 )
-"""What there is to choose from, the gentlest first."""
+"""What there is to choose from, the gentlest first.
+
+Number formats lose less than 2 % of a step, whatever the gradients are (relative, in the L2 norm).
+Top-k of a hundredth leaves up to 96 % to later steps: it is taken on request only.
+"""
 
 SMALL = 1 << 18
 """Bytes below which nothing is gained: not the bytes take the time, but their way."""
@@ -67,16 +74,18 @@ def choose(
     speeds: Mapping[CompressionStrategy, Speed],
     *,
     has_feedback: bool = False,
+    aggressive: bool = False,
     itemsize: int = 4,
 ) -> Choice:
-    """The compression for an all-reduce of so many values; top-k only with error feedback.
+    """The compression for an all-reduce of so many values.
 
-    ``itemsize`` is the bytes that a value takes as it is.
+    Top-k is taken if ``aggressive``, and only with error feedback.  ``itemsize`` is the bytes that
+    a value takes as it is.
 
     >>> speeds = {each: Speed(2_000_000_000, 4_000_000_000) for each in CANDIDATES[1:]}
     >>> links = LinkMatrix.uniform(4, rate=125_000_000, latency=100_000)
     >>> print(choose(links, 1 << 24, speeds).reason)
-    int8, because 67.1 MB take about 268 ms that way and 805 ms as they are, at 125 MB/s
+    int8, because 67.1 MB take about 290 ms that way and 805 ms as they are, at 125 MB/s
     """
     none = CompressionStrategy.NONE
     slowest = min((*links.up, *links.down))
@@ -93,15 +102,31 @@ def choose(
         for each in CANDIDATES
         if each == none or (each in speeds and _is_fit(each, itemsize, has_feedback=has_feedback))
     }
+    chosen = _gentlest({each: prices[each] for each in prices if aggressive or _is_gentle(each)})
+    reason = f"none, because {size} take {wording.time(prices[none])} either way"
+    if chosen != none:
+        reason = (
+            f"{chosen}, because {size} take about {wording.time(prices[chosen])} that way and "
+            f"{wording.time(prices[none])} as they are, at {wording.speed(slowest)}"
+        )
+    faster = _gentlest(prices)
+    if faster != chosen:
+        reason += (
+            f"; {faster} would take {wording.time(prices[faster])} but leaves most of each step to "
+            "later ones, so only auto:aggressive takes it"
+        )
+    return Choice(chosen, reason)
+
+
+def _gentlest(prices: Mapping[CompressionStrategy, int]) -> CompressionStrategy:
+    """Of those that cost about as much as the cheapest; the prices are in the order of harm."""
     lowest = min(prices.values())
-    chosen = next(each for each in prices if prices[each] * ALIKE <= lowest * 100)
-    if chosen == none:
-        return Choice(none, f"none, because {size} take {wording.time(prices[none])} either way")
-    return Choice(
-        chosen,
-        f"{chosen}, because {size} take about {wording.time(prices[chosen])} that way and "
-        f"{wording.time(prices[none])} as they are, at {wording.speed(slowest)}",
-    )
+    return next(each for each in prices if prices[each] * ALIKE <= lowest * 100)
+
+
+def _is_gentle(strategy: CompressionStrategy) -> bool:
+    """Whether a step loses little."""
+    return not strategy.is_lossy or strategy.quantization is not None
 
 
 def _is_fit(strategy: CompressionStrategy, itemsize: int, *, has_feedback: bool) -> bool:

@@ -26,6 +26,6 @@ def codec_for(kind: QuantizationType) -> Codec:
     """A new codec, with scratch memory of its own.
 
     >>> codec_for(QuantizationType.INT8).size(1000)
-    1016
+    1128
     """
     return CODECS[kind]()

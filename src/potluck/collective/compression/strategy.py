@@ -41,7 +41,9 @@ class CompressionStrategy:
     """What top-k and random keep, as a part of all; the rank of PowerSGD."""
 
     AUTO: ClassVar[CompressionStrategy]
-    """Whatever pays on the links of the group; where there is none, int8."""
+    """Whatever pays on the links of the group and loses little; where there is none, int8."""
+    AUTO_AGGRESSIVE: ClassVar[CompressionStrategy]
+    """The same, also where most of a step is left to the next ones."""
     NONE: ClassVar[CompressionStrategy]
     FLOAT16: ClassVar[CompressionStrategy]
     BFLOAT16: ClassVar[CompressionStrategy]
@@ -103,8 +105,11 @@ class CompressionStrategy:
     @classmethod
     def named(cls, text: str) -> Self:
         """The strategy that a text names: ``int8``, ``topk:0.01``, ``powersgd:4`` and so on."""
-        name, colon, number = text.partition(":")
-        name = "".join(name.lower().split()).replace("_", "").replace("-", "")
+        whole = "".join(text.lower().split())
+        if whole in _CONSTANTS:
+            return cls(whole)
+        name, colon, number = whole.partition(":")
+        name = name.replace("_", "").replace("-", "")
         name = _ALIASES.get(name, name)
         if name not in _METHODS:
             raise _unknown(text, name)
@@ -115,9 +120,14 @@ class CompressionStrategy:
             raise ValueError(msg) from None
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the group chooses."""
+        return self in {CompressionStrategy.AUTO, CompressionStrategy.AUTO_AGGRESSIVE}
+
+    @property
     def concrete(self) -> CompressionStrategy:
         """The same, or what is done where nothing says what would pay."""
-        return CompressionStrategy.INT8 if self.method == "auto" else self
+        return CompressionStrategy.INT8 if self.is_auto else self
 
     @property
     def is_lossy(self) -> bool:
@@ -153,6 +163,7 @@ LARGEST_RANK = 1024
 
 _CONSTANTS = {
     "auto": "AUTO",
+    "auto:aggressive": "AUTO_AGGRESSIVE",
     "none": "NONE",
     "float16": "FLOAT16",
     "bfloat16": "BFLOAT16",
