@@ -99,7 +99,7 @@ _COST_OF_SET = 1_000  # comparisons: sets that share a hash are compared by thei
 _NUMBER, _TEXT = 8192, 256  # bits, and letters, that are compared at the cost of one small number
 
 _FREE_PROBES = (
-    500_000  # looks at a slot that is taken, which a message may cost: a few milliseconds
+    500_000  # looks at taken slots that a message may cost: a few milliseconds
 )
 _PROBES_PER_KEY = 256  # which takes as long as reading a key
 _FEW_KEYS = 128  # so few cost little wherever they lie
