@@ -98,9 +98,7 @@ _COLLISIONS_PER_KEY = 32
 _COST_OF_SET = 1_000  # comparisons: sets that share a hash are compared by their members, and these
 _NUMBER, _TEXT = 8192, 256  # bits, and letters, that are compared at the cost of one small number
 
-_FREE_PROBES = (
-    500_000  # looks at taken slots that a message may cost: a few milliseconds
-)
+_FREE_PROBES = 500_000  # looks at taken slots that a message may cost: a few milliseconds
 _PROBES_PER_KEY = 256  # which takes as long as reading a key
 _FEW_KEYS = 128  # so few cost little wherever they lie
 _FEW_BITS = 8

@@ -144,6 +144,23 @@ def test_what_is_no_folder_has_no_checkpoints_and_says_so(tmp_path: Path) -> Non
         latest(tmp_path / "saved" / "step-notes.txt")
 
 
+@pytest.mark.parametrize("name", ["part-00000-of-00001.json", "part-00000-of-00001.safetensors"])
+@pytest.mark.parametrize("begin", ["", TEMPORARY])
+def test_a_folder_in_the_way_of_a_file_raises_our_error(
+    tmp_path: Path, begin: str, name: str
+) -> None:
+    """It says which one, and earlier checkpoints stay."""
+    made = save(tmp_path / "saved", 1)
+    save(tmp_path / "saved", 2)
+    (made / name).unlink()
+    (made / f"{begin}{name}").mkdir()
+    with pytest.raises(IoError, match=rf"{name} could not be .*in the way"):
+        save(tmp_path / "saved", 1)
+    found = latest(tmp_path / "saved", verify=True)
+    assert found is not None
+    assert found.step == 2
+
+
 @needs_root
 @pytest.mark.parametrize("whose", [".", "saved", "saved/step-*"])
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, whose: str) -> None:

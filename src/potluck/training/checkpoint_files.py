@@ -41,6 +41,7 @@ _HINTS = {
     errno.EPERM: "This user may not write there: choose another folder, or change its owner.",
     errno.ENOENT: "A folder on the way is missing, or a link leads nowhere: choose another folder.",
     errno.ELOOP: "A symbolic link is in the way: remove it.",
+    errno.EISDIR: "A folder is in the way of a file: remove it, or choose another folder.",
     errno.ENOTDIR: "Something that is no folder is in the way: remove it, or choose another one.",
 }
 
@@ -174,11 +175,12 @@ class Folder:
 
     def remove(self, name: str) -> bool:
         """Delete a file, or a link itself; False if it was gone already."""
-        try:
-            os.unlink(*self._at(name), **self._beside())
-        except FileNotFoundError:
-            return False
-        return True
+        with _as_ours(self.path / name):
+            try:
+                os.unlink(*self._at(name), **self._beside())
+            except FileNotFoundError:
+                return False
+            return True
 
     def remove_folder(self, name: str) -> None:
         """Delete a folder within this one, if it is empty."""
@@ -188,7 +190,8 @@ class Folder:
     def sync(self) -> None:
         """Force names to disk; Windows does that by itself and has no call for it."""
         if self._handle is not None:
-            os.fsync(self._handle)
+            with _as_ours(self.path):
+                os.fsync(self._handle)
 
     def close(self) -> None:
         """Let go of it."""
