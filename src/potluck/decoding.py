@@ -98,8 +98,8 @@ _COLLISIONS_PER_KEY = 32
 _COST_OF_SET = 1_000  # comparisons: sets that share a hash are compared by their members, and these
 _NUMBER, _TEXT = 8192, 256  # bits, and letters, that are compared at the cost of one small number
 
-_FREE_PROBES = 500_000  # looks at taken slots that a message may cost: a few milliseconds
-_PROBES_PER_KEY = 256  # which takes as long as reading a key
+_FREE_PROBES = 300_000  # looks at taken slots that a message may cost: a few milliseconds
+_PROBES_PER_KEY = 100  # which takes as long as reading a key
 _FEW_KEYS = 128  # so few cost little wherever they lie
 _FEW_BITS = 8
 _NEIGHBOURS = 9  # slots behind the first at which a set looks before it jumps
@@ -129,18 +129,18 @@ class KeyCheck:
         chosen = [key for key in keys if type(key) is not str and type(key) is not bytes]
         self._allowed += _COLLISIONS_PER_KEY * len(chosen)
         self._probes += _PROBES_PER_KEY * len(chosen)
-        if len(chosen) > _FEW_KEYS:
-            self._check_places(keys, is_set=is_set)
-        counts: dict[int, int] = {}
-        for key in chosen:
+        seen, last = 0, None
+        for key in sorted(chosen, key=hash):  # a dict of hashes is what they may be made for
             number = hash(key)
-            seen = counts.get(number, 0)
-            counts[number] = seen + 1
+            seen = seen + 1 if number == last else 0
+            last = number
             if seen:
                 self._allowed -= seen * _cost(key)
                 if self._allowed < 0:
                     msg = f"Too many keys share a hash, at least {seen + 1} of one container"
                     raise ValueError(msg)
+        if len(chosen) > _FEW_KEYS:
+            self._check_places(keys, is_set=is_set)
 
     def _check_places(self, keys: Sequence[Hashable], *, is_set: bool) -> None:
         """Put hashes where Python puts keys: a dict doubles when two thirds of it are taken."""
@@ -173,7 +173,7 @@ class KeyCheck:
             found = taken.find(0, at, near + 1)
             if found >= 0:
                 return found
-            self._probes -= 1 + neighbours
+            self._probes -= 1
             if self._probes < 0:
                 msg = f"Too many of {sum(taken)} keys share a hash or a part of one"
                 raise ValueError(msg)

@@ -257,8 +257,6 @@ def _unreadable(path: Path, error: OSError) -> IoError:
 
 
 def _manifests(folder: Path) -> list[Manifest]:
-    if not folder.is_dir():  # a file that has such a name
-        raise Incomplete(f"{folder} is no folder")
     found = [folder / name for name in _names(folder) if fnmatch(name, "part-*-of-*.json")]
     if not found:
         raise Incomplete(f"There is no complete checkpoint in {folder}")
@@ -294,7 +292,7 @@ def _names(folder: Path) -> list[str]:
     """What is in a folder, which may be missing; one that cannot be read is not an empty one."""
     try:
         return sorted(each.name for each in folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # who saves there is told why it cannot be
         return []
     except OSError as error:
         raise IoError(
