@@ -43,7 +43,7 @@ def test_the_fuzzer_finds_keys_that_share_a_hash(
     (target,) = (each for each in targets() if each.name == name)
     assert not slow_inputs(target, 10_000).faults
 
-    def no_check(self: KeyCheck, keys: Iterable[object]) -> None:
+    def no_check(self: KeyCheck, keys: Iterable[object], *, is_set: bool = False) -> None:
         pass
 
     monkeypatch.setattr(KeyCheck, "check", no_check)

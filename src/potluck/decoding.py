@@ -16,7 +16,7 @@ type meanwhile crashes the process.  So readers are made one at a time, and kept
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -54,8 +54,6 @@ Lines: TypeAlias = Annotated[str, msgspec.Meta(extra=_AS_LINES)]
 
 Exact: TypeAlias = Annotated[str, msgspec.Meta(extra=_AS_IT_IS)]
 """Text that is compared or stored and never shown as it is, such as the name of a tensor."""
-
-_OWN_HASH = 1 << 60
 
 Cleaner: TypeAlias = Callable[[Any], Any]
 
@@ -100,36 +98,87 @@ _COLLISIONS_PER_KEY = 32
 _COST_OF_SET = 1_000  # comparisons: sets that share a hash are compared by their members, and these
 _NUMBER, _TEXT = 8192, 256  # bits, and letters, that are compared at the cost of one small number
 
+_FREE_PROBES = 300_000  # looks at taken slots that a message may cost: a few milliseconds
+_PROBES_PER_KEY = 100  # which takes as long as reading a key
+_FEW_KEYS = 128  # so few cost little wherever they lie
+_FEW_BITS = 8
+_NEIGHBOURS = 9  # slots behind the first at which a set looks before it jumps
+_WORD = (1 << 64) - 1
+
 
 class KeyCheck:
     """Keeps the keys of the containers in one message from costing more time than its size.
 
     The hashes of numbers, and of all that is made of numbers, can be chosen: a container of keys
-    that share one takes time with the square of their number.  Text and bytes have hashes that only
-    this process knows.
+    that share one takes time with the square of their number.  So do keys of different hashes whose
+    ways through the slots of the container meet.  Text and bytes have hashes that only this process
+    knows.
     """
 
     def __init__(self) -> None:
         self._allowed = _FREE_COLLISIONS
+        self._probes = _FREE_PROBES
 
-    def check(self, keys: Iterable[Hashable]) -> None:
-        """Raise ``ValueError`` if a container of these keys would take too long to make.
+    def check(self, keys: Iterable[Hashable], *, is_set: bool = False) -> None:
+        """Raise ``ValueError`` if a dict of these keys would take too long to make.
 
-        To be called before it is made; ``TypeError`` for a key that cannot be one.
+        To be called before it is made; ``TypeError`` for a key that cannot be one.  A set is to be
+        made of a dict (``set(dict.fromkeys(keys))``), which reserves its slots at once.
         """
-        counts: dict[int, int] = {}
-        for key in keys:
-            if type(key) is str or type(key) is bytes:
-                continue
-            self._allowed += _COLLISIONS_PER_KEY
+        keys = list(keys)
+        chosen = [key for key in keys if type(key) is not str and type(key) is not bytes]
+        self._allowed += _COLLISIONS_PER_KEY * len(chosen)
+        self._probes += _PROBES_PER_KEY * len(chosen)
+        seen, last = 0, None
+        for key in sorted(chosen, key=hash):  # a dict of hashes is what they may be made for
             number = hash(key)
-            seen = counts.get(number, 0)
-            counts[number] = seen + 1
+            seen = seen + 1 if number == last else 0
+            last = number
             if seen:
                 self._allowed -= seen * _cost(key)
                 if self._allowed < 0:
                     msg = f"Too many keys share a hash, at least {seen + 1} of one container"
                     raise ValueError(msg)
+        if len(chosen) > _FEW_KEYS:
+            self._check_places(keys, is_set=is_set)
+
+    def _check_places(self, keys: Sequence[Hashable], *, is_set: bool) -> None:
+        """Put hashes where Python puts keys: a dict doubles when two thirds of it are taken."""
+        hashes = list(map(hash, keys))
+        bits = _FEW_BITS
+        while True:
+            room = (2 << bits) // 3
+            self._place(hashes[:room], bits, 0)
+            if room >= len(hashes):
+                break
+            bits += 1
+        if is_set:
+            self._place(hashes, (2 * len(hashes)).bit_length(), _NEIGHBOURS)
+
+    def _place(self, hashes: Iterable[int], bits: int, neighbours: int) -> None:
+        taken = bytearray(1 << bits)
+        mask = len(taken) - 1
+        for number in hashes:
+            at = number & mask
+            if taken[at]:
+                at = self._free(taken, number, neighbours)
+            taken[at] = 1
+
+    def _free(self, taken: bytearray, number: int, neighbours: int) -> int:
+        """The slot for a hash whose first one is taken: where Python looks, in that order."""
+        mask = len(taken) - 1
+        at, rest = number & mask, number & _WORD
+        while True:
+            near = at + neighbours if at + neighbours <= mask else at
+            found = taken.find(0, at, near + 1)
+            if found >= 0:
+                return found
+            self._probes -= 1
+            if self._probes < 0:
+                msg = f"Too many of {sum(taken)} keys share a hash or a part of one"
+                raise ValueError(msg)
+            rest >>= 5
+            at = (5 * at + rest + 1) & mask
 
 
 def _cost(key: Hashable) -> int:
@@ -446,10 +495,6 @@ def _check_hashed(key: inspect.Type, most: int | None, where: inspect.Type) -> N
     while isinstance(key, inspect.Metadata):
         key = key.type
     safe = (inspect.StrType, inspect.BytesType, inspect.EnumType, inspect.LiteralType)
-    if isinstance(key, inspect.IntType):
-        ends = [key.ge, key.gt, key.le, key.lt]
-        if len([end for end in ends if end is not None and abs(end) < _OWN_HASH]) > 1:
-            return  # such a number is its own hash, so no two share one
     if not isinstance(key, safe) and (most is None or most > MOST_KEYS):
         msg = f"{where} hashes keys that a peer can choose, without a bound on their number"
         raise TypeError(msg)

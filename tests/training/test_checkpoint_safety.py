@@ -118,6 +118,67 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "secret").iterdir())
 
 
+@needs_root
+def test_a_link_on_the_way_that_another_user_planted_is_refused(tmp_path: Path) -> None:
+    """In a folder that all users share; in a folder of that user it is as good as the folder."""
+    for mode in (0o1777, 0o755):
+        shared, target = tmp_path / f"shared-{mode:o}", tmp_path / f"target-{mode:o}"
+        shared.mkdir()
+        shared.chmod(mode)
+        target.mkdir(mode=0o700)
+        (shared / "runs").symlink_to(target)
+        os.lchown(shared / "runs", 12345, 12345)
+    with pytest.raises(DistributedError, match="symbolic link that user 12345 has made"):
+        save(tmp_path / "shared-1777" / "runs" / "saved")
+    assert not list((tmp_path / "target-1777").iterdir())
+    save(tmp_path / "shared-755" / "runs" / "saved")
+
+
+def test_a_file_with_the_name_of_a_checkpoint_is_none(tmp_path: Path) -> None:
+    """It is not called damaged either."""
+    (tmp_path / "saved").mkdir(mode=0o700)
+    (tmp_path / "saved" / "step-notes.txt").write_text("lower the rate")
+    assert latest(tmp_path / "saved", verify=True) is None
+    save(tmp_path / "saved")
+    assert latest(tmp_path / "saved", verify=True) is not None
+
+
+@pytest.mark.parametrize("name", ["part-00000-of-00001.json", "part-00000-of-00001.safetensors"])
+@pytest.mark.parametrize("begin", ["", TEMPORARY])
+def test_a_folder_in_the_way_of_a_file_raises_our_error(
+    tmp_path: Path, begin: str, name: str
+) -> None:
+    """It says which one, and earlier checkpoints stay."""
+    made = save(tmp_path / "saved", 1)
+    save(tmp_path / "saved", 2)
+    (made / name).unlink()
+    (made / f"{begin}{name}").mkdir()
+    with pytest.raises(IoError, match=rf"{name} could not be .*in the way"):
+        save(tmp_path / "saved", 1)
+    found = latest(tmp_path / "saved", verify=True)
+    assert found is not None
+    assert found.step == 2
+
+
+@needs_root
+@pytest.mark.parametrize("whose", [".", "saved", "saved/step-*"])
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, whose: str) -> None:
+    """Training would begin at the first step, beside the checkpoints of another user."""
+    save(tmp_path / "saved")
+    for path in (tmp_path, tmp_path / "saved", *tmp_path.glob("saved/step-*")):
+        path.chmod(0o755)
+    (hidden,) = tmp_path.glob(whose) if whose != "." else (tmp_path,)
+    hidden.chmod(0o700)
+    code = (
+        "import os, sys\nfrom potluck.training.checkpoint import latest\nos.chdir(sys.argv[1])\n"
+        "os.setgroups([])\nos.setgid(12345)\nos.setuid(12345)\n"
+        "latest('saved', verify=True)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "could not be read: Permission denied" in ended.stderr
+
+
 def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
     """Folders of earlier versions, which others could change, go; a planted link stays."""
     folder = tmp_path / "saved"

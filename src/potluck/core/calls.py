@@ -46,19 +46,20 @@ class Budget:
     (False, True, True)
     """
 
-    __slots__ = ("_larger", "_long", "_octets", "_short")
+    __slots__ = ("_larger", "_long", "_octets", "_short", "_short_up_to")
 
     def __init__(self, octets: int) -> None:
         self._octets = octets
+        self._short_up_to = min(SHORT, octets)  # none longer counts as short
         self._short = 0
         self._long = 0
         self._larger = 0
 
     def admits(self, size: int) -> bool:
         """Whether one more may begin."""
-        if size > self._octets:
-            return not self._larger
-        return size + (self._short if size <= SHORT else self._long) <= self._octets
+        if size <= self._short_up_to:
+            return size + self._short <= self._octets
+        return not self._larger if size > self._octets else size + self._long <= self._octets
 
     def is_larger(self, size: int) -> bool:
         """Whether a message may only be under way if no other such one is."""
@@ -73,15 +74,15 @@ class Budget:
         self._count(size, -1)
 
     def _count(self, size: int, sign: int) -> None:
-        if size > self._octets:
-            self._larger += sign
-        elif size <= SHORT:
+        if size <= self._short_up_to:
             self._short += sign * size
+        elif size > self._octets:
+            self._larger += sign
         else:
             self._long += sign * size
 
 
-class Window:
+class Window(Budget):
     """How much may be under way between two agents: so many calls, and of so many bytes.
 
     >>> window = Window(2, 100)
@@ -91,34 +92,38 @@ class Window:
     False
     """
 
-    __slots__ = ("_budget", "_calls", "calls", "octets")
+    __slots__ = ("_calls", "calls", "octets")
 
     def __init__(self, calls: int, octets: int) -> None:
+        super().__init__(octets)
         self._calls = calls
-        self._budget = Budget(octets)
         self.calls = 0
         """Under way now."""
         self.octets = 0
 
     def admits(self, size: int) -> bool:
         """Whether one more may begin."""
-        return self.calls < self._calls and self._budget.admits(size)
-
-    def is_larger(self, size: int) -> bool:
-        """Whether a message may only be under way if no other such one is."""
-        return self._budget.is_larger(size)
+        if size <= self._short_up_to:  # as most are: each step counts here
+            return self.calls < self._calls and size + self._short <= self._octets
+        return self.calls < self._calls and super().admits(size)
 
     def add(self, size: int) -> None:
         """One has begun."""
         self.calls += 1
         self.octets += size
-        self._budget.add(size)
+        if size <= self._short_up_to:
+            self._short += size
+        else:
+            super().add(size)
 
     def remove(self, size: int) -> None:
         """One has ended."""
         self.calls -= 1
         self.octets -= size
-        self._budget.remove(size)
+        if size <= self._short_up_to:
+            self._short -= size
+        else:
+            super().remove(size)
 
 
 class Pace:

@@ -160,6 +160,8 @@ class Outbox:
 
     def _begin_more(self) -> None:
         """Begin those that may; one that is larger holds up only others of its kind."""
+        if not self._later:
+            return
         passed: list[_Long] = []
         while self._later:
             message = self._later[0]

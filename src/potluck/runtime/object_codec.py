@@ -28,8 +28,8 @@ _SEQUENCES: dict[type, int] = {list: LIST, tuple: TUPLE, set: SET, frozenset: FR
 _MAKERS: dict[int, Callable[[list[Any]], Any]] = {
     LIST: list,
     TUPLE: tuple,
-    SET: set,
-    FROZENSET: frozenset,
+    SET: lambda parts: set(dict.fromkeys(parts)),
+    FROZENSET: lambda parts: frozenset(dict.fromkeys(parts)),
 }
 
 # Types that become one plain value, and how they come back from it.
@@ -139,5 +139,5 @@ def _rebuild(value: Any, keys: KeyCheck, depth: int = 0) -> Any:
     if code not in _MAKERS:
         raise MalformedFrame(f"An object has a part of the unknown kind {code}")
     if code in {SET, FROZENSET}:
-        keys.check(built)
+        keys.check(built, is_set=True)
     return _MAKERS[code](built)

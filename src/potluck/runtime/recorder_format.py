@@ -98,7 +98,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: _Number = 0
     peer: _Rank = -1
     tag: int = 0
-    waited: dict[_Rank, _Seconds] = {}
+    waited: Annotated[dict[_Rank, _Seconds], msgspec.Meta(max_length=4096)] = {}
     """For whom it waited noticeably, and for how many seconds."""
     outcome: Outcome = Outcome.DONE
     error: _Text = ""

@@ -15,6 +15,7 @@ from potluck.core.calls_errors import RpcCancelled, RpcTimeout
 from potluck.errors import DistributedError, Timeout
 from potluck.forking import ForkSafeLock
 from potluck.runtime.rpc_callbacks import run_soon
+from potluck.runtime.rpc_values import taken_bytes
 
 if TYPE_CHECKING:
     from potluck.core.calls_failures import Failure
@@ -92,7 +93,7 @@ class RpcFuture(Generic[Result]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._convert: Callable[[Any], Result] | None = None
-        self._converting = threading.Lock()
+        self._converting: threading.Lock | None = None
         self._sleepers: tuple[threading.Lock, ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -108,8 +109,8 @@ class RpcFuture(Generic[Result]):
             if timeout is not None:
                 until = min(until, time.monotonic() + timeout)
             self._wait_until(until)
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout or 0.0)
+            if not self.done:
+                raise Timeout(f"{self.describe()} is not done yet", seconds=timeout or 0.0)
         return self.result()
 
     def _wait_until(self, until: float) -> None:
@@ -121,25 +122,30 @@ class RpcFuture(Generic[Result]):
 
     def result(self, timeout: float = 0.0) -> Result:
         """The value, or what went wrong; :class:`Timeout` if it is not done after ``timeout``."""
-        self._look(timeout)
+        if not self.done:
+            self._look(timeout)
         if self._error is not None:
             error = self._error  # each gets its own: tracebacks would pile up on one
             raise copy.copy(error) if isinstance(error, DistributedError) else error
         if self._convert is not None:
-            with self._converting:  # once: converting gives back the memory that came in
-                self._convert_once()
+            self._convert_once()
         return cast("Result", self._value)
 
     def _convert_once(self) -> None:
-        if self._error is not None:  # it failed for another thread
-            raise self._error
-        if self._convert is not None:
-            try:
-                self._value = self._convert(self._value)
-            except BaseException as error:
-                self._value, self._error = None, error
-                raise
-            self._convert = None
+        """For one thread: converting gives back the memory that came in."""
+        with _callbacks:
+            if self._converting is None:
+                self._converting = threading.Lock()
+        with self._converting:
+            if self._error is not None:  # it failed for another thread
+                raise self._error
+            if self._convert is not None:
+                try:
+                    self._value = self._convert(self._value)
+                except BaseException as error:
+                    self._value, self._error = None, error
+                    raise
+                self._convert = None
 
     def exception(self, timeout: float = 0.0) -> BaseException | None:
         """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""
@@ -219,6 +225,8 @@ class RpcFuture(Generic[Result]):
     def finish(self, value: Any, error: BaseException | None = None) -> None:
         """End.  Called once, by whoever took the call out of its table."""
         self._value, self._error = value, error
+        if type(value) is bytes and self._convert is taken_bytes:
+            self._convert = None  # they are what they should be
         self.parts = []
         if self.notes is not None:
             self.notes.end(self, error)

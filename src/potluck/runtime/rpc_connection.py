@@ -63,6 +63,8 @@ class Connection(Answering):
         self.is_reading = False  # in the middle of it
         self.allowance: Hello | None = None  # what the other side allows; None before it says so
         self.greeted_at = math.inf
+        self.is_early = True
+        """Whether the other agent is not known yet, or is of an older generation than ours."""
         self.sent: dict[int, RpcFuture[Any] | int] = {}
         """Calls without an answer; of one that nobody waits for any more, its size."""
         self.window = Window(1, 1)
@@ -105,12 +107,8 @@ class Connection(Answering):
         self.window = Window(hello.calls, hello.octets)
         self._outbox.allow(hello.octets)
         self.allowance = hello
+        self.is_early = hello.generation < self._hello.generation
         self.greeted_at = time.monotonic()
-
-    @property
-    def is_early(self) -> bool:
-        """Whether the other agent is not known yet, or is of an older generation than ours."""
-        return self.allowance is None or self.allowance.generation < self._hello.generation
 
     def say_goodbye(self) -> None:
         """Let the other side know that this is the end, if it knows that we are here."""
@@ -183,7 +181,7 @@ class Connection(Answering):
             self._send_short(pack_frame(FrameKind.CANCEL, call.number, 0))
 
     def _send_short(self, frame: bytes) -> None:
-        if self.is_flushed:
+        if not self._is_sending and self.wire.is_idle and self._outbox.is_empty:
             with contextlib.suppress(OSError):  # reading will find out, and say so
                 if self.wire.push((frame,)):
                     return  # the usual way, and the shortest
@@ -205,8 +203,9 @@ class Connection(Answering):
         try:
             is_idle = self.wire.is_idle or self._push(None)
             while is_idle and left > 0 and self.is_open and (buffers := outbox.take()):
-                left -= sum(map(len, buffers))
-                is_idle = self._push(buffers)
+                size = sum(map(len, buffers))
+                left -= size
+                is_idle = self.wire.push(buffers) if size <= SHORT else self._push(buffers)
             wants = not (is_idle and outbox.is_empty)
         except OSError:
             pass  # reading will find out, and say so
@@ -217,9 +216,7 @@ class Connection(Answering):
             self._poller.want_write(self.wire.stream, self.rank, wants)
 
     def _push(self, buffers: Sequence[Buffer] | None) -> bool:
-        """Send this, or what is left, without the lock if it is much; whether all has left."""
-        if buffers is not None and sum(map(len, buffers)) <= SHORT:
-            return self.wire.push(buffers)
+        """Send this, or what is left, without the lock; whether all has left."""
         self.lock.release()
         try:
             return self.wire.flush() if buffers is None else self.wire.push(buffers)

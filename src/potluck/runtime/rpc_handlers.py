@@ -86,13 +86,14 @@ class Handlers:
         finally:
             here.call = before
             call.payload = b""  # whoever keeps the call shall not keep its bytes
-        _reply(call, outcome, cork=cork)
+        _reply(call, outcome, cork)
         if outcome is CANCELLED:
             return
         taken = time.perf_counter() - began
         if handler is not None:
             handler.pace.observe(taken)
-        self._count(taken, call, _kind_of(outcome))
+        if self.counts is not None:
+            self.counts.note(taken, call.size, "" if type(outcome) is list else _kind_of(outcome))
 
     def _outcome(self, call: Incoming, payload: Any) -> tuple[list[Any] | Failure, Handler | None]:
         """What a call is answered with, and which function was called for that."""
@@ -108,17 +109,13 @@ class Handlers:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets to know
             return _raised(error), handler
 
-    def _count(self, seconds: float, call: Incoming, failure: str) -> None:
-        if self.counts is not None:
-            self.counts.note(seconds, call.size, failure)
-
     def _call(self, handler: Handler, call: Incoming, payload: Any) -> list[Any] | Failure:
         if handler.is_typed is not bool(call.marks & Mark.TYPED):
             kind, way = ("values", "call") if handler.is_typed else ("bytes", "rpc_sync")
             return Failure("invalid", words=f"'{call.name}' is a function of {kind}: use {way}")
         if not handler.is_typed:
             call.payload = b""  # or it would be here twice
-            result = handler.function(taken_bytes(payload))
+            result = handler.function(payload if type(payload) is bytes else taken_bytes(payload))
             return [result if type(result) is bytes else _octets(call.name, result)]
         lead = REQUEST_OVERHEAD + len(call.name.encode())
         try:
@@ -128,13 +125,14 @@ class Handlers:
         return self._values.pack(handler.function(*arguments, **options), RESPONSE_OVERHEAD)
 
 
-def _reply(call: Incoming, outcome: list[Any] | Failure, *, cork: bool) -> None:
+def _reply(call: Incoming, outcome: list[Any] | Failure, cork: bool) -> None:  # noqa: FBT001
     """Send what a call is answered with; if that fails, say so."""
     try:
-        if isinstance(outcome, Failure):
-            call.origin.refuse(call, outcome, cork=cork)
-        else:
+        if type(outcome) is list:
             call.origin.answer(call, outcome, cork=cork)
+        else:
+            assert isinstance(outcome, Failure)
+            call.origin.refuse(call, outcome, cork=cork)
     except BaseException as error:
         logger.exception("The answer to '%s' could not be sent", shortened(call.name))
         words = f"the answer could not be sent: {_name_of(type(error))}"
@@ -144,8 +142,9 @@ def _reply(call: Incoming, outcome: list[Any] | Failure, *, cork: bool) -> None:
 
 def _kind_of(outcome: list[Any] | Failure) -> str:
     """The name of an error, as metrics count it; empty if all went well."""
-    if not isinstance(outcome, Failure):
+    if type(outcome) is list:
         return ""
+    assert isinstance(outcome, Failure)
     names = {"missing": "RpcFunctionNotFound", "invalid": "RpcInvalidMessage"}
     return names.get(outcome.reason) or outcome.name.rpartition(".")[2]
 

@@ -44,13 +44,17 @@ class Peer(WaitingRoom):
             self._check(call)
             self._earliest = min(self._earliest, call.deadline)
             connection = self.connection
-            refused: list[RpcFuture[Any]] = []
-            if connection is None or self._line_of(call) or not self._admits(connection, call):
-                refused = self._keep(call)
-            else:
+            is_long = call.size > SHORT
+            if (
+                connection is not None
+                and not self._lines[is_long]
+                and self._admits(connection, call)
+            ):
                 connection.request(call)
-                if call.size > SHORT:
+                if is_long:
                     connection.flush()
+                return
+            refused = self._keep(call)
             is_kept = call.number in self._waiting
         if is_kept:
             self._office.rouse()  # only a look at the right time may let it go

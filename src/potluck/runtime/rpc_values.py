@@ -68,8 +68,8 @@ _CODES: dict[type, int] = {list: LIST, tuple: TUPLE, set: SET, frozenset: FROZEN
 _MAKERS: dict[int, Callable[[list[Any]], Any]] = {
     LIST: list,
     TUPLE: tuple,
-    SET: set,
-    FROZENSET: frozenset,
+    SET: lambda parts: set(dict.fromkeys(parts)),
+    FROZENSET: lambda parts: frozenset(dict.fromkeys(parts)),
 }
 _KINDS = frozenset("biufcV")
 """Kinds of numpy's types that are numbers; ``V`` are those of ml_dtypes."""
@@ -215,7 +215,7 @@ class Values:
         name = parts.pop(0) if code == OBJECT else ""
         built = [self._rebuild(each, arrays, keys, depth + 1) for each in parts]
         if code in {SET, FROZENSET}:
-            keys.check(built)
+            keys.check(built, is_set=True)
         if code in _MAKERS:
             return _MAKERS[code](built)
         if code not in (DICT, OBJECT):

@@ -70,7 +70,8 @@ class WaitingRoom:
                 raise RpcTooLarge(call.size, limit, rank=self.rank)
 
     def _admits(self, connection: Connection, call: RpcFuture[Any]) -> bool:
-        return self._is_meant(connection, call) and connection.window.admits(call.size)
+        is_meant = not connection.is_early or self._is_meant(connection, call)
+        return is_meant and connection.window.admits(call.size)
 
     def _is_meant(self, connection: Connection, call: RpcFuture[Any]) -> bool:
         """Whether a call is for the agent that is there now.

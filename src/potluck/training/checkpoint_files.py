@@ -39,7 +39,9 @@ _HINTS = {
     errno.EROFS: "The disk is read-only: choose another folder.",
     errno.EACCES: "This user may not write there: choose another folder, or change its owner.",
     errno.EPERM: "This user may not write there: choose another folder, or change its owner.",
+    errno.ENOENT: "A folder on the way is missing, or a link leads nowhere: choose another folder.",
     errno.ELOOP: "A symbolic link is in the way: remove it.",
+    errno.EISDIR: "A folder is in the way of a file: remove it, or choose another folder.",
     errno.ENOTDIR: "Something that is no folder is in the way: remove it, or choose another one.",
 }
 
@@ -52,7 +54,7 @@ def _as_ours(path: Path) -> Iterator[None]:
     except DistributedError:
         raise
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "Free some space, or choose another folder.")
+        hint = _HINTS.get(error.errno or 0, "Choose another folder.")
         raise IoError(
             f"{path} could not be written",
             cause=error.strerror or str(error),
@@ -86,8 +88,8 @@ class Folder:
             while not os.path.lexists(there):
                 missing.append(there.name)
                 there = there.parent
-            if not missing:
-                _check_link(path)
+            for each in (there, *there.parents):
+                _check_link(each, is_last=each == path)
             folder = cls(there, os.open(there, _AS_FOLDER & ~_NO_LINKS))
             for name in reversed(missing):
                 with folder:
@@ -173,11 +175,12 @@ class Folder:
 
     def remove(self, name: str) -> bool:
         """Delete a file, or a link itself; False if it was gone already."""
-        try:
-            os.unlink(*self._at(name), **self._beside())
-        except FileNotFoundError:
-            return False
-        return True
+        with _as_ours(self.path / name):
+            try:
+                os.unlink(*self._at(name), **self._beside())
+            except FileNotFoundError:
+                return False
+            return True
 
     def remove_folder(self, name: str) -> None:
         """Delete a folder within this one, if it is empty."""
@@ -187,7 +190,8 @@ class Folder:
     def sync(self) -> None:
         """Force names to disk; Windows does that by itself and has no call for it."""
         if self._handle is not None:
-            os.fsync(self._handle)
+            with _as_ours(self.path):
+                os.fsync(self._handle)
 
     def close(self) -> None:
         """Let go of it."""
@@ -246,10 +250,13 @@ def _is_own_group(number: int) -> bool:
     return is_mine and set(group.gr_mem) <= {me.pw_name}
 
 
-def _check_link(path: Path) -> None:
+def _check_link(path: Path, *, is_last: bool) -> None:
     """A link in a folder that all users share leads wherever the one who made it wants."""
     status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode) and status.st_uid not in {os.geteuid(), 0}:
+    if not stat.S_ISLNK(status.st_mode) or status.st_uid in {os.geteuid(), 0}:
+        return
+    folder = path.parent.stat()
+    if is_last or (folder.st_mode & stat.S_IWOTH and folder.st_uid != status.st_uid):
         why = f"is a symbolic link that user {status.st_uid} has made"
         raise _unsafe(path, why, "Remove it, or name another folder.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -256,7 +257,7 @@ def _unreadable(path: Path, error: OSError) -> IoError:
 
 
 def _manifests(folder: Path) -> list[Manifest]:
-    found = sorted(folder.glob("part-*-of-*.json"))
+    found = [folder / name for name in _names(folder) if fnmatch(name, "part-*-of-*.json")]
     if not found:
         raise Incomplete(f"There is no complete checkpoint in {folder}")
     first = _manifest(found[0])
@@ -285,6 +286,20 @@ def _manifest(path: Path) -> Manifest:
             raise Incomplete(f"{path} is missing: its rank has not saved its part") from None
         error.message = f"{path.name}: {error.message}"
         raise
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, which may be missing; one that cannot be read is not an empty one."""
+    try:
+        return sorted(each.name for each in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # who saves there is told why it cannot be
+        return []
+    except OSError as error:
+        raise IoError(
+            f"{folder} could not be read",
+            cause=error.strerror or str(error),
+            hint="Run as the user to whom it belongs, or name another folder.",
+        ) from error
 
 
 def _size(path: Path) -> int:
@@ -326,7 +341,7 @@ class Search:
         self._found: list[Checkpoint] = []
         self.damaged: list[Damaged] = []
         """What was passed over so far; not what another rank still writes."""
-        for path in sorted(folder.glob("step-*"), reverse=True):
+        for path in reversed([folder / name for name in _names(folder) if name[:5] == "step-"]):
             try:
                 self._found.append(Checkpoint(path))
             except Incomplete as error:

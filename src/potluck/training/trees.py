@@ -120,7 +120,7 @@ def _check_items(items: list[Any], missing: set[str], keys: KeyCheck) -> None:
         if type(item) is not list or len(item) != 2 or not _is_key(item[0]):  # noqa: PLR2004
             raise MalformedFrame("A tree has a mapping with something that is no key and value")
     keys.check(item[0] for item in items)
-    if len({item[0] for item in items}) < len(items):
+    if len(dict.fromkeys(item[0] for item in items)) < len(items):
         raise MalformedFrame("A tree has a mapping with one key twice")
     for _, value in items:
         _check(value, missing, keys)
