@@ -15,6 +15,7 @@ What only one part of the library raises is defined there, below a class of this
   (testing.scenario), ``WeakPassphrase`` (net.passphrase)
 * ``HandshakeRefused``: ``AnotherNamespace``, ``NodeMismatch`` (net.tls_errors), ``Declined``,
   ``SecretChanged`` (backend.introduction), ``RefusedByPeer``, ``RefusedForNow`` (net.opening)
+* ``IoError``: ``Incomplete`` (training.checkpoint_reading)
 * ``MalformedFrame``: ``VersionMismatch`` (net.frames)
 * of the command: ``CannotAsk`` (apps.cli.circle), ``NodeFailed`` (apps.cli.demo_process),
   ``UnknownMember`` (apps.cli.change), ``UnreadableDump`` (apps.cli.trace_reading)
