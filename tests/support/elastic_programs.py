@@ -235,7 +235,7 @@ def check(crew: Crew, results: list[dict[str, Any]]) -> None:
     The first result is of a member that was there all the time.
     """
     assert len({result["print"] for result in results}) == 1
-    assert not [prints for prints in crew.prints.values() if len(prints) > 1]
+    assert not {step: prints for step, prints in crew.prints.items() if len(prints) > 1}
     assert len({str((each["epoch"], each["committed"])) for each in results}) == 1
     log = [tuple(pair) for pair in results[0]["log"]]
     whole = itertools.product(range(results[0]["epoch"]), range(results[0]["size"]))
