@@ -154,4 +154,5 @@ def test_a_piece_that_cannot_be_decoded_ends_it_on_all_ranks() -> None:
         assert isinstance(outcome, tuple), outcome
         texts.append(outcome[0])
         assert outcome[1] == 3.0
-    assert any("Rank 2 sent a piece that cannot be decoded" in text for text in texts[:2])
+    # A receiver finds it, or rank 2 itself, which also decodes what it made: whichever is first.
+    assert all("Rank 2" in text and "cannot be decoded" in text for text in texts[:2]), texts
