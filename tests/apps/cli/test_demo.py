@@ -221,7 +221,9 @@ def test_a_demo_that_takes_too_long_gives_up() -> None:
     """And says what it waited for."""
     result = potluck(*PAIR, "--seconds", "1")
     assert result.returncode == 1
-    assert "basil and thyme did not find the others within" in result.stderr
+    # How far it gets within a second depends on the machine.
+    waited = r"(basil|thyme|basil and thyme) did not (find the others|train) within"
+    assert re.search(waited, result.stderr), result.stderr
 
 
 def test_a_reader_that_goes_away_ends_the_demo() -> None:
