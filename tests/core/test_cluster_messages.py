@@ -225,7 +225,7 @@ def test_a_card_says_the_least_it_has_to() -> None:
 def test_a_card_with_more_than_fits_is_refused(fact: str, most: Any) -> None:
     """As much as fits is read."""
     facts = {"node": A.node, "incarnation": 1}
-    assert msgspec.convert({**facts, fact: most}, ProcessCard)
+    msgspec.convert({**facts, fact: most}, ProcessCard)
     more = most + 1 if isinstance(most, int) else most + most[:1]
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**facts, fact: more}, ProcessCard)
