@@ -26,6 +26,7 @@ RUN_BY = {
     r"python -m potluck\.testing\.mutants .*": ("testing/test_mutants.py", "--seeds"),
     r"python -m potluck\.testing\.load .*": ("testing/test_load.py", "--groups"),
     r"PYTHONPATH=tests python -m support\.mutation_run .*": ("test_mutation.py", "mutation_run"),
+    r"PYTHONPATH=tests python -m support\.compiled_seeds .*": ("test_compiled_seeds.py", "main("),
     r"python -m potluck\.testing\.explore .*": ("testing/test_explore.py", "main("),
 }
 
