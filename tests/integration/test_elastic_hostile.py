@@ -47,23 +47,13 @@ def honest(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
             place.say("begun", step=run.trainer.step_count, size=cluster.world_size)
             while not run.is_over:
                 run.wants_to_stop = run.wants_to_stop or place.next_word() == "stop"
-                outcome = run.step()
-                said = {"step": outcome.step, "size": outcome.world_size}
-                place.say("step", **said, print=run.fingerprint, tries=outcome.tries)
+                place.say("step", **run.facts_of(run.step()))
                 for error in told.errors:
                     text, about = str(error), error.rank
                     place.say("removed", text=text, about=about, host=error.host)
                 told.errors.clear()
             peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
-            return {
-                "print": run.fingerprint,
-                "epoch": run.sampler.epoch,
-                "size": run.sampler.size,
-                "committed": [list(each) for each in run.sampler.committed],
-                "log": [list(each) for each in run.sampler.log],
-                "counted": [list(each) for each in run.counted],
-                "peak": peak,
-            }
+            return {**run.result(), "peak": peak}
     finally:
         logger.removeHandler(told)
 
@@ -151,7 +141,8 @@ def visit(ranks: Ranks, deeds: list[tuple[str, str, int]]) -> None:
     for member in members:
         town.follow(member, 3)
     for kind, how, seed in deeds:
-        guest = town.invite(1, (kind, how, seed), verify_every=2)
+        # Two nodes at least: alone, it would begin a training of its own if it hears the others late.
+        guest = town.invite(2, (kind, how, seed), verify_every=2)
         check_removal(town, members, 3, f"{kind}: {how}")
         guest.kill()
     finish(town, members)
@@ -196,11 +187,11 @@ def serve(ranks: Ranks, kind: str, how: str) -> None:
     ballast = {"ballast": 1 << 18}  # 2 MiB: several chunks, from several servers
     first = town.invite(1, (kind, how, 3), **ballast)
     first.expect("begun")
-    members = town.admit(2, 1, **ballast)
+    members = town.admit(2, 3, **ballast)  # three: they must not begin a training without it
     for member in members:
         town.follow(member, 3, steps=4)
     first.tell("now")
-    members += town.admit(1, 1, **ballast)
+    members += town.admit(1, 2, **ballast)
     check_removal(town, members, 3, f"{kind}: {how}")
     first.kill()
     results = town.finish(members)
