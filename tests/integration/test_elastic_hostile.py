@@ -141,7 +141,7 @@ def visit(ranks: Ranks, deeds: list[tuple[str, str, int]]) -> None:
     for member in members:
         town.follow(member, 3)
     for kind, how, seed in deeds:
-        # Two nodes at least: alone, it would begin a training of its own if it hears the others late.
+        # At least two: alone it would begin a training of its own, if it hears the others late.
         guest = town.invite(2, (kind, how, seed), verify_every=2)
         check_removal(town, members, 3, f"{kind}: {how}")
         guest.kill()
