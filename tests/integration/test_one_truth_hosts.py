@@ -240,8 +240,13 @@ def test_a_person_frees_members_that_wait_for_the_state_of_their_lineage(
 ) -> None:
     """They continue with what they have; the machine that comes back is told what is discarded."""
     team, winner, losers = stateless, site.hosts[0], site.hosts[1:]
+    status = site.potluck(losers[1], "status", "--job", team.job)
+    assert status.returncode == 0, status.stderr
+    assert f"beta, delta and gamma wait for {winner.name} (silent since" in status.stdout
+    assert "potluck continue" in status.stdout
     answer = site.potluck(losers[0], "continue", "--yes", "--job", team.job)
-    assert answer.returncode == 0, answer.stderr
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert f"{team.job} continues with" in answer.stdout
     team.wait_for_steps(losers, 3)
     site.heal(winner)
     team.wait_for_steps(site.hosts, 4)

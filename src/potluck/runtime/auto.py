@@ -216,6 +216,18 @@ class AutoDiscoveryBackend(InOneView):
         alive = {who: name for who, name in awaited.items() if not core.has_ended(who)}
         return {**alive, **core.left_out}, core.is_insisting
 
+    def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
+        """Tell people who ask that the training waits for these: one of them may have its state."""
+        control, found = self._node.control, dict(awaited)
+
+        def note() -> None:
+            before, now = control.awaited, clock.now()
+            control.awaited = {
+                who: (name, before[who][1] if who in before else now) for who, name in found.items()
+            }
+
+        control.post(note)
+
     def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
         """Say how many training samples are committed in this node's state.
 

@@ -90,6 +90,11 @@ class Ground:
         found, insists = self._cluster.innermost.left_out(awaited)  # type: ignore[attr-defined]
         return tuple(found.items()), insists
 
+    def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
+        """Let people who ask know whom the training waits for; nobody, if it does not wait."""
+        if self._cluster is not None:
+            self._cluster.innermost.note_awaited(awaited)  # type: ignore[attr-defined]
+
     def note_progress(
         self, samples: int, origin: tuple[Branch, ...], steps: int, what: str = "step"
     ) -> None:

@@ -203,6 +203,8 @@ class Member:
             found = settle(self._group, view, standing, size)
             is_news = dict(found.decision.missing) != self._awaited
             self._awaited = dict(found.decision.missing)
+            if is_news:
+                self._ground.note_awaited(self._awaited)
             if not self._awaited:
                 return found
             if is_news:
