@@ -211,6 +211,11 @@ class CollectiveMismatch(DistributedError, ValueError):
     (1, 'sum', 'max')
     """
 
+    is_heard = False
+    """Whether another rank has found it and told this one."""
+    ballot: Any = None
+    """What the ranks believe, where they were asked."""
+
 
 class UnsupportedOperation(DistributedError, NotImplementedError):
     """This backend cannot do that.

@@ -39,7 +39,7 @@ def serve(agent: RpcAgent) -> None:
 
 
 def ones(size: int) -> bytes:
-    """Many bytes, made without the GIL: ``b"\\1" * size`` would stop all threads for a second."""
+    """Many bytes, made without the GIL; a product would stop all threads for a second."""
     return b"".join([b"\1" * MIB] * (size // MIB))
 
 

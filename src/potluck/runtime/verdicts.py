@@ -83,8 +83,10 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
     match notice.word:
         case Word.LOST:
             return PeerLost(notice.text, rank=culprit, host=host)
-        case Word.MISMATCH:
-            return CollectiveMismatch(notice.text, rank=culprit, host=host)
+        case Word.MISMATCH | Word.DISAGREED:
+            heard = CollectiveMismatch(notice.text, rank=culprit, host=host)
+            heard.is_heard = True
+            return heard
         case Word.LATE:
             missing = (culprit,) if notice.culprit >= 0 else ()
             is_relayed = " gave up: " in notice.text  # by somebody who had heard of it as well

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from potluck.core.ancestry import Branch
 from potluck.core.cluster_events import MembershipEvent
 from potluck.core.steps import Missing
-from potluck.errors import DistributedError
+from potluck.errors import Aborted, CollectiveMismatch, DistributedError, MalformedFrame
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_stage import Stage
 from potluck.runtime.context import DistributedContext
@@ -18,6 +19,15 @@ from potluck.runtime.recorder_logs import log_of
 from potluck.vocabulary import NodeId, ProcessId, View
 
 __all__ = ["Ground"]
+
+MOST_ALARMS = 3
+"""Disagreements that a member may report in one view while no other member sees any."""
+
+
+class _Unclear(Aborted):
+    """Ranks disagreed, this one is not told who is at fault: the step is tried again."""
+
+    is_final = True
 
 
 class Ground:
@@ -29,6 +39,7 @@ class Ground:
         self._founded: set[str] = set()
         self._stage: Stage | None = None
         self._steps = Steps()
+        self._alarms: list[set[int]] = []  # who reported disagreements in this view
 
     @property
     def is_cluster(self) -> bool:
@@ -42,6 +53,8 @@ class Ground:
         """
         if self._cluster is None or not error.recoverable:
             return False
+        if isinstance(error, _Unclear):
+            return True
         # Before this member stood in any view, only the end of a view can be reported.
         return self._stage is None or self._stage.ending is not None
 
@@ -57,8 +70,45 @@ class Ground:
             return
         limit = self._cluster.timeout if timeout is None else timeout
         with self._cluster.innermost.stages.visit(limit) as stage:  # type: ignore[attr-defined]
-            self._stage = stage
-            yield stage.view
+            if self._stage is not stage:
+                self._stage = stage
+                self._alarms.clear()
+            if stage.group is not None:
+                stage.group.ask_around()
+            try:
+                yield stage.view
+            except CollectiveMismatch as error:
+                raise self._judged(error) from error
+
+    def _judged(self, error: CollectiveMismatch) -> DistributedError:
+        """What it means that ranks disagree about an operation.
+
+        A member that differs from most is at fault, like one that sends what is not valid.  Where
+        this member is in no majority, or was not asked, the error stays what it is.
+        """
+        ballot = error.ballot
+        if ballot is None or not ballot.has_most:
+            return error
+        odd = ballot.odd_one()
+        if odd is not None:
+            rank, theirs, ours = odd
+            return MalformedFrame(
+                f"Rank {rank} made another call than most members",
+                rank=rank,
+                cause=f"{theirs} where {ours} was due",
+            )
+        # Another member has seen it, and has the one at fault removed; or it says so in vain.
+        self._alarms.append(ballot.reporters)
+        if len(self._alarms) < MOST_ALARMS:
+            return _Unclear(f"Some ranks disagree: {error}")
+        reporters = Counter(rank for each in self._alarms for rank in each)
+        if not reporters:
+            return error
+        ((rank, count),) = reporters.most_common(1)
+        return MalformedFrame(
+            f"Rank {rank} reported {count} times that ranks disagree, and no other rank saw it",
+            rank=rank,
+        )
 
     def rates(self) -> tuple[int, ...]:
         """Bytes per second of each member's link, as all have agreed; 0 where nobody measured."""
