@@ -213,6 +213,8 @@ class CollectiveMismatch(DistributedError, ValueError):
 
     is_heard = False
     """Whether another rank has found it and told this one."""
+    odd_one: int | None = None
+    """The rank that differs from most ranks, if that is known and this rank does not."""
     ballot: Any = None
     """What the ranks believe, where they were asked."""
 

@@ -86,6 +86,12 @@ class Ground:
         A member that differs from most is at fault, like one that sends what is not valid.  Where
         this member is in no majority, or was not asked, the error stays what it is.
         """
+        if error.odd_one is not None:
+            return MalformedFrame(
+                f"Rank {error.odd_one} disagrees with most members",
+                rank=error.odd_one,
+                cause=error.cause or error.message,
+            )
         ballot = error.ballot
         if ballot is None or not ballot.has_most:
             return error
