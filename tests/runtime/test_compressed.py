@@ -129,7 +129,7 @@ def test_the_odd_one_of_three_is_known_to_the_others() -> None:
         def action(context: DistributedContext, by: Any = compressors) -> None:
             context.all_reduce(normal(3000), compression=by[context.rank])
 
-        found = outcomes_in_group(3, action)
+        found: list[Any] = outcomes_in_group(3, action)
         assert all(isinstance(outcome, CollectiveMismatch) for outcome in found), (method, found)
         odd = names.index("b") if "b" in names else 2
         first_hand = [outcome.odd_one for outcome in found if not outcome.is_heard]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_where_ranks_ask_around_most_of_them_know_the_odd_one(case: str, odd: in
         all_reduce(SHORT)(group)
         (other if group.rank == odd else usual)(group)
 
-    found = in_world(4, action)
+    found: list[Any] = in_world(4, action)
     assert all(isinstance(got, CollectiveMismatch) for got in found)
     named = [got.ballot.odd_one() for got in found]
     assert named.pop(odd) is None
