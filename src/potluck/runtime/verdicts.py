@@ -95,13 +95,16 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
         case Word.ABORTED:
             aborted = Aborted(notice.text, rank=culprit, host=host)
             aborted.is_final = notice.last_call >= FOR_EVER - 1
+            aborted.teller = rank if notice.culprit == rank else None
             return aborted
         case Word.MALFORMED:
             # Hearsay: in a cluster membership decides, which the rank that saw it has told.
             aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=culprit, host=host)
             aborted.is_final = True
             return aborted
-    return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+    aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+    aborted.teller = rank
+    return aborted
 
 
 def failed(backend: Backend, error: BaseException) -> Aborted:

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from potluck.core.ancestry import Branch
 from potluck.core.cluster_events import MembershipEvent
 from potluck.core.steps import Missing
-from potluck.errors import Aborted, CollectiveMismatch, DistributedError, MalformedFrame
+from potluck.errors import (
+    Aborted,
+    CollectiveMismatch,
+    DistributedError,
+    MalformedFrame,
+    ViewChanged,
+)
 from potluck.runtime.cluster import Cluster
 from potluck.runtime.cluster_stage import Stage
 from potluck.runtime.context import DistributedContext
@@ -21,11 +27,11 @@ from potluck.vocabulary import NodeId, ProcessId, View
 __all__ = ["Ground"]
 
 MOST_ALARMS = 3
-"""Disagreements that a member may report in one view while no other member sees any."""
+"""Tries of one step that members may end for reasons that no other member sees."""
 
 
 class _Unclear(Aborted):
-    """Ranks disagreed, this one is not told who is at fault: the step is tried again."""
+    """A step was ended, and this member cannot tell who is at fault: it is tried again."""
 
     is_final = True
 
@@ -39,7 +45,7 @@ class Ground:
         self._founded: set[str] = set()
         self._stage: Stage | None = None
         self._steps = Steps()
-        self._alarms: list[set[int]] = []  # who reported disagreements in this view
+        self._alarms: list[set[int]] = []  # who ended tries since the last step, in this view
 
     @property
     def is_cluster(self) -> bool:
@@ -79,6 +85,12 @@ class Ground:
                 yield stage.view
             except CollectiveMismatch as error:
                 raise self._judged(error) from error
+            except Aborted as error:
+                is_ours = error.is_final or error.rank in {None, stage.rank}
+                if is_ours or isinstance(error, ViewChanged):
+                    raise
+                tellers = set() if error.teller is None else {error.teller}
+                raise self._alarmed(tellers, error) from error
 
     def _judged(self, error: CollectiveMismatch) -> DistributedError:
         """What it means that ranks disagree about an operation.
@@ -104,17 +116,31 @@ class Ground:
                 cause=f"{theirs} where {ours} was due",
             )
         # Another member has seen it, and has the one at fault removed; or it says so in vain.
-        self._alarms.append(ballot.reporters)
+        return self._alarmed(ballot.reporters, error)
+
+    def _alarmed(self, tellers: set[int], error: DistributedError) -> DistributedError:
+        """Members (``tellers``) have ended a step of all, for reasons that only they know.
+
+        It is tried again; a member that ends one try after the other is at fault.
+        """
+        self._alarms.append(tellers)
         if len(self._alarms) < MOST_ALARMS:
-            return _Unclear(f"Some ranks disagree: {error}")
-        reporters = Counter(rank for each in self._alarms for rank in each)
-        if not reporters:
+            return _Unclear(str(error))
+        ended = Counter(rank for each in self._alarms for rank in each)
+        if not ended:
             return error
-        ((rank, count),) = reporters.most_common(1)
+        ((rank, count),) = ended.most_common(1)
         return MalformedFrame(
-            f"Rank {rank} reported {count} times that ranks disagree, and no other rank saw it",
+            f"Rank {rank} ended the step of all members {count} times in a row",
             rank=rank,
+            cause=error.message,
         )
+
+    @property
+    def failures(self) -> int:
+        """Grows, on all members alike, when an operation of all has failed."""
+        group = self.group.group if self._stage is None else self._stage.group
+        return 0 if group is None else group.epoch
 
     def rates(self) -> tuple[int, ...]:
         """Bytes per second of each member's link, as all have agreed; 0 where nobody measured."""
@@ -153,6 +179,7 @@ class Ground:
 
         Both decide which of two clusters stays when they meet.
         """
+        self._alarms.clear()
         backend = self.group if self._stage is None else self._stage.backend
         if backend is not None:
             self._steps.note(log_of(backend), steps, what)
