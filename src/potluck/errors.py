@@ -246,6 +246,8 @@ class Aborted(DistributedError, RuntimeError):
     recoverable = True
     is_final = False
     """Whether the other rank has left the group for good, or should: nobody works with it again."""
+    is_unclear = False
+    """Whether it is not known who is at fault, so that a training tries again by itself."""
     teller: int | None = None
     """The rank that ended the operation, if that rank itself has told this one."""
 

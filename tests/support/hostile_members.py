@@ -189,7 +189,7 @@ class Saboteur:
             raise CollectiveMismatch("Ranks disagree about an operation", rank=0)
 
         setattr(Vigil, "begin", lying)  # noqa: B010
-        again = elastic_ground._Unclear("once more")
+        again = elastic_ground.unclear("once more")
         setattr(elastic_ground.Ground, "_judged", lambda *_: again)  # noqa: B010
 
     def _spoil_chunks(self) -> None:

@@ -30,10 +30,11 @@ MOST_ALARMS = 3
 """Tries of one step that members may end for reasons that no other member sees."""
 
 
-class _Unclear(Aborted):
+def unclear(text: str) -> Aborted:
     """A step was ended, and this member cannot tell who is at fault: it is tried again."""
-
-    is_final = True
+    error = Aborted(text)
+    error.is_final = error.is_unclear = True
+    return error
 
 
 class Ground:
@@ -59,7 +60,7 @@ class Ground:
         """
         if self._cluster is None or not error.recoverable:
             return False
-        if isinstance(error, _Unclear):
+        if isinstance(error, Aborted) and error.is_unclear:
             return True
         # Before this member stood in any view, only the end of a view can be reported.
         return self._stage is None or self._stage.ending is not None
@@ -125,7 +126,7 @@ class Ground:
         """
         self._alarms.append(tellers)
         if len(self._alarms) < MOST_ALARMS:
-            return _Unclear(str(error))
+            return unclear(str(error))
         ended = Counter(rank for each in self._alarms for rank in each)
         if not ended:
             return error
