@@ -11,7 +11,15 @@ import pytest
 import potluck
 from support.clusters import OPTIONS, new_job
 from support.elastic_programs import Crew, Stoppable, check
-from support.hostile_members import LAYOUTS, MUTATIONS, RECORDS, Saboteur, rest
+from support.hostile_members import (
+    CALLS,
+    FALSE_ALARM,
+    LAYOUTS,
+    MUTATIONS,
+    RECORDS,
+    Saboteur,
+    rest,
+)
 from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE, eventually
@@ -179,6 +187,19 @@ def test_a_guest_that_sends_what_is_not_valid_is_named_and_removed(ranks: Ranks)
 def test_every_message_in_every_wrong_form(ranks: Ranks, part: int) -> None:
     """All kinds of messages that a guest sends, each changed in every way."""
     visit(ranks, SENT_BY_GUESTS[part::PARTS])
+
+
+@pytest.mark.parametrize("how", ["a barrier", "a longer record", FALSE_ALARM])
+def test_a_guest_that_makes_another_call_is_named_and_removed(ranks: Ranks, how: str) -> None:
+    """Most members agree on what is due: the one that does not is removed, the others train on."""
+    visit(ranks, [("call", how, 0)])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_every_other_call(ranks: Ranks) -> None:
+    """The same for all of them, one after the other in one training."""
+    visit(ranks, [("call", how, 0) for how in CALLS])
 
 
 def serve(ranks: Ranks, kind: str, how: str) -> None:

@@ -34,7 +34,8 @@ class Evidence:
         self._situation = situation
         self._probe_at = float("-inf")
         self._successors: dict[ProcessId, str] = {}
-        self._accused: dict[ProcessId, set[ProcessId]] = {}  # in this view, by whom
+        self._accused: dict[ProcessId, dict[ProcessId, int]] = {}
+        # By whom, and how many that one could have removed in the view of that moment.
 
     # --- coming ---
 
@@ -173,15 +174,20 @@ class Evidence:
     def accused(self, accuser: ProcessId, process: ProcessId, why: str) -> None:
         """A member has removed another one: do so as well.
 
-        One member's word removes fewer than half of a view, and nobody else's word counts against
-        the one that we removed first.
+        One member's word alone removes fewer than half of the largest view that it was in, in all
+        its life; a member that accuses more is removed itself.  What we have seen ourselves, or
+        have heard from another member, is not its word alone.  The word of one that is removed
+        counts for nothing.
         """
         s = self._situation
-        told = self._accused.setdefault(accuser, set())
-        most = max(1, (len(s.election.view.members) - 1) // 2)
-        if accuser in s.expelled or not s.is_member(process) or len(told | {process}) > most:
+        if accuser in s.expelled or not s.is_member(process) or process in s.expelled:
             return
-        told.add(process)
+        told = self._accused.setdefault(accuser, {})
+        told[process] = max(1, (len(s.election.view.members) - 1) // 2)
+        if len(told) > max(told.values()):
+            why = f"it has accused {len(told)} members, of whom no other member complains"
+            self.expel(accuser, why)
+            return
         self.expel(process, why, by=accuser)
 
     def probed_dead(self, process: ProcessId, how: str) -> None:
@@ -235,7 +241,7 @@ class Evidence:
     def begin(self) -> None:
         """A view was installed: look who of it has been lost meanwhile."""
         s = self._situation
-        self._accused.clear()
+        self._accused = {who: told for who, told in self._accused.items() if s.is_member(who)}
         for process in s.others():
             contact = s.contacts.of(process)
             if contact.is_connected:

@@ -120,6 +120,7 @@ class Member:
 
     def _repeat(self, action: Callable[[View], Result]) -> Result:
         """Settle in the view that holds and do something there, until no view ends in between."""
+        failures = 0
         while True:
             if self._broken is not None:
                 raise BackendUnavailable(
@@ -129,6 +130,7 @@ class Member:
                 ) from self._broken
             try:
                 with self._ground.stand(self._timeout) as view:
+                    failures = self._ground.failures
                     if self._settled != view:
                         self._settle(view)
                     return action(view)
@@ -142,6 +144,8 @@ class Member:
                 raise  # the next call goes on with what is under way
             except Exception:
                 self._drop_try()
+                if self._ground.failures != failures:
+                    self._settled = None  # the others have heard of it, and settle anew
                 raise
 
     # -- a view begins ---------------------------------------------------------------------------
