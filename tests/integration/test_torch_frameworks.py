@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -61,18 +62,17 @@ def on_two_backends(
         return found
 
     pairs = zip(("gloo", "potluck"), ports, strict=True)
-    return [in_a_child(lambda pair=pair: run(*pair)) for pair in pairs]
+    return [in_a_child(functools.partial(run, *pair)) for pair in pairs]
 
 
-def check_equal(ranks: Ranks, program: Callable[..., Any], *arguments: Any) -> list[Any]:
+def check_equal(ranks: Ranks, program: Callable[..., Any], *arguments: Any) -> Any:
     """Train on both backends: each rank has found the same numbers.  Returns those of rank 0."""
     ports = [free_port(), free_port()]
     found = ranks.run(program, 2, *arguments, ports, timeout=WITHIN, fresh=True)
     for theirs, ours in found:
         assert len(theirs) == len(ours) > 2
         assert torch.allclose(torch.tensor(theirs), torch.tensor(ours), atol=1e-6)
-    ours: list[Any] = found[0][1]
-    return ours
+    return found[0][1]
 
 
 def small_model() -> nn.Module:
@@ -163,7 +163,7 @@ def module_of_lightning() -> Any:
     """A module that logs numbers of several types, from all ranks."""
     library: Any = importlib.import_module("lightning.pytorch")
 
-    class Module(library.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(library.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = small_model()
