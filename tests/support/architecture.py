@@ -85,7 +85,7 @@ _NETWORKED = ("net", "backend", "runtime", "apps", "testing")
 BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
-        "threads live in net, backend and runtime; metrics, logs, forking and holding only have locks",
+        "threads live in net, backend and runtime; metrics, logs, forking, holding only have locks",
         only=(*_NETWORKED, "metrics", "logs", "forking", "training.holding"),
     ),
     Ban(
