@@ -43,6 +43,7 @@ from potluck.training.checkpoint_reading import (
     checkpoints,
     part_of,
 )
+from potluck.vocabulary import Seconds
 
 __all__ = ["Checkpoint", "Checkpointer", "find_latest", "latest"]
 
@@ -170,7 +171,7 @@ class Checkpointer(Closing):
             work.wait(ENDING)
         return work
 
-    def wait(self, timeout: float | None = ENDING) -> None:
+    def wait(self, timeout: Seconds | None = ENDING) -> None:
         """Wait for the save under way; raises what went wrong with it."""
         if self._work is not None:
             self._work.wait(timeout)
