@@ -164,8 +164,13 @@ class Observer(Closing):
     @property
     def addresses(self) -> list[str]:
         """Where the processes of this job that are connected can be reached."""
+        found = {each.key for each in self.reports if each.job == self.job}
         lanes = list(self._links.observers.values())
-        return [str(each.address) for each in lanes if each.card.port]
+        return [
+            str(each.address)
+            for each in lanes
+            if each.card.port and (each.card.node, each.card.incarnation) in found
+        ]
 
     @property
     def hosts(self) -> dict[tuple[str, int], str]:
