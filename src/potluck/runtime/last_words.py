@@ -19,7 +19,7 @@ from types import TracebackType
 
 from potluck.errors import Aborted, PeerLost
 
-__all__ = ["FILE", "PARENT", "install", "is_second_hand"]
+__all__ = ["FILE", "PARENT", "install", "is_second_hand", "tells_of_another"]
 
 FILE, PARENT = "POTLUCK_LAST_WORDS", "POTLUCK_LAUNCHER_PID"
 """Names of the variables: where to write, and whose children alone do so."""
@@ -62,7 +62,7 @@ def install() -> None:
         if os.getpid() != writer:  # a child that was forked ends by an exception of its own
             before(kind, error, trace)
             return
-        is_hearsay = _is_hearsay(error)
+        is_hearsay = tells_of_another(error)
         with contextlib.suppress(Exception):  # its own error matters more than what is said of it
             _write(Path(file), error, is_hearsay=is_hearsay)
             if is_hearsay or isinstance(error, KeyboardInterrupt):
@@ -72,17 +72,26 @@ def install() -> None:
     sys.excepthook = told
 
 
-def _is_hearsay(error: BaseException) -> bool:
+def tells_of_another(error: BaseException) -> bool:
+    """Whether an error only tells that another rank has failed, also by way of PyTorch.
+
+    >>> tells_of_another(RuntimeError("Connection closed by peer")), tells_of_another(KeyError(1))
+    (True, False)
+    """
     if isinstance(error, PeerLost | Aborted):
         return True
-    return is_second_hand(traceback.format_exception_only(error)[-1].strip())
+    return is_second_hand(f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _write(file: Path, error: BaseException, *, is_hearsay: bool) -> None:
     story = "".join(traceback.format_exception(error))
     words = {
         "kind": type(error).__name__[:MOST],
-        "message": (str(error).strip().splitlines() or [""])[0][:MOST],
+        "message": _first_line(error)[:MOST],
         "where": _place_of(error),
         "is_second_hand": is_hearsay,
         "traceback": story[-MOST_TRACEBACK:],

@@ -131,6 +131,11 @@ class Observer(Closing):
         return sorted({f"{each.is_elsewhere}." for each in self._discovery.foreigners})
 
     @property
+    def unpaired(self) -> list[str]:
+        """Machines that were heard and are of another namespace, as people recognise them."""
+        return sorted({each.who for each in self._discovery.foreigners})
+
+    @property
     def discovery_status(self) -> dict[str, str]:
         """In words, for each way of finding others: what it does, or why it cannot."""
         return self._discovery.status()

@@ -161,13 +161,16 @@ def memory_words(used: int, free: int, total: int, *, is_certain: bool) -> str:
     """The memory in words, and whether it was probably the reason.
 
     >>> memory_words(12_100_000_000, 200_000_000, 16_000_000_000, is_certain=False)
-    'it used up to 12.1 GB and 0.2 of 16.0 GB were free: probably out of memory'
+    'it used up to 12.1 GB, and 200 MB of 16.0 GB were free: probably out of memory'
     """
-    gigabytes = [f"{each / 1e9:.1f}" for each in (used, free, total)]
-    text = f"it used up to {gigabytes[0]} GB and {gigabytes[1]} of {gigabytes[2]} GB were free"
+    text = f"it used up to {_size(used)}, and {_size(free)} of {_size(total)} were free"
     if is_certain or free < SCARCE * total or used > MUCH * total:
         text += ": probably out of memory"
     return text
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"  # noqa: PLR2004
 
 
 def _oom_kills() -> int:

@@ -120,7 +120,7 @@ class Gathering:
         self._wanted = max(self._wanted, len(expected))
 
     def say(self, age: float) -> tuple[str, dict[str, str]]:
-        """Our own state, and the facts that belong to it; the command was typed `age` seconds ago."""
+        """Our own state and facts; the command was typed ``age`` seconds ago."""
         import msgspec
 
         mine = self._here[self._me]

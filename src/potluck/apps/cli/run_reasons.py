@@ -44,7 +44,7 @@ class Lookout:
             reasons(
                 gathering,
                 self._observer.reports,
-                self._observer.foreigners,
+                self._observer.unpaired,
                 self._observer.troubles,
                 command,
             )
@@ -54,7 +54,7 @@ class Lookout:
 def reasons(
     gathering: Gathering,
     reports: Iterable[Report],
-    foreigners: Sequence[str],
+    unpaired: Sequence[str],
     troubles: Mapping[str, str],
     command: str,
 ) -> Iterator[str]:
@@ -75,9 +75,12 @@ def reasons(
     known = {*here, *elsewhere}
     missing = [name for node, name in gathering.expected.items() if node not in known]
     yield from _silent(missing, troubles, job, command)
-    for each in foreigners:
-        yield f"{each[:-1]}: type `potluck pair` here, and the code that it shows over there."
-    if len(gathering.expected) < gathering.wanted and not foreigners:
+    for each in unpaired:
+        yield (
+            f"{each} runs Potluck, but is not paired with this machine: "
+            "type `potluck pair` here, and there the command that it shows."
+        )
+    if len(gathering.expected) < gathering.wanted and not unpaired:
         yield _too_few(len(gathering.expected) - 1, gathering.wanted)
 
 
@@ -100,13 +103,13 @@ def _too_few(others: int, wanted: int) -> str:
     paired = "no other machine is" if others < 1 else f"{others} {'is' if others == 1 else 'are'}"
     return (
         f"This run waits for {wanted} machines, and {paired} paired with this one: "
-        "type `potluck pair` here, and the code that it shows on the other."
+        "type `potluck pair` here, and on the other the command that it shows."
     )
 
 
 def _other_job(report: Report, job: str, command: str) -> str:
     name = report.name or report.node[:8]
-    verb = "waits for others with" if report.role == "launcher" else "runs"
+    verb = "waits to run" if report.role == "launcher" else "runs"
     there = command_for(report.job, report.facts.get("script", ""))
     return f"{name} {verb} {report.job}, not {job}: type `{command}` there, or `{there}` here."
 

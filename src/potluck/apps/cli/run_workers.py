@@ -29,7 +29,8 @@ from potluck.apps.cli.run_ending import (
     duration,
 )
 from potluck.apps.cli.run_output import BEGINNING, Output, Recorder
-from potluck.runtime.last_words import FILE, PARENT, is_second_hand
+from potluck.decoding import printable
+from potluck.runtime.last_words import FILE, MOST, PARENT, is_second_hand
 
 __all__ = ["TOO_LATE", "dump_signal_ignored", "run_workers"]
 
@@ -70,6 +71,7 @@ class Worker:
         """Whether all workers are on this machine."""
         self._folder = folder
         self._file = folder / f"{place}.json"
+        self._words: LastWords | None = None
         self._recorders: list[Recorder] = []
         self.was_ended = False
         line = [sys.executable, *command]
@@ -102,8 +104,10 @@ class Worker:
 
     @property
     def words(self) -> LastWords | None:
-        """What it says of the exception that ended it, if it has."""
-        return LastWords.read(self._file)
+        """What it says of the exception that ends it, if it has."""
+        if self._words is None:
+            self._words = LastWords.read(self._file)
+        return self._words
 
     @property
     def last_words(self) -> str:
@@ -112,6 +116,13 @@ class Worker:
         if words is not None and words.is_second_hand:
             return words.traceback.rstrip()
         return self._recorders[-1].last_words if self._recorders else ""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the traceback that it wrote, if it wrote one."""
+        words = self.last_words
+        line = words.rpartition("\n")[2] if BEGINNING in words else ""
+        return printable(line[:MOST])
 
     @property
     def is_second_hand(self) -> bool:
@@ -255,6 +266,7 @@ class _Crew:
         self._deadline = deadline
         self._limit = patience
         self._is_late = False
+        self._told = ""
         self._failed: list[Worker] = []
         self._signals: list[int] = []
         self._memory = Memory()
@@ -294,16 +306,14 @@ class _Crew:
 
     def attend(self) -> None:
         """Wait until all have ended; when one fails, see to it that the others end."""
-        until, is_ending, is_told = self._deadline, False, False
+        until, is_ending = self._deadline, False
         while running := self._look():
             self._memory.look(worker.process.pid for worker in running)
             self._company.look()
             now = time.monotonic()
             if self._failed and not is_ending:
                 until = min(until, now + self._patience())
-            if not is_told and self._culprit() is not None:
-                is_told = True
-                self._company.tell(self._ending())
+            self._tell_early()
             if now >= until:
                 self._is_late = self._is_late or (now >= self._deadline and not self._failed)
                 for worker in running:
@@ -313,6 +323,20 @@ class _Crew:
                         worker.end()
                 is_ending, until = True, now + GRACE
             time.sleep(LOOK_EVERY)
+
+    def _tell_early(self) -> None:
+        """Tell the others as soon as one says why it fails: it may take long to end."""
+        seconds = self._company.seconds
+        speaking = [each for each in self.workers if each.words is not None]
+        first = self._culprit() or next(
+            (each for each in speaking if not each.is_second_hand), None
+        )
+        ending = None if first is None else self._ending_of(first, seconds)
+        if ending is None and speaking:
+            ending = Ending(STOPPED, seconds=seconds)
+        if ending is not None and ending.outcome != self._told:
+            self._told = ending.outcome
+            self._company.tell(ending)
 
     def _patience(self) -> float:
         """Seconds that the others have, now that one has failed."""
@@ -397,12 +421,12 @@ class _Crew:
             cause = str(words)
             outcome = "interrupted" if words.kind == "KeyboardInterrupt" else outcome
         elif culprit.was_ended:
-            cause = "failed, and had to be ended"
+            cause = f"{culprit.last_line}; it failed, and had to be ended"
         elif (number := code - 128) in set(signal.Signals):
             cause = cause_of_death(number, self._memory)
             outcome = f"killed by {signal.Signals(number).name}"
         else:
-            cause = f"failed with exit code {code}"
+            cause = culprit.last_line or f"failed with exit code {code}"
         return Ending(outcome, f"{self._whose(culprit)}{cause}", seconds)
 
     def _whose(self, worker: Worker) -> str:
@@ -437,11 +461,12 @@ class _Crew:
 
     def _others(self) -> str:
         """What became of the other workers of this machine."""
-        count = len(self.workers) - 1
-        ended = sum(worker.was_ended for worker in self.workers)
-        if count < 1 or self._signals or self._is_late or not self._failed:
+        if self._signals or self._is_late or not self._failed:
             return ""
-        return f"; {ended} of the other {count} workers had to be ended" if ended else ""
+        culprit = self._culprit() or self._too_late() or self._failed[0]
+        rest = [worker for worker in self.workers if worker is not culprit]
+        ended = sum(worker.was_ended for worker in rest)
+        return f"; {ended} of the other {len(rest)} workers had to be ended" if ended else ""
 
     def _code(self) -> int:
         codes = [worker.code or 0 for worker in self.workers]
