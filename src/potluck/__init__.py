@@ -26,6 +26,7 @@ Everything public is listed in ``__all__``.  Importing the package starts and op
 backends are loaded when first named.
 """
 
+import os as _os
 import typing as _typing
 from importlib import import_module as _import_module
 
@@ -348,3 +349,7 @@ def __getattr__(name: str) -> _typing.Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+if "POTLUCK_LAST_WORDS" in _os.environ:  # started by `potluck run`, which asks why a script failed
+    _import_module("potluck.runtime.last_words").install()

@@ -32,6 +32,8 @@ __all__ = ["AutoDiscoveryConfig", "default_job"]
 MAX_JOB, MAX_NAME = 128, 64
 """Characters of a job's name, and of a node's."""
 
+_MOST_RANK = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutoDiscoveryConfig:
@@ -141,6 +143,12 @@ class AutoDiscoveryConfig:
     def wished_port(self) -> int:
         """Where to listen if that is possible: what the launcher of a run says; 0 for no wish."""
         return _number("POTLUCK_PORT", 0) if self.port is None else 0
+
+    @property
+    def wished_rank(self) -> int:
+        """The rank in the first view, if possible, as ``potluck run`` says; -1 for no wish."""
+        rank = _number("RANK", _MOST_RANK) if "POTLUCK_RUN" in os.environ else _MOST_RANK
+        return rank if rank < _MOST_RANK else -1
 
     def registry(self) -> DistributedMetrics | None:
         """Where to count, if that is wanted."""

@@ -63,6 +63,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> Proces
         schema=config.schema,
         pause_after=config.health.pause_after,
         quorum=config.quorum,
+        place=config.wished_rank,
     )
 
 

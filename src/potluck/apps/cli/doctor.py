@@ -18,7 +18,7 @@ __all__ = ["EXAMPLES", "EXIT_CODES", "doctor"]
 
 EXAMPLES = """\
 potluck doctor                              looks around for three seconds; best on both machines
-potluck doctor --peers 192.168.1.20         also tries a machine whose address is known
+potluck doctor --peer 192.168.1.20         also tries a machine whose address is known
 potluck doctor --json                       the same for a program
 """
 
@@ -38,7 +38,6 @@ ADVICE = "What to do:"
 Peers = Annotated[
     list[str] | None,
     typer.Option(
-        "--peers",
         "--peer",
         metavar="ADDRESS[:PORT]",
         help="Where another node is, or should be; may be given several times.",
@@ -77,7 +76,7 @@ def doctor(
         with working(f"Looking around for {seconds:g} s"):
             scene = look_around(namespace, texts, seconds=seconds)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--peers") from None
+        raise typer.BadParameter(str(error), param_hint="--peer") from None
     findings = diagnose(scene)
     story: list[list[str]] = []
     if scene.has_jobs:
