@@ -21,6 +21,7 @@ from potluck import (
     PeerLost,
     SimulatedBackend,
 )
+from potluck.net.names import machine_name
 from potluck.training import elastic
 from potluck.training.checkpoint import Checkpointer, latest
 from potluck.training.elastic import ElasticTrainer
@@ -273,7 +274,7 @@ def test_shares_follow_speed_and_the_slow_one_is_named(
     straggler = runs[0].trainer.straggler
     assert straggler is not None
     assert straggler.rank == 3
-    assert "Rank 3 is 4.0 times slower than the others" in caplog.text
+    assert f"{machine_name()} (rank 3) is 4.0 times slower than the others" in caplog.text
     assert len({run.fingerprint for run in runs}) == 1
 
 

@@ -144,11 +144,9 @@ def _indented(text: str, width: int) -> str:
 
 
 def _summary(scene: Scene, problems: int) -> str:
-    from potluck.net.names import short_name
-
     if problems:
         return f"{problems} problem{'s' if problems > 1 else ''} found."
-    met = ", ".join(short_name(node) for node in scene.met)
+    met = ", ".join(map(scene.name_of, scene.met))
     where = ", ".join(scene.hosts)
     reached = f' Members of "{scene.namespace}" that were met: {met}.' if met else ""
     return f"Nothing is wrong with this machine ({where}).{reached}"
