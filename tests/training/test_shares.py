@@ -126,7 +126,7 @@ def test_a_slow_link_and_a_busy_processor_are_told_apart(
 
 
 def test_a_member_that_is_slow_now_and_then_is_named_once() -> None:
-    """Also those who look on hear it once, with its machine's name; after a thousand steps again."""
+    """Also those who look on hear it once, with its machine's name; much later again."""
     told: list[str] = []
     pace = Pace(told.append)
     pace.conditions = (Condition(name="desk"), Condition(name="attic", on_battery=True))

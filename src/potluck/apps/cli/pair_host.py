@@ -100,7 +100,7 @@ class _PlainScreen:
         self._console = console
 
     def say(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style), soft_wrap=True)
+        self._console.print(Text(text, style), soft_wrap=not self._console.is_terminal)
 
     def show(self, circle: Circle, code: PairingCode, port: int) -> None:
         name, me = circle.namespace.name, circle.me.card.name

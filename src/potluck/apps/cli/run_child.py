@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from potluck.apps.cli.run_imports import imports
 from potluck.apps.cli.run_places import (
     LAUNCHER,
     MEETING,
@@ -54,7 +55,7 @@ def facts_of(script: Path, arguments: Sequence[str], per_node: int = 1) -> dict[
         "python": platform.python_version(),
         "potluck": __version__,
         "numpy": version("numpy"),
-        "torch": _version_of("torch"),
+        "torch": _version_of("torch") if imports(script, "torch") else "",
         PER_NODE: str(per_node),
         MEETING: str(_meeting_port()),
     }
