@@ -93,6 +93,7 @@ def counted(backend: Backend, group: Group, metrics: DistributedMetrics) -> None
     world = _office.find(backend)
     if world is not None:
         world.metrics, world.group = metrics, group
+        metrics.tell = _office.failed
         views = metrics.views
         views.state, views.epoch = "active", 1
         views.members, views.rank = backend.world_size, backend.rank
@@ -161,6 +162,12 @@ class Office:
         with self._lock:
             return next((each for each in self._worlds if each.backend is backend), None)
 
+    def failed(self, sentence: str) -> None:
+        """A collective has failed."""
+        presence = self.presence
+        if presence is not None:
+            presence.failed(sentence)
+
     def close(self) -> None:
         """The process ends: say so."""
         presence, self.presence = self.presence, None
@@ -190,6 +197,10 @@ class Presence:
     def end(self) -> None:
         """Be present no more; returns at once."""
         self._inbox.put(self._stop)
+
+    def failed(self, sentence: str) -> None:
+        """A collective has failed: those who look on see what and why, each reason once."""
+        self._inbox.put(lambda: self._note(sentence, -1, sentence, "warning"))
 
     def _stop(self) -> None:
         self._ended = True
