@@ -40,6 +40,7 @@ from potluck.logs import get_logger
 from potluck.messages import Join, LaneOpened, Peer, Table
 from potluck.net import tcp
 from potluck.net.addresses import is_loopback, unmapped, usable_hosts
+from potluck.net.incarnation import this_process
 from potluck.net.names import machine_name
 from potluck.net.opening import RefusedForNow, answer, await_answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
@@ -192,7 +193,8 @@ def _as_proved(request: Join, sock: OpeningSocket) -> Join:
 
 
 def _my_process(meeting: Meeting) -> str:
-    return f"{meeting.members.me}/{meeting.members.introduction().incarnation}"
+    node = meeting.members.security.identity.id  # in clear nobody proves it, and it is told too
+    return f"{node}/{this_process(node).incarnation}"
 
 
 def _listen_as_master(meeting: Meeting) -> socket.socket:

@@ -26,7 +26,7 @@ def machine_name() -> str:
     Without the domain, which differs with the network a laptop is in.
     """
     named = os.environ.get("POTLUCK_NAME", "")
-    return named or socket.gethostname().partition(".")[0][:MAX_NAME]
+    return (named or socket.gethostname().partition(".")[0])[:MAX_NAME]
 
 
 def short_name(node: NodeId) -> str:
