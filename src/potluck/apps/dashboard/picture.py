@@ -23,9 +23,6 @@ Key: TypeAlias = tuple[str, int]
 MAX_DIGITS = 8
 """Of a rank's number."""
 
-NOTICED_WITHIN = 5.0
-"""Seconds after its end within which it is noticed that a process is gone."""
-
 SHOWN_FOR = 600.0
 """Seconds that a process is shown after it is gone."""
 
@@ -165,9 +162,7 @@ def _unreplaced(chronicle: Chronicle, job: JobStatus, gone: Sequence[Gone]) -> l
             (
                 key
                 for key in later
-                if key[0] == node
-                and key[1] > incarnation
-                and chronicle.since(key) > each.time - NOTICED_WITHIN
+                if key[0] == node and key[1] > incarnation and chronicle.since(key) > each.time
             ),
             None,
         )
