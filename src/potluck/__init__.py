@@ -342,6 +342,8 @@ def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if name == "TcpBackend":
+        _import_module("potluck.runtime.presence")  # shows its groups to `potluck status`
     value = getattr(_import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -82,7 +82,7 @@ class Member:
         self._saving = Saving(None, every=0, keep=1)
         self._verify_every = 0
         self._timeout: float | None = None
-        self._pace = Pace()
+        self._pace = Pace(self._ground.note_event)
         self.room: dict[int, Array] = {}
         """Memory for what is averaged, by the number of its bucket."""
         self._begun: Try | None = None

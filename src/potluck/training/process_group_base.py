@@ -17,10 +17,10 @@ from potluck.errors import Timeout
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.counting import count, count_failure, counted
 from potluck.runtime.courier import Courier
+from potluck.runtime.metrics_endpoint import process_metrics
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
 from potluck.training.holding import Hold
-from potluck.training.process_group_metrics import process_metrics
 from potluck.training.profiling import record
 from potluck.training.tensors import Bundle
 from potluck.training.work import AllWork, PotluckWork, in_their_words, seconds

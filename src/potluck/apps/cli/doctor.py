@@ -126,14 +126,14 @@ def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> Non
         is_problem = finding.severity is Severity.PROBLEM
         label, style = ("Problem", "bold red") if is_problem else ("Note", "bold yellow")
         headline = Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold"))
-        console.print(headline, soft_wrap=True)
+        console.print(headline, soft_wrap=not console.is_terminal)
         for sentence in finding.evidence:
             console.print(Text(_indented(sentence, console.width)))
         advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))
         advice.highlight_words([ADVICE], "green")
         console.print(advice, end="\n\n")
     for sentence in [sentence for paragraph in story for sentence in paragraph]:
-        console.print(Text(sentence), soft_wrap=True)
+        console.print(Text(sentence), soft_wrap=not console.is_terminal)
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
     console.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
 
@@ -143,11 +143,9 @@ def _indented(text: str, width: int) -> str:
 
 
 def _summary(scene: Scene, problems: int) -> str:
-    from potluck.net.names import short_name
-
     if problems:
         return f"{problems} problem{'s' if problems > 1 else ''} found."
-    met = ", ".join(short_name(node) for node in scene.met)
+    met = ", ".join(map(scene.name_of, scene.met))
     where = ", ".join(scene.hosts)
     reached = f' Members of "{scene.namespace}" that were met: {met}.' if met else ""
     return f"Nothing is wrong with this machine ({where}).{reached}"

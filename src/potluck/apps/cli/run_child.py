@@ -17,6 +17,7 @@ import msgspec
 
 from potluck.apps.cli.run_company import Company
 from potluck.apps.cli.run_gathering import Gathering, labels
+from potluck.apps.cli.run_imports import imports
 from potluck.apps.cli.run_places import (
     COMPANY,
     LAUNCHER,
@@ -53,7 +54,7 @@ def facts_of(script: Path, arguments: Sequence[str], per_node: int = 1) -> dict[
         "python": platform.python_version(),
         "potluck": __version__,
         "numpy": version("numpy"),
-        "torch": _version_of("torch"),
+        "torch": _version_of("torch") if imports(script, "torch") else "",
         PER_NODE: str(per_node),
         **dict(zip((MEETING, COMPANY), map(str, _free_ports(2)), strict=True)),
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from potluck.apps.cli.run_places import ROLL, WAITED, Crew, Rolls, group_of
 from potluck.runtime.control_reports import Report
+from potluck.runtime.presence import FIXED
 
 __all__ = ["BLOCKING", "COMPARED", "Difference", "Gathering", "differences", "labels"]
 
@@ -104,6 +105,7 @@ class Gathering:
             if report.key != self._me
             and report.job == mine.job  # an address may lead to a process of another job
             and report.role in {"launcher", "member"}
+            and report.facts.get("world") != FIXED  # whose ranks are given out
         }
         for report in seen.values():
             if report.role == "launcher" and report.state in LAST_WORDS:
