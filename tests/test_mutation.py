@@ -13,7 +13,7 @@ import pytest
 
 from support.mutation import CannotPlantError, mutants_of, mutated, plant
 from support.mutation_import import Finder
-from support.mutation_run import CORE, MODULES, Check, Hunt, explained, report
+from support.mutation_run import CORE, MODULES, Check, Hunt, explained, report, takes_effect
 
 SOURCE = '''
 """A module."""
@@ -169,3 +169,25 @@ def test_every_explanation_is_of_a_fault_that_exists() -> None:
     entries = explained()
     assert [key for key in entries if key not in found] == []
     assert all(reason.endswith(".") for reason in entries.values())
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "is_enough"),
+    [
+        ("ancestry", "samples: int = 0", True),  # a default of a dataclass
+        ("election", "_QUICK_ATTEMPTS = 5", True),  # only functions read it
+        ("ancestry", "MAX_BRANCHES = 32", False),  # a type of a message was made with it
+        ("election", "_NO_VIEW = View('', 0, ())", False),  # an object of a class
+        ("health_config", "interval: float = 0.2", False),  # a default has been made of the class
+        ("cluster_messages", "samples: Count = 0", False),  # a message, not a dataclass
+        ("ancestry", "return 0", True),
+    ],
+)
+def test_what_was_made_at_import_needs_a_fresh_interpreter(
+    module: str, old: str, is_enough: bool
+) -> None:
+    """A fault in what nothing was made of takes effect where it is planted."""
+    source = (CORE / f"{module}.py").read_text(encoding="utf-8")
+    found = [takes_effect(mutant) for mutant in mutants_of(module, source) if mutant.old == old]
+    assert found
+    assert set(found) == {is_enough}

@@ -61,6 +61,12 @@ def test_nonsense_is_refused(change: dict[str, Any], error: type[Exception]) -> 
         CollectiveConfig(**change)
 
 
+@pytest.mark.parametrize("timeout", [None, 1, 0.5])
+def test_a_timeout_is_a_number_of_seconds_or_none(timeout: float | None) -> None:
+    """Whole or not."""
+    assert CollectiveConfig(timeout=timeout).timeout == timeout
+
+
 @pytest.mark.parametrize(
     ("nbytes", "world_size", "chosen"),
     [

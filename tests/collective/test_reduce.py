@@ -192,3 +192,11 @@ def test_rounding_makes_no_mean_of_truth() -> None:
     with pytest.raises(UnsupportedOperation):
         Reducer.of(ReduceOp.MEAN, BOOL, truncate=True)
     assert Reducer.of(ReduceOp.MEAN, "f4", truncate=True) == Reducer.of(ReduceOp.MEAN, "f4")
+
+
+@pytest.mark.parametrize("name", ["median", "", "ReduceOp.median", 7])
+def test_a_reduction_that_does_not_exist_is_refused_with_those_that_do(name: object) -> None:
+    """The error lists all of them."""
+    with pytest.raises(ValueError, match=r"sum, mean, .*bit_xor, and, or") as refusal:
+        ReduceOp.named(name)  # type: ignore[arg-type]
+    assert repr(name) in str(refusal.value)

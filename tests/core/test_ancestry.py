@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.core.ancestry import MAX_BRANCHES, Branch, Claim, branch_off, compare, outranks
+from potluck.core.ancestry import Branch, Claim, branch_off, compare, outranks
 
 A, B = (Branch("a", 1),), (Branch("b", 1),)
 
@@ -17,6 +17,11 @@ def test_members_count_after_samples_and_the_lower_id_at_last() -> None:
     assert outranks(Claim(A), Claim(B, 0, 0))
 
 
+def test_a_lineage_does_not_win_against_itself() -> None:
+    """Two claims that say the same: neither outranks the other."""
+    assert not outranks(Claim(A, 5, 3), Claim(A, 5, 3))
+
+
 def test_a_living_ancestor_comes_before_a_child_of_the_same_epoch() -> None:
     """Whoever asks."""
     child = (Branch("a", 1), Branch("c", 7))
@@ -24,10 +29,10 @@ def test_a_living_ancestor_comes_before_a_child_of_the_same_epoch() -> None:
 
 
 def test_of_a_long_ancestry_the_newest_branches_are_kept() -> None:
-    """The bound is the bound of messages."""
-    long = tuple(Branch(str(number), number) for number in range(MAX_BRANCHES))
+    """32 of them, as many as a message may carry."""
+    long = tuple(Branch(str(number), number) for number in range(32))
     child = branch_off(long, "x", 5)
-    assert len(child) == MAX_BRANCHES
+    assert len(child) == 32
     assert child[-1] == Branch("x", 5)
     assert child[0] == long[1]
 

@@ -30,6 +30,22 @@ def test_a_window_bounds_calls_and_bytes() -> None:
     assert window.admits(1 << 40)
 
 
+def test_long_messages_have_a_budget_beside_the_short_ones() -> None:
+    """What has ended makes room again, of either kind."""
+    window = Window(10, 100_000)
+    window.add(100_000)
+    assert not window.admits(90_000)
+    assert window.admits(10)
+    window.add(10)
+    window.remove(100_000)
+    assert window.admits(90_000)
+    window.add(1 << 30)
+    assert window.admits(90_000)
+    assert not window.admits(1 << 30)
+    window.remove(1 << 30)
+    assert window.admits(1 << 30)
+
+
 def test_a_function_earns_trust_by_quick_runs() -> None:
     """One slow run after many quick ones is forgiven, two are not."""
     pace = Pace()

@@ -102,6 +102,21 @@ def test_what_waits_is_counted() -> None:
     assert outbox.is_empty
 
 
+def test_one_large_answer_is_not_owed_and_the_next_ones_are() -> None:
+    """A peer may be slow to fetch one; with more than that it takes without end."""
+    outbox = Outbox(piece=10)
+    outbox.allow(15)
+    for number in (1, 2):
+        outbox.add_long(FrameKind.RESPONSE, number, [memoryview(bytes(20))])
+    assert (outbox.octets, outbox.owed) == (40, 20)
+    assert numbers(outbox, 4) == [1, 1, 2, 2]
+    assert (outbox.octets, outbox.owed) == (0, 0)
+    outbox.add_long(FrameKind.RESPONSE, 3, [memoryview(bytes(20))])
+    assert outbox.owed == 0
+    outbox.add_long(FrameKind.RESPONSE, 4, [memoryview(bytes(12))])
+    assert outbox.owed == 12
+
+
 @given(
     st.lists(st.lists(st.binary(max_size=30), min_size=1), max_size=6),
     st.integers(1, 40),

@@ -143,6 +143,20 @@ def test_a_person_changes_nothing_while_it_works() -> None:
     assert net.view_of(a) == view
 
 
+def test_a_person_changes_nothing_for_a_process_that_belongs_nowhere() -> None:
+    """It misses nobody: it waits until enough are here, as before."""
+    net = ClusterNet()
+    (a,) = net.form("a", config=ClusterConfig(min_nodes=2))
+    net.do(a, net.cores[a].continue_without_missing(net.now))
+    net.run(5)
+    assert net.cores[a].state is ClusterState.JOINING
+    b = net.add("b", config=ClusterConfig(min_nodes=2))
+    net.mesh()
+    net.run(2)
+    assert net.agreed_by([a, b]) == "ab"
+    assert not net.cores[a].is_insisting
+
+
 def test_those_left_continue_together_and_others_follow() -> None:
     """A member that was away follows into the child that the others began."""
     net = ClusterNet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from potluck.core.election_events import ElectionConfig, ElectionRole, ElectionS
         ({"min_nodes": 1.5}, "whole number of nodes, not 1.5"),
         ({"quorum": "most"}, '"majority" or "any"'),
         ({"solo_delay": -1.0}, "number of seconds"),
+        ({"solo_delay": inf}, "number of seconds"),
     ],
 )
 def test_a_cluster_that_could_not_work_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -26,7 +29,33 @@ def test_a_cluster_that_could_not_work_is_refused(wrong: dict[str, Any], words: 
         ClusterConfig(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"election_timeout": 0.0}, {"connection_delay": -0.1}])
+def test_the_bounds_themselves_can_work() -> None:
+    """One node and the most there may be; no delay at all."""
+    assert ClusterConfig(min_nodes=256).min_nodes == 256
+    assert ClusterConfig(min_nodes=1, solo_delay=0).solo_delay == 0
+    assert ElectionConfig(connection_delay=0).connection_delay == 0
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    """One node is enough, after a second alone; elections are called at once."""
+    config, election = ClusterConfig(), ElectionConfig()
+    assert (config.min_nodes, config.quorum, config.solo_delay) == (1, "majority", 1.0)
+    assert (election.election_timeout, election.connection_delay) == (0.3, 0.1)
+    assert election.auto_elect_on_peer_loss
+
+
+def test_times_may_be_given_as_timedelta() -> None:
+    """They are seconds from there on."""
+    election = ElectionConfig(
+        election_timeout=timedelta(seconds=2),  # type: ignore[arg-type]
+        connection_delay=timedelta(milliseconds=50),  # type: ignore[arg-type]
+    )
+    assert (election.election_timeout, election.connection_delay) == (2.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"election_timeout": 0.0}, {"election_timeout": inf}, {"connection_delay": -0.1}]
+)
 def test_an_election_that_could_not_work_is_refused(wrong: dict[str, Any]) -> None:
     """Times must be positive."""
     with pytest.raises(ValueError, match="An election needs"):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from potluck.core.cluster_effects import Disconnect, Installed
-from potluck.core.cluster_messages import Cause, CauseCode, Lost
-from potluck.vocabulary import ProcessId
+from potluck.core.cluster_config import ClusterConfig
+from potluck.core.cluster_effects import Abort, Disconnect, Installed, Send
+from potluck.core.cluster_messages import Cause, CauseCode, Commit, Lost, Proposal
+from potluck.vocabulary import NodeId, ProcessId
 from support.cluster_net import ClusterNet
 
 WHY = "Rank 2 sent its report in a form that is not valid: a step of -1"
@@ -127,3 +128,73 @@ def test_what_a_removed_member_says_of_others_does_not_count() -> None:
     net.do(members[1], net.cores[members[1]].receive(members[2], lie, net.now))
     net.run(6.0)
     assert net.agreed_by(members[:2]) == "ab"
+
+
+def test_a_stranger_that_is_removed_is_cut_off_and_is_not_let_in() -> None:
+    """It is in no view of ours: no member is told, and no operation stops."""
+    net = ClusterNet()
+    a, _ = net.form("ab", config=ClusterConfig(min_nodes=2))
+    stranger = net.add("c", config=ClusterConfig(min_nodes=9))
+    net.link(a, stranger)
+    net.run(0.05)
+    view = net.view_of(a)
+    effects = net.cores[a].expel(stranger, WHY, net.now)
+    assert [e.peer for e in effects if isinstance(e, Disconnect)] == [stranger]
+    assert not [e for e in effects if isinstance(e, Abort)]
+    assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)]
+    net.do(a, effects)
+    net.mesh()
+    net.run(5.0)
+    assert net.view_of(a) == view
+    assert net.cores[a].expel(stranger, WHY, net.now) == []  # once is enough
+
+
+def test_only_so_many_removed_processes_are_remembered() -> None:
+    """The first of 257 is forgotten, and can be removed again; the others stay out."""
+    net = ClusterNet()
+    core = net.cores[net.form("a")[0]]
+    strangers = [ProcessId(NodeId("e" * 32), number) for number in range(257)]
+    for stranger in strangers:
+        assert Disconnect in {type(e) for e in core.expel(stranger, WHY, net.now)}
+    assert core.expel(strangers[1], WHY, net.now) == []
+    assert Disconnect in {type(e) for e in core.expel(strangers[0], WHY, net.now)}
+
+
+def test_a_process_that_waits_removes_a_member_of_the_view_it_waits_for() -> None:
+    """It has no operations to stop, and no members to tell; it does not wait for that one."""
+    net = ClusterNet()
+    a, b, c, d = net.form("abcd")
+    net.cut_off([b], [a, c, d])
+    net.run(3)
+    net.heal()
+    net.dropped = lambda *_: True
+    commit = net.cores[a].bound
+    assert commit is not None
+    net.do(b, net.cores[b].receive(a, commit, net.now))
+    assert net.cores[b].view is None
+    effects = net.cores[b].expel(a, WHY, net.now)
+    assert [e.peer for e in effects if isinstance(e, Disconnect)] == [a]
+    assert not [e for e in effects if isinstance(e, Abort)]
+    net.run(3)
+    assert "a (aaaaaaaa/1)" not in net.cores[b].reason
+    assert "c (cccccccc/1)" in net.cores[b].reason
+
+
+def test_a_view_with_a_removed_process_is_left_with_the_reason() -> None:
+    """Those who agreed on it had not heard: the member stops operations and tells them."""
+    net = ClusterNet()
+    a, b = net.form("ab", config=ClusterConfig(min_nodes=2))
+    late = net.add("c", config=ClusterConfig(min_nodes=9))
+    net.mesh()
+    net.dropped = lambda *_: True
+    net.do(b, net.cores[b].expel(late, WHY, net.now))
+    view = net.view_of(b)
+    next_view = Commit(view.lineage, view.epoch + 1, Proposal((a, b, late)))
+    effects = net.cores[b].receive(a, next_view, net.now)
+    assert net.view_of(b).members == (a, b, late)
+    (abort,) = [e for e in effects if isinstance(e, Abort)]
+    assert abort.lost == late
+    told = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)]
+    assert [(e.to, e.message) for e in told] == [
+        (a, Lost(view.lineage, view.epoch + 1, late, WHY, is_expelled=True))
+    ]

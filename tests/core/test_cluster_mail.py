@@ -213,6 +213,16 @@ def test_a_relayed_message_is_taken_as_its_origin_s() -> None:
         assert sent(core.receive(b, odd, net.now), Relayed) == []
 
 
+def test_what_a_removed_member_says_by_way_of_another_is_ignored() -> None:
+    """As what it says itself."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    request = Relayed(a, c, encode(VoteRequest(view.lineage, view.epoch, 1)))
+    core.expel(a, "what it sent", net.now)
+    assert core.receive(b, request, net.now) == []
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -449,6 +459,8 @@ def test_after_leaving_nothing_matters() -> None:
     assert core.receive(b, Canvass("f" * 32, 1, 1), now) == []
     assert core.tick(now) == core.leave(now) == core.step_down(now) == []
     assert core.call_election(now) == []
+    assert core.expel(b, "what it sent", now) == []
+    assert core.continue_without_missing(now) == []
     assert core.leader is None
 
 

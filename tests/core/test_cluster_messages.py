@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,18 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.core.cluster_bounds import MAX_MESSAGE, SENTENCE_LIMIT
-from potluck.core.cluster_cards import ProcessCard, Role, mark
+from potluck.core.cluster_cards import MAX_HOSTS, ProcessCard, Role, mark
 from potluck.core.cluster_messages import (
     MAX_CONTACTS,
     MAX_MEMBERS,
     Acquaintances,
     Canvass,
+    Cause,
+    CauseCode,
+    Charter,
     ClusterMessage,
     Commit,
     Departed,
     Found,
     Heartbeat,
     Lost,
+    MergeAnswer,
+    MergeRequest,
     Phase,
     Proposal,
     Relayed,
@@ -117,3 +123,112 @@ def test_cards_and_marks_are_for_people_and_for_lists() -> None:
     assert str(ProcessCard(node=NodeId("a" * 32), incarnation=7)) == "aaaaaaaa/7"
     assert mark(A) != mark(ProcessId(A.node, 2))
     assert 0 <= mark(A) < 1 << 63
+
+
+L = "f" * 32
+WIRE_A = [A.node, A.incarnation]
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        (
+            ["heartbeat", 1, 0, 0.5, 1, []],
+            Heartbeat(
+                sequence=1,
+                echo=0,
+                held=0.5,
+                phase=Phase.JOINING,
+                hears=(),
+                samples=0,
+                lineage="",
+                epoch=0,
+                view=0,
+                size=0,
+                leader=None,
+                term=0,
+                aborted=False,
+                lost=None,
+                orderly=False,
+                wants=1,
+                withholds=False,
+                accepted=0,
+                bound="",
+                bound_epoch=0,
+                ended=(),
+                ancestry=(),
+                lateness=0.0,
+                pause_after=0.0,
+            ),
+        ),
+        (
+            ["lost", L, 3, WIRE_A, "why"],
+            Lost(L, 3, A, "why", is_proved=False, is_expelled=False),
+        ),
+        (
+            ["departed", L, 3, 0, -1, None, "why"],
+            Departed(L, 3, 0, -1, None, "why", is_leaving=False),
+        ),
+        (
+            ["found", L, [[WIRE_A]]],
+            Found(
+                L,
+                Proposal((A,), "", "", 0, (), (), 0.0, 0.0, None),
+                Charter("majority", (), ()),
+                is_forced=False,
+            ),
+        ),
+        (["merge", L, 3, "e"], MergeRequest(L, 3, "e", ancestry=(), samples=0, members=0)),
+        (
+            ["reserved", L, 3, "e", True, [WIRE_A]],
+            MergeAnswer(L, 3, "e", True, (A,), reason="", into_epoch=0, charter=Charter()),
+        ),
+        (
+            ["commit", L, 3, [[WIRE_A], "", "", 0, [], [[WIRE_A, "silent"]]]],
+            Commit(
+                L,
+                3,
+                Proposal((A,), causes=(Cause(A, CauseCode.SILENT, "", "", 0.0, ""),)),
+                Charter(),
+            ),
+        ),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+)
+def test_what_a_message_does_not_say_counts_as_nothing(
+    short: list[Any], whole: ClusterMessage
+) -> None:
+    """The shortest form of a message is understood by every version."""
+    assert decode(msgspec.msgpack.encode(short)) == whole
+
+
+def test_phases_and_limits_are_part_of_the_protocol() -> None:
+    """A process with other numbers would misunderstand its peers, or refuse what they send."""
+    names = ["WAITING", "JOINING", "ACTIVE", "PAUSED", "OBSERVING"]
+    assert [(phase.name, phase.value) for phase in Phase] == list(zip(names, range(5), strict=True))
+    limits = MAX_MEMBERS, MAX_CONTACTS, MAX_MESSAGE, SENTENCE_LIMIT, MAX_HOSTS
+    assert limits == (256, 512, 61_440, 1000, 16)
+
+
+def test_a_card_says_the_least_it_has_to() -> None:
+    """What is not on it: the first slot, no port, and a second without contact."""
+    short = {"node": A.node, "incarnation": 1}
+    read = msgspec.convert(short, ProcessCard)
+    assert read == ProcessCard(node=A.node, incarnation=1, slot=0, port=0, pause_after=1.0)
+    assert (read.slot, read.port, read.pause_after) == (0, 0, 1.0)
+    assert msgspec.to_builtins(read) == short
+
+
+@pytest.mark.parametrize(
+    ("fact", "most"), [("hosts", ["h" * 255] * 16), ("port", 65535), ("machine", "m" * 64)]
+)
+def test_a_card_with_more_than_fits_is_refused(fact: str, most: Any) -> None:
+    """As much as fits is read."""
+    facts = {"node": A.node, "incarnation": 1}
+    msgspec.convert({**facts, fact: most}, ProcessCard)
+    more = most + 1 if isinstance(most, int) else most + most[:1]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**facts, fact: more}, ProcessCard)
+    if fact == "hosts":
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**facts, "hosts": ["h" * 256]}, ProcessCard)

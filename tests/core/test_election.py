@@ -333,6 +333,20 @@ def test_a_failed_attempt_rests_for_half_a_timeout_to_one_and_a_half() -> None:
     assert now + 0.5 * TIMEOUT <= election.not_before <= now + 1.5 * TIMEOUT
 
 
+@pytest.mark.parametrize(
+    ("failures", "times"), [(4, 1), (5, 2), (6, 4), (7, 8), (8, 16), (9, 16), (40, 16)]
+)
+def test_after_five_failures_attempts_take_twice_as_long_each_time(
+    failures: int, times: int
+) -> None:
+    """Sixteen times as long at most: who comes back is not waited for without end."""
+    election = manager()
+    now = fail_often(election, failures)
+    election.canvass(now, "a is lost")
+    assert election.until is not None
+    assert now + times * TIMEOUT < election.until <= now + 1.5 * times * TIMEOUT
+
+
 def test_a_quorum_a_leader_or_a_new_view_ends_a_row_of_failures() -> None:
     """The next attempt begins like a first one."""
     for times in (1, 9):

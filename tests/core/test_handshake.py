@@ -12,6 +12,7 @@ from potluck.core.handshake import (
     Rendezvous,
     is_clone,
     judge_clone,
+    judge_entry,
     judge_lane,
     judge_node,
     judge_start,
@@ -262,3 +263,38 @@ def test_only_the_start_that_was_taken_in_as_a_rank_dials_as_that_rank() -> None
     assert judge_start(2, 7, 7) is None
     assert "rank 2 is a later start" in sentence(judge_start(2, 7, 6))
     assert "rank 2 is an earlier start" in sentence(judge_start(2, 7, 8))
+
+
+@pytest.mark.parametrize(
+    ("listed", "problem"),
+    [
+        (("10.0.0.5", 20_001), None),
+        (("0.0.0.0", 20_001), None),  # behind a port mapping, at any address
+        (("10.0.0.5", 20_002), "peers[1] is 10.0.0.5, port 20002 on rank 0"),
+        (("10.0.0.6", 20_001), "but rank 1 listens on 10.0.0.5, port 20001"),
+    ],
+)
+def test_a_rank_listens_where_the_list_of_peers_says(
+    listed: tuple[str, int], problem: str | None
+) -> None:
+    """Otherwise both say where they look for each other."""
+    answer = judge_entry(1, peer(1), [("10.0.0.4", 20_000), listed])
+    if problem is None:
+        assert answer is None
+    else:
+        assert problem in sentence(answer)
+
+
+def test_a_list_of_peers_says_nothing_of_ranks_that_are_not_on_it() -> None:
+    """Of the first rank neither: it is where all have found it.  Without a list nothing is said."""
+    peers = [("10.0.0.4", 1), ("10.0.0.4", 2)]
+    assert judge_entry(0, peer(0), peers) is None
+    assert judge_entry(2, peer(2), peers) is None
+    assert judge_entry(1, peer(1), []) is None
+
+
+def test_a_rank_without_addresses_is_named_without_them() -> None:
+    """Its list is another one."""
+    nowhere = Peer(hosts=[], port=5, name="host1")
+    answer = judge_entry(1, nowhere, [("10.0.0.4", 1), ("10.0.0.5", 2)], me=3)
+    assert "on rank 3, but rank 1 listens on an address of its own, port 5" in sentence(answer)

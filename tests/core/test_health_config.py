@@ -12,6 +12,7 @@ PRESETS = [HealthConfig.loopback(), HealthConfig.wired(), HealthConfig.wifi()]
 def test_wired_leaves_a_second_to_agree_on_who_remains() -> None:
     """Whoever falls silent is given up after two seconds of the three that are promised."""
     assert HealthConfig.wired() == HealthConfig()
+    assert HealthConfig() == HealthConfig(0.2, 0.6, 1.0, 0.1, 0.05, 0.2)
     assert HealthConfig.wired().dead_after <= 2.0
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from potluck.core.ancestry import MAX_BRANCHES, Branch
 from potluck.core.histories import (
     FRESH,
+    Discarded,
     History,
     Milestone,
     Position,
@@ -72,6 +73,24 @@ def test_the_last_common_point_of_two_states() -> None:
     assert main.parting(apart) == Milestone(A, 3, 120, 1200)
     assert apart.parting(grown([(C, 1, 9)])) == Milestone(*FRESH)
     assert grown([(A, 1, 9)]).parting(main) == Milestone(A, 1, 9, 90)
+
+
+def test_what_is_lost_is_counted_from_the_last_common_point() -> None:
+    """Steps and samples; nothing is lost with a state that contains mine."""
+    main, apart = grown([(A, 3, 120), (A, 5, 140)]), grown([(A, 3, 120), (B, 1, 157)])
+    assert apart.discarded_by(main) == Discarded(37, 370)
+    assert main.discarded_by(apart) == Discarded(20, 200)
+    assert main.discarded_by(main) is None
+    fewer = History(Position(B, 1, 157), samples=1100, trail=apart.trail)
+    assert fewer.discarded_by(main) == Discarded(37, 0)  # it has not counted all that it shares
+
+
+def test_what_has_not_begun_is_at_step_zero_with_no_samples() -> None:
+    """In no lineage, and in no view."""
+    assert Position("", 0, 0) == FRESH
+    assert str(FRESH) == "step 0 (not begun)"
+    assert History() == History(FRESH, (), 0, ())
+    assert Milestone(A, 1, 2) == Milestone(A, 1, 2, 0)
 
 
 def test_a_lineage_without_a_parent_is_a_child_of_what_it_loaded() -> None:

@@ -157,6 +157,23 @@ def test_the_last_try_counts() -> None:
     assert decide(view(3), [again, earlier]).target == at(7)
 
 
+def test_a_try_in_a_lineage_that_the_view_does_not_come_from_counts_last() -> None:
+    """However late the epoch is in which it was made."""
+    here = Report(at(3), (LINE, 1), at(4), holds=True, samples_held=40)
+    elsewhere = Report(at(3), (LINE, 1), at(4, 9, "0" * 32), holds=True)
+    decision = decide(view(2), [here, elsewhere])
+    assert decision.target == at(3)
+    assert f"1 of 2 survivors lack {at(4)}" in decision.reason
+
+
+def test_the_samples_of_a_step_that_counts_are_those_of_the_member_that_knows_most() -> None:
+    """Whatever the order of the reports."""
+    held = [Report(at(3), (LINE, 1), at(4), holds=True, samples_held=n) for n in (30, 40, 0)]
+    for reports in itertools.permutations(held):
+        decision = decide(view(2), reports)
+        assert (decision.target, decision.history.samples) == (at(4), 40)
+
+
 def test_the_first_ones_weights_count_at_the_beginning() -> None:
     """Before the first step each may have begun from numbers of its own."""
     decision = decide(view(1), [Report(founder=True), Report(), Report()])

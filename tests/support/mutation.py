@@ -101,6 +101,21 @@ def mutated(source: str, number: int) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
+def read_at_import(tree: ast.AST, *, annotations: bool) -> Iterator[str]:
+    """The names with which a module computes while it is imported, in annotations or elsewhere."""
+    for name, value in ast.iter_fields(tree):
+        is_annotation = name in {"annotation", "returns"}
+        if is_annotation and not annotations:
+            continue
+        if name == "body" and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                yield part.id
+            elif isinstance(part, ast.AST):
+                yield from read_at_import(part, annotations=annotations)
+
+
 def plant(module: ModuleType, tree: ast.Module) -> None:
     """Give a module, and those who have imported from it, the functions of another source."""
     fresh = ModuleType(module.__name__)
@@ -114,14 +129,14 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
         elif hasattr(value, "cache_clear"):
             _transplant(live.__wrapped__, value.__wrapped__)
             live.cache_clear()
-        elif _is_plain(value) and not name.startswith("__"):
+        elif is_plain(value) and not name.startswith("__"):
             _replace(name, live, value)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a constant is data, and so no other one made of the classes of a second source."""
     if isinstance(value, tuple | frozenset | set | list):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, int | float | str | bytes)
 
 

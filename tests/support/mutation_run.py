@@ -3,7 +3,7 @@
 The tests are collected and run once, with a note of the lines that each executes.  Then every
 mutant gets a forked process, which runs the tests of its lines until one fails: those first that
 have found most.  A test that takes many times its usual processor time has found its mutant as
-well.  What is computed at import is tried once more in a fresh interpreter, if no test found it.
+well.  A fault in what other things are made of at import is tried in a fresh interpreter.
 Survivors are printed, except those that ``tests/support/mutation_survivors.toml`` explains.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from pathlib import Path
 from random import Random
@@ -35,7 +37,15 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from potluck.testing.seeds import check_seed
-from support.mutation import CannotPlantError, Mutant, mutants_of, mutated, plant
+from support.mutation import (
+    CannotPlantError,
+    Mutant,
+    is_plain,
+    mutants_of,
+    mutated,
+    plant,
+    read_at_import,
+)
 from support.mutation_import import PROFILE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,7 +76,7 @@ _PLAIN = (
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # hypothesis is here already
 )
 _MEMORY = 4 << 30  # bytes of address space; a mutant may allocate without end
-_FRESH_LIMIT = 300  # seconds for all tests in an interpreter of their own
+_FRESH_LIMIT = 600  # seconds for all tests in an interpreter of their own
 
 
 @dataclass(slots=True)
@@ -148,7 +158,7 @@ class Hunt:
     def _start(self, mutant: Mutant) -> Child:
         order = self._order(mutant)
         limit = 60 + 30 * sum(check.seconds for check in order)  # a process that only waits
-        limit += _FRESH_LIMIT if mutant.is_executed_at_import else 0
+        limit += 0 if takes_effect(mutant) else _FRESH_LIMIT
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
@@ -183,25 +193,51 @@ def _reap(child: Child) -> int:
 
 def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     """In a process of its own: plant the fault, run checks, write the name of the first to fail."""
-    name = unknown = "it cannot be imported"
+    name = "it cannot be imported"
     _silence()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
     try:
-        module = importlib.import_module(f"potluck.core.{mutant.module}")
-        source = (CORE / f"{mutant.module}.py").read_text(encoding="utf-8")
-        try:
-            plant(module, mutated(source, mutant.number))
-        except CannotPlantError:
-            is_planted = False
-        else:
-            is_planted = not mutant.is_executed_at_import
+        is_planted = takes_effect(mutant)
+        if is_planted:
+            module = importlib.import_module(f"potluck.core.{mutant.module}")
+            source = (CORE / f"{mutant.module}.py").read_text(encoding="utf-8")
+            try:
+                plant(module, mutated(source, mutant.number))
+            except CannotPlantError:
+                is_planted = False
+        if is_planted:
             name = next((check.name for check in order if not _passes_in_time(check)), "")
-        if not is_planted and name in {"", unknown}:
+        else:
             name = _try_afresh(mutant)
     finally:
         os.write(pipe, json.dumps(name).encode())
         os._exit(0)
+
+
+def takes_effect(mutant: Mutant) -> bool:
+    """Whether a fault in a module that is imported already is all there: nothing was made of it.
+
+    A constant that only functions read, or a default of a dataclass.
+    """
+    if not mutant.is_executed_at_import:
+        return True
+    module = importlib.import_module(f"potluck.core.{mutant.module}")
+    if mutant.function:
+        made = dataclasses.is_dataclass(getattr(module, mutant.function, None))
+        return made and mutant.function not in _read_at_import(annotations=False)
+    name = mutant.old.split()[0].rstrip(":")
+    return is_plain(getattr(module, name)) and name not in _read_at_import(annotations=True)
+
+
+@cache
+def _read_at_import(*, annotations: bool) -> frozenset[str]:
+    """The names with which modules of the membership and its simulation compute at import."""
+    paths = (*CORE.glob("*.py"), *(CORE.parent / "testing").glob("*.py"))
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    return frozenset(
+        name for tree in trees for name in read_at_import(tree, annotations=annotations)
+    )
 
 
 def _silence() -> None:
@@ -229,7 +265,10 @@ def _try_afresh(mutant: Mutant) -> str:
     own = [test for test in TESTS if Path(test).stem in {mutant.module, f"test_{mutant.module}"}]
     tests = [*own, *(test for test in TESTS if test not in own)]
     command = [sys.executable, "-m", "pytest", "-x", *_PLAIN, "-p", "support.mutation_import"]
-    run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
+    try:
+        run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
+    except subprocess.TimeoutExpired:
+        return ""  # the machine may be busy: nothing is known
     return "a fresh interpreter" if run.returncode else ""
 
 

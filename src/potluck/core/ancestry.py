@@ -75,7 +75,5 @@ def outranks(one: Claim, other: Claim) -> bool:
     False
     """
     order = compare(one.branches, other.branches)
-    if order:
-        return order > 0
-    mine, theirs = (one.samples, one.members), (other.samples, other.members)
+    mine, theirs = (order, one.samples, one.members), (0, other.samples, other.members)
     return mine > theirs or (mine == theirs and one.lineage < other.lineage)

@@ -315,9 +315,8 @@ class ClusterCore:
             s.is_dirty = False
             self._notice_view()
             if s.view is not None:
-                self._tenure.review()
-                self._notice_view()
-                self._succession.review()
+                self._tenure.review(s.view)
+                self._succession.review(s.view)
                 self._notice_view()
             self._founding.review()
             self._merging.review()

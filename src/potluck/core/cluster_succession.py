@@ -64,12 +64,9 @@ class Succession:
 
     # --- what is due ---
 
-    def review(self) -> None:
+    def review(self, view: View) -> None:
         """Do what the situation asks for."""
         s = self._situation
-        view = s.view
-        if view is None:
-            return
         if s.election.is_leading:
             self._lead(view)
         else:

@@ -228,12 +228,9 @@ class Tenure:
         held.add(s.id)
         return held
 
-    def review(self) -> None:
+    def review(self, view: View) -> None:
         """Pause without a quorum in contact, resume with one."""
         s = self._situation
-        view = s.view
-        if view is None:
-            return
         present = self.present(view.members)
         if has_quorum(view.members, present, s.absent) and self._holds_next():
             if s.state is ClusterState.PAUSED:

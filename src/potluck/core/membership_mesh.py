@@ -8,6 +8,7 @@ is what real networks have, is solved long before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import TypeVar
 
 __all__ = ["largest_linked", "largest_mutual"]
@@ -30,11 +31,10 @@ def largest_mutual(
     """
     size = len(people)
     links = [0] * size
-    for i in range(size):
-        for j in range(i + 1, size):
-            if is_linked(people[i], people[j]) and is_linked(people[j], people[i]):
-                links[i] |= 1 << j
-                links[j] |= 1 << i
+    for i, j in combinations(range(size), 2):
+        if is_linked(people[i], people[j]) and is_linked(people[j], people[i]):
+            links[i] |= 1 << j
+            links[j] |= 1 << i
     return largest_linked(people, links, must)
 
 
@@ -45,9 +45,6 @@ def largest_linked(people: Sequence[P], links: list[int], must: Sequence[P] = ()
     ('a', 'b', 'c')
     """
     size = len(people)
-    everybody = (1 << size) - 1
-    if all(links[i] | 1 << i == everybody for i in range(size)):
-        return tuple(people)
     chosen, candidates = 0, (1 << size) - 1
     for one in must:
         index = people.index(one)

@@ -129,6 +129,8 @@ class SimulatedTrainer:
         """The core has decided something about the operations of a view."""
         match effect:
             case effects.Installed(view):
+                if view.epoch == 1:  # also if it ends before we begin in it
+                    self._founded.add(view.lineage)
                 self._end()
                 self._next, self._is_paused = view, False
                 # Not before the core has said all: it may have paused, or ended this view, at once.
@@ -145,8 +147,6 @@ class SimulatedTrainer:
         if view is not self._next or rank is None or self.is_lost:
             return
         self._view, self._rank, self._next = view, rank, None
-        if view.epoch == 1:
-            self._founded.add(view.lineage)
         self._report_standing(view, 0)
         early, self._early = self._early, []
         for message in early:
@@ -155,7 +155,7 @@ class SimulatedTrainer:
     def _report_standing(self, view: View, number: int) -> None:
         core = self.process.core
         assert core is not None
-        founder = view.lineage in self._founded
+        founder = {view.lineage, *(lineage for lineage, _ in view.ancestry)} <= self._founded
         awaited = {who: name for who, name in self._awaited.items() if not core.has_ended(who)}
         missing = tuple({**awaited, **core.left_out}.items())
         self.report = replace(
