@@ -34,8 +34,7 @@ class Evidence:
         self._situation = situation
         self._probe_at = float("-inf")
         self._successors: dict[ProcessId, str] = {}
-        self._accused: dict[ProcessId, dict[ProcessId, int]] = {}
-        # By whom, and how many that one could have removed in the view of that moment.
+        self._accused: dict[ProcessId, set[ProcessId]] = {}  # in this view, by whom
 
     # --- coming ---
 
@@ -174,20 +173,15 @@ class Evidence:
     def accused(self, accuser: ProcessId, process: ProcessId, why: str) -> None:
         """A member has removed another one: do so as well.
 
-        One member's word alone removes fewer than half of the largest view that it was in, in all
-        its life; a member that accuses more is removed itself.  What we have seen ourselves, or
-        have heard from another member, is not its word alone.  The word of one that is removed
-        counts for nothing.
+        One member's word removes fewer than half of a view, and nobody else's word counts against
+        the one that we removed first.
         """
         s = self._situation
-        if accuser in s.expelled or not s.is_member(process) or process in s.expelled:
+        told = self._accused.setdefault(accuser, set())
+        most = max(1, (len(s.election.view.members) - 1) // 2)
+        if accuser in s.expelled or not s.is_member(process) or len(told | {process}) > most:
             return
-        told = self._accused.setdefault(accuser, {})
-        told[process] = max(1, (len(s.election.view.members) - 1) // 2)
-        if len(told) > max(told.values()):
-            why = f"it has accused {len(told)} members, of whom no other member complains"
-            self.expel(accuser, why)
-            return
+        told.add(process)
         self.expel(process, why, by=accuser)
 
     def probed_dead(self, process: ProcessId, how: str) -> None:
@@ -241,7 +235,7 @@ class Evidence:
     def begin(self) -> None:
         """A view was installed: look who of it has been lost meanwhile."""
         s = self._situation
-        self._accused = {who: told for who, told in self._accused.items() if s.is_member(who)}
+        self._accused.clear()
         for process in s.others():
             contact = s.contacts.of(process)
             if contact.is_connected:
