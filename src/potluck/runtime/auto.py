@@ -325,8 +325,13 @@ class AutoDiscoveryBackend(InOneView):
         backend = None if stage is None else stage.backend
         return f"rank {rank}" if backend is None else backend.peer_name(rank)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._node.is_closed
+
     def close(self) -> None:
-        """Say goodbye: the others go on without this node at once.  May be called twice."""
+        """Leave: the others continue without this node at once.  May be called twice."""
         self._prepare_to_close()
         if self._endpoint is not None:
             self._endpoint.close()

@@ -309,6 +309,11 @@ class ClusterNode:
         except BackendUnavailable:
             return ()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has left."""
+        return self._closed
+
     def close(self) -> None:
         """Say goodbye and end everything.  May be called twice."""
         if self._closed:
