@@ -4,6 +4,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+# The smallest numpy that pyproject.toml declares, in a folder that goes before the environment's own.
+OLDEST := $(FRAMEWORKS)/oldest
+NUMPY := $(shell sed -n 's/^ *"numpy>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
 # Processes that share the tests: most of them wait for something most of the time.
@@ -25,9 +28,14 @@ demo: $(VENV)/.runtime ## three nodes find each other, train, lose one and get i
 test: style types ## style, types and all tests (soaks excepted)
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
 
-test-frameworks: $(FRAMEWORKS)/.installed ## the tests with JAX and MLX, in an environment of their own
+test-frameworks: $(FRAMEWORKS)/.installed ## JAX, MLX, accelerate, Trainer, Lightning, DeepSpeed, the oldest numpy
 	$(FRAMEWORKS)/bin/pytest -m 'not soak' tests/arrays/test_jax.py tests/arrays/test_mlx.py \
-		tests/arrays/test_frameworks.py tests/training/test_elastic_frameworks.py $(ARGS)
+		tests/arrays/test_frameworks.py tests/training/test_elastic_frameworks.py \
+		tests/integration/test_torch_frameworks.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(OLDEST) $(FRAMEWORKS)/bin/python -c \
+		'import numpy; assert f"{numpy.__version__}.".startswith("$(NUMPY)."), numpy.__version__'
+	PYTHONPATH=$(CURDIR)/$(OLDEST) $(FRAMEWORKS)/bin/pytest tests/arrays/test_torch.py tests/arrays/test_lending.py \
+		tests/integration/test_torch_storage.py $(ARGS)
 
 style: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check
@@ -87,10 +95,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
-	@echo "Installing JAX and MLX into $(FRAMEWORKS)"
+	@echo "Installing JAX, MLX, torch and the frameworks on it into $(FRAMEWORKS) (two gigabytes)"
 	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@DS_BUILD_OPS=0 $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt --editable '.[dev,jax,mlx,torch,frameworks]'
 	@$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet \
-		--constraint constraints.txt --editable '.[dev,jax,mlx]'
+		--no-deps --upgrade --target $(OLDEST) numpy==$(NUMPY)
 	@touch $@
 
 # mpi4py needs nothing to be installed; without Open MPI (openmpi-bin) the tables say who is missing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import time
@@ -13,9 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GLOO", "OURS", "PATIENCE", "Part", "run_rank"]
+__all__ = ["COMPUTING", "GLOO", "OURS", "PATIENCE", "SUMS", "Part", "run_rank"]
 
 GLOO, OURS = "Gloo", "potluck"
+COMPUTING, SUMS = "computing", "sums"
+"""A step without the sums, and the sums without a step."""
 PATIENCE = 300.0  # seconds
 WARM_UP = 3
 """Steps that do not count: in the first, buckets are cut anew and links measured; in the next two,
@@ -114,37 +117,39 @@ def run_rank(rank: int, master: str, part: Part, folder: Path) -> None:
 
     models = make_contenders(part, rank, master)
     x = torch.randn(8, part.width, generator=torch.Generator().manual_seed(rank))
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    alone: dict[str, list[float]] = {"computing": [], **{f"sums {name}": [] for name in models}}
+    taken: dict[str, list[tuple[float, float]]] = {}
     for number in range(WARM_UP + part.rounds):
         order = list(models) if number % 2 else list(models)[::-1]
-        for name in order:
-            took = timed(lambda name=name: step(models[name], x))  # type: ignore[misc]
+        actions: dict[str, Callable[[], None]] = {
+            name: functools.partial(step, models[name], x) for name in order
+        }
+        if not part.compression:
+            actions[COMPUTING] = functools.partial(step_alone, models[GLOO], x)
+            for name in order:
+                actions[f"{SUMS} {name}"] = functools.partial(sum_up, models[name])
+        for name, action in actions.items():
+            took = timed(action)
             if number >= WARM_UP:
-                seconds[name].append(took)
-        if number >= WARM_UP and not part.compression:
-            alone["computing"].append(timed(lambda: step_alone(models[GLOO], x)))
-            for name, model in models.items():
-                alone[f"sums {name}"].append(timed(lambda model=model: sum_up(model)))  # type: ignore[misc]
+                taken.setdefault(name, []).append(took)
     difference = max(
         float((mine - theirs).abs().max())
         for mine, theirs in zip(models[OURS].parameters(), models[GLOO].parameters(), strict=True)
     )
     dist.barrier()
-    facts = {"seconds": seconds, "alone": alone, "difference": difference}
+    facts: dict[str, Any] = {"taken": taken, "difference": difference}
     facts["parameters"] = sum(each.numel() for each in models[OURS].parameters())
     (folder / f"{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     dist.destroy_process_group()
 
 
-def timed(action: Callable[[], object]) -> float:
-    """Seconds, begun by all ranks at once."""
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Seconds on the clock, and of processors in all threads; begun by all ranks at once."""
     import torch.distributed as dist
 
     dist.barrier()
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - worked
 
 
 def step(model: Any, x: Any, rate: float = 0.01) -> None:

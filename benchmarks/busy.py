@@ -9,7 +9,8 @@ with four processes next to busy loops of the same priority.  Both count view ch
 which should be none.  *rest* shows the largest share of a core that the heartbeat plane (control
 and I/O threads) of one member uses when nothing else happens; below 1 % is wanted.  *gil* shows
 how long a thread of the user waits for the interpreter while Potluck works in other threads, on
-encrypted connections.
+encrypted connections.  A wait counts as far as this process used a processor meanwhile: what is
+beyond that was the wait for a free processor, which *with other work* shows.
 
 How fast a group notices a killed process and a pulled cable is measured by ``cluster.py``.  Each
 process uses one BLAS thread.  Times are seconds unless a column says otherwise.  FILE may be ``-``.
@@ -126,21 +127,25 @@ def rest(job: str, size: int, seconds: float) -> None:
 
 
 class Sampler:
-    """A thread of the user: it sleeps for a moment and notes how late it continues, in seconds."""
+    """A thread of the user: it sleeps for a moment and notes how late it continues, in seconds.
+
+    First as far as this process itself used a processor meanwhile, then the whole.
+    """
 
     def __init__(self) -> None:
-        self._late: list[float] = []
+        self._late: list[tuple[float, float]] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             time.sleep(TICK)
-            self._late.append(time.perf_counter() - start - TICK)
+            late = time.perf_counter() - start - TICK
+            self._late.append((min(late, time.process_time() - used), late))
 
-    def end(self) -> list[float]:
+    def end(self) -> list[tuple[float, float]]:
         """What it noted."""
         self._is_over.set()
         self._thread.join()
@@ -334,10 +339,15 @@ def measure_gil(seconds: float) -> list[dict[str, Any]]:
         watched = [each.hear("watched")["late"] for each in started]
     rows = []
     for name in watched[0]:
-        late = sorted(1e3 * each for member in watched for each in member[name])
+        held, late = (
+            sorted(1e3 * each[kind] for member in watched for each in member[name])
+            for kind in (0, 1)
+        )
         share = {"median": 0.5, "p99": 0.99, "p99.9": 0.999}
-        found = {f"{key}, ms": late[int(at * (len(late) - 1))] for key, at in share.items()}
-        rows.append({"work": name, "samples": len(late), **found, "worst, ms": late[-1]})
+        found = {f"{key}, ms": held[int(at * (len(held) - 1))] for key, at in share.items()}
+        found["worst, ms"] = held[-1]
+        found["p99 with other work, ms"] = late[int(0.99 * (len(late) - 1))]
+        rows.append({"work": name, "samples": len(held), **found})
     return rows
 
 

@@ -19,7 +19,7 @@ RUN_BY = {
     r"potluck dashboard": ("apps/cli/test_dashboard.py", "dashboard"),
     r"potluck run --serve \w+\.py": ("apps/cli/test_dashboard.py", "--serve"),
     r"potluck run \w+\.py": ("integration/test_walkthrough.py", "train.py"),
-    r"potluck doctor( --json| --peers [\d.]+)?": ("integration/test_doctor.py", "Doctor("),
+    r"potluck doctor( --json| --peer [\d.]+)?": ("integration/test_doctor.py", "Doctor("),
     r"POTLUCK_LOG=[a-z,]+ python train\.py": ("integration/test_logs.py", "POTLUCK_LOG"),
     r"potluck --log json run train\.py": ("integration/test_logs.py", "--log"),
     r"python -m potluck\.testing\.seeds .*": ("testing/test_seeds.py", "--shorten"),

@@ -26,6 +26,7 @@ Everything public is listed in ``__all__``.  Importing the package starts and op
 backends are loaded when first named.
 """
 
+import os as _os
 import typing as _typing
 from importlib import import_module as _import_module
 
@@ -341,6 +342,8 @@ def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if name == "TcpBackend":
+        _import_module("potluck.runtime.presence")  # shows its groups to `potluck status`
     value = getattr(_import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
@@ -348,3 +351,7 @@ def __getattr__(name: str) -> _typing.Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+if "POTLUCK_LAST_WORDS" in _os.environ:  # started by `potluck run`, which asks why a script failed
+    _import_module("potluck.runtime.last_words").install()

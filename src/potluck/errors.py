@@ -211,6 +211,13 @@ class CollectiveMismatch(DistributedError, ValueError):
     (1, 'sum', 'max')
     """
 
+    is_heard = False
+    """Whether another rank has found it and told this one."""
+    odd_one: int | None = None
+    """The rank that differs from most ranks, if that is known and this rank does not."""
+    ballot: Any = None
+    """What the ranks believe, where they were asked."""
+
 
 class UnsupportedOperation(DistributedError, NotImplementedError):
     """This backend cannot do that.
@@ -239,6 +246,10 @@ class Aborted(DistributedError, RuntimeError):
     recoverable = True
     is_final = False
     """Whether the other rank has left the group for good, or should: nobody works with it again."""
+    is_unclear = False
+    """Whether it is not known who is at fault, so that a training tries again by itself."""
+    teller: int | None = None
+    """The rank that ended the operation, if that rank itself has told this one."""
 
 
 class ViewChanged(Aborted):

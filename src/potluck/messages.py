@@ -100,6 +100,8 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its machine's own name, for people."""
     node: Text = ""
     """Who it has proved to be, as rank 0 saw it; empty on connections in clear."""
+    process: Text = ""
+    """Which process it says it is, as node id and incarnation, for those who look on."""
 
 
 class Join(Opening, frozen=True, omit_defaults=True, tag="join"):

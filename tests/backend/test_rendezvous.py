@@ -30,7 +30,7 @@ def test_the_table_of_a_large_group_comes_in_several_frames(
 
 def test_the_name_of_a_machine_steers_nobodys_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are shown in errors, and everybody chooses its own."""
-    monkeypatch.setattr(rendezvous, "_my_name", lambda: "desk\x1b[2J\n")
+    monkeypatch.setattr(rendezvous, "machine_name", lambda: "desk\x1b[2J\n")
     master = f"127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
         group = together(*[partial(TcpBackend, rank, 3, master) for rank in range(3)])

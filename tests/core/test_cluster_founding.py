@@ -133,6 +133,19 @@ def test_of_two_founders_the_one_that_comes_first_wins() -> None:
     assert late.view is None  # our own attempt is over
 
 
+def test_ranks_that_a_launcher_wishes_hold_in_the_first_view() -> None:
+    """A process without a wish comes after all that have one."""
+    net = ClusterNet()
+    config = ClusterConfig(min_nodes=4)
+    a, b, c, d = (
+        net.add(letter, config=config, place=place)
+        for letter, place in {"a": 2, "b": -1, "c": 0, "d": 1}.items()
+    )
+    net.mesh()
+    net.run(3)
+    assert {net.view_of(each).members for each in (a, b, c, d)} == {(c, d, a, b)}
+
+
 def test_an_unanswered_founding_is_begun_anew() -> None:
     """Under another name, so that late answers count for nothing."""
     core = joiner("a", "b")

@@ -472,7 +472,7 @@ def test_the_reason_of_a_view_names_who_is_new_and_who_hands_over() -> None:
     net.add("c")
     net.mesh()
     net.run(0.5)
-    assert net.cores[b].reason == "with c (cccccccc/1), new"
+    assert net.cores[b].reason == "c (cccccccc/1) joined"
     net.run(2)
     net.do(a, net.cores[a].step_down(net.now))
     net.run(0.1)

@@ -1,5 +1,7 @@
 """The cluster as a graph: stable ids, measured links, a matrix for the planner."""
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +82,7 @@ def test_the_stale_are_pruned() -> None:
     topology = three()
     topology.seen(C, now=50.0)
     assert topology.prune(now=-100.0, max_age=30.0) == ()
+    assert topology.prune(now=60.0, max_age=timedelta(minutes=1)) == ()
     assert topology.prune(now=60.0, max_age=30.0) == (B,)
     assert topology.prune(now=60.0, max_age=30.0) == ()
     assert topology.remote_nodes == (C,)

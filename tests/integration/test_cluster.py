@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import socket
 import statistics
 from typing import Any
 
+import numpy as np
+
 from support.cluster_programs import Crowd
-from support.clusters import join, new_job
+from support.clusters import insist, join, new_job
 from support.forks import in_child
 from support.place import Place
 from support.ranks import Rank, Ranks
@@ -129,3 +132,38 @@ def test_a_forked_child_may_join_anew_and_use_nothing_of_its_parents(ranks: Rank
     (told,) = ranks.run(misuse, 1, new_job())
     assert all("belongs to the parent process" in each for each in (told[0], told[2]))
     assert told[3:] == ["None", "1"]
+
+
+def join_twice(place: Place, job: str, size: int) -> list[float]:
+    """Join, add up and leave, and do so once more, as in a cell of a notebook that is run again."""
+    sums = []
+    for _ in range(2):
+        with join(size, job) as cluster:
+            mine = np.array([place.rank + 1.0])
+            sums.append(float(insist(functools.partial(cluster.all_reduce, mine))[0]))
+            place.say("added up")
+            place.hear("leave")  # not before all have the sum
+        place.say("left")
+        place.hear("continue")
+    return sums
+
+
+def test_a_process_may_join_again(ranks: Ranks) -> None:
+    """Those who left are not waited for, though they were in the same processes."""
+    nodes = ranks.start(join_twice, 2, new_job(), 2)
+    for said, answer in [("added up", "leave"), ("left", "continue")] * 2:
+        for node in nodes:
+            node.expect(said)
+        for node in nodes:
+            node.tell(answer)
+    assert [node.value() for node in nodes] == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_job_that_ended_may_be_started_again(ranks: Ranks) -> None:
+    """By new processes, and no person is asked: those who ended had left."""
+    job = new_job()
+    crowd = Crowd(ranks, job)
+    for count in (3, 2):
+        nodes = crowd.start(count, count)
+        crowd.views(nodes, count)
+        crowd.stop(nodes)

@@ -26,12 +26,19 @@ def test_a_killed_process_is_named_alike_by_all_others(ranks: Ranks, leads: bool
     witnesses.stop(others)
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.02, 0.05, 0.2])
-def test_two_that_are_killed_are_named_alike_by_all_others(ranks: Ranks, apart: float) -> None:
-    """At once or shortly after each other, by one error or by two."""
+@pytest.mark.parametrize(
+    ("apart", "places"),
+    [(0.0, (1, 3)), (0.0, (0, 1)), (0.02, (0, 1)), (0.05, (1, 0)), (0.1, (2, 4)), (0.2, (0, 1))],
+)
+def test_two_that_are_killed_are_named_alike_by_all_others(
+    ranks: Ranks, apart: float, places: tuple[int, int]
+) -> None:
+    """At once or shortly after each other, by one error or by two; also leader and successor."""
     witnesses = Witnesses(ranks, new_job())
     nodes = witnesses.start(5)
-    victims, others = nodes[:2], nodes[2:]
+    by_place = {witnesses.places[node]: node for node in nodes}
+    victims = [by_place[place] for place in places]
+    others = [node for node in nodes if node not in victims]
     victims[0].kill()
     time.sleep(apart)
     victims[1].kill()

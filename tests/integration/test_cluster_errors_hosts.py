@@ -48,15 +48,15 @@ def come_back(witnesses: Witnesses, victim: Rank) -> None:
     witnesses.stop(witnesses.nodes)
 
 
-@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("fault", ["cable", "deaf", "mute"])
 def test_a_machine_that_is_cut_off_is_named_alike_by_all_others(
-    witnesses: Witnesses, hosts: list[Host], cables: Cables, deaf: bool
+    witnesses: Witnesses, hosts: list[Host], cables: Cables, fault: str
 ) -> None:
-    """Its cable is pulled, or it only hears nothing any more while the others still hear it."""
+    """Its cable is pulled; or it hears nothing while it is heard; or the other way round."""
     victim, others = witnesses.nodes[1], [*witnesses.nodes[:1], *witnesses.nodes[2:]]
-    ways = [(host, hosts[1]) for host in hosts if host is not hosts[1]]
-    if not deaf:
-        ways += [(receiver, sender) for sender, receiver in ways]
+    into = [(host, hosts[1]) for host in hosts if host is not hosts[1]]
+    out = [(receiver, sender) for sender, receiver in into]
+    ways = {"cable": into + out, "deaf": into, "mute": out}[fault]
     for way in ways:
         cables.cut(*way)
     try:
@@ -68,15 +68,16 @@ def test_a_machine_that_is_cut_off_is_named_alike_by_all_others(
     come_back(witnesses, victim)
 
 
-@pytest.mark.parametrize("pair", [(1, 3), (0, 2)])
+@pytest.mark.parametrize(("pair", "both"), [((1, 3), True), ((0, 2), True), ((2, 1), False)])
 def test_of_two_that_lose_each_other_one_is_left_out_and_no_error_names_one_that_stays(
-    witnesses: Witnesses, hosts: list[Host], cables: Cables, pair: tuple[int, int]
+    witnesses: Witnesses, hosts: list[Host], cables: Cables, pair: tuple[int, int], both: bool
 ) -> None:
-    """Both still hear the rest; all members of the next view raise the same."""
+    """In both directions or in one; both still hear the rest, which raise the same."""
     one, other = (hosts[number] for number in pair)
+    ways = [(one, other), (other, one)] if both else [(one, other)]
     ends = [witnesses.nodes[number] for number in pair]
     rest = [node for node in witnesses.nodes if node not in ends]
-    for way in ((one, other), (other, one)):
+    for way in ways:
         cables.cut(*way)
     try:
         witnesses.wait_for(rest, 3)
@@ -86,8 +87,25 @@ def test_of_two_that_lose_each_other_one_is_left_out_and_no_error_names_one_that
         assert victims, witnesses.told[rest[0]]
         witnesses.wait_until_told(victims[0], "LeftOut")
     finally:
-        for way in ((one, other), (other, one)):
+        for way in ways:
             cables.mend(*way)
+    witnesses.wait_for(witnesses.nodes, len(witnesses.nodes))
+    witnesses.check([])
+    witnesses.stop(witnesses.nodes)
+
+
+def test_after_connections_were_reset_all_members_raise_the_same(
+    witnesses: Witnesses, hosts: list[Host]
+) -> None:
+    """Both ends live, and are back before a view without one of them is agreed, or after it."""
+    reset = ["nft", "add", "rule", "inet", "potluck", "input", "ip", "saddr", hosts[3].ipv4]
+    drop(hosts[0])
+    try:
+        hosts[0].run([*reset, "meta", "l4proto", "tcp", "reject", "with", "tcp", "reset"])
+        told = witnesses.wait_until_told_any(witnesses.nodes[1])
+    finally:
+        hosts[0].run(["nft", "delete", "table", "inet", "potluck"])
+    assert told["kind"] in {"PeerLost", "ViewChanged"}
     witnesses.wait_for(witnesses.nodes, len(witnesses.nodes))
     witnesses.check([])
     witnesses.stop(witnesses.nodes)

@@ -147,3 +147,25 @@ def test_a_page_finds_its_dashboard_again(chromium: Browser) -> None:
     page.wait_for(f"{state} === 'lost'")
     with dashboard(token=token, port=first.port):
         page.wait_for(f"{state} === 'live'")
+
+
+def test_failed_operations_lead_to_what_failed(chromium: Browser) -> None:
+    """The figure says which operations they were, and leads to the event that says why."""
+    with clusters(2) as nodes:
+        nodes[0].wait_until_active(10)
+        reasons = set()
+        for _ in range(3):  # a program that tries it again and again
+            with pytest.raises(TypeError) as failure:
+                nodes[0].all_reduce("soup")
+            reasons.add(str(failure.value))
+        with dashboard(nodes[0]._backend.job) as served:  # type: ignore[attr-defined]
+            page = opened(chromium, served, 2)
+            link = "document.querySelector('#facts a')"
+            page.wait_for(f"{link}?.textContent === '3 all_reduce: why?'")
+            target = page.value(f"document.querySelector({link}.getAttribute('href')).textContent")
+            assert target == "Events"
+            (reason,) = reasons
+            event = f"all_reduce failed: TypeError: {reason}"
+            page.wait_for(f"document.getElementById('events').innerText.includes({event!r})")
+            assert page.value("document.getElementById('events').innerText").count(event) == 1
+            assert page.complaints == []

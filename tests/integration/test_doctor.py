@@ -26,11 +26,11 @@ def test_a_healthy_network_and_one_without_multicast(tmp_path: Path) -> None:
             assert len(report["met"]) == 1
         isolate(hosts)
         with nodes_on(tmp_path, beta):
-            report = Doctor(tmp_path, alpha, "--peers", beta.ipv4).report()
+            report = Doctor(tmp_path, alpha, "--peer", beta.ipv4).report()
             keep_apart(hosts, "alpha", "beta")
             for host in (alpha, beta):
                 host.ip("neighbour", "flush", "all")
-            apart = Doctor(tmp_path, alpha, "--peers", f"{beta.ipv4}:52416", seconds=0.5).report()
+            apart = Doctor(tmp_path, alpha, "--peer", f"{beta.ipv4}:52416", seconds=0.5).report()
     assert report["exit"] == 3
     ((check, cause),) = problems(report)
     assert check == "multicast"

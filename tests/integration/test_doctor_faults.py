@@ -118,12 +118,12 @@ def examine_all(folder: Path, hosts: Hosts) -> dict[str, dict[str, Any]]:
     (loose / "node_keypair").chmod(0o644)
     stopped, gone = hosts["stopped"].ipv4, hosts["gone"].ipv4
     doctors = {
-        "clinic": Doctor(folder, hosts["clinic"], "--peers", f"{stopped}:52416,{gone}:52416"),
+        "clinic": Doctor(folder, hosts["clinic"], "--peer", f"{stopped}:52416,{gone}:52416"),
         "laptop": Doctor(
             folder, hosts["laptop"], through=["sh", "-c", ON_BATTERY, "sh"], seconds=3.0
         ),
         "crowded": Doctor(
-            folder, hosts["crowded"], "--peers", f"[{NETWORK_6}:1]:52416", seconds=3.0
+            folder, hosts["crowded"], "--peer", f"[{NETWORK_6}:1]:52416", seconds=3.0
         ),
         "alone": Doctor(folder, hosts["alone"]),
         "loose": Doctor(folder, hosts["loose"]),

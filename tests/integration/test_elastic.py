@@ -112,3 +112,31 @@ def test_a_stopped_member_is_left_behind_and_catches_up(ranks: Ranks) -> None:
     for member in members:
         crew.follow(member, 3, steps=3)
     check(crew, crew.finish(members))
+
+
+def test_newcomers_that_began_apart_get_the_state_and_are_told_what_is_discarded(
+    ranks: Ranks,
+) -> None:
+    """While all members stand still two newcomers hear each other alone, and begin a training.
+
+    Its steps have the numbers of others; when the members are heard again, theirs count.
+    """
+    crew = Crew(ranks, new_job())
+    members = crew.start(3, 3)
+    for member in members:
+        crew.follow(member, 3, steps=100)
+    for member in members:
+        member.send_signal(signal.SIGSTOP)
+    newcomers = crew.start(2, 2)
+    for newcomer in newcomers:
+        crew.follow(newcomer, 2)
+    for newcomer in newcomers:
+        newcomer.send_signal(signal.SIGSTOP)  # before they have more samples than the others
+    for member in (*members, *newcomers):
+        member.send_signal(signal.SIGCONT)
+    for member in (*members, *newcomers):
+        crew.follow(member, 5)
+    results = crew.finish([*members, *newcomers])
+    check(crew, results)
+    assert [len(each["lost"]) for each in results] == [0, 0, 0, 1, 1], results
+    assert all(steps > 0 for each in results[3:] for steps, _ in each["lost"])

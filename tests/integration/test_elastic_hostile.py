@@ -11,7 +11,15 @@ import pytest
 import potluck
 from support.clusters import OPTIONS, new_job
 from support.elastic_programs import Crew, Stoppable, check
-from support.hostile_members import LAYOUTS, MUTATIONS, RECORDS, Saboteur, rest
+from support.hostile_members import (
+    CALLS,
+    FALSE_ALARM,
+    LAYOUTS,
+    MUTATIONS,
+    RECORDS,
+    Saboteur,
+    rest,
+)
 from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE, eventually
@@ -47,23 +55,13 @@ def honest(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> d
             place.say("begun", step=run.trainer.step_count, size=cluster.world_size)
             while not run.is_over:
                 run.wants_to_stop = run.wants_to_stop or place.next_word() == "stop"
-                outcome = run.step()
-                said = {"step": outcome.step, "size": outcome.world_size}
-                place.say("step", **said, print=run.fingerprint, tries=outcome.tries)
+                place.say("step", **run.facts_of(run.step()))
                 for error in told.errors:
                     text, about = str(error), error.rank
                     place.say("removed", text=text, about=about, host=error.host)
                 told.errors.clear()
             peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
-            return {
-                "print": run.fingerprint,
-                "epoch": run.sampler.epoch,
-                "size": run.sampler.size,
-                "committed": [list(each) for each in run.sampler.committed],
-                "log": [list(each) for each in run.sampler.log],
-                "counted": [list(each) for each in run.counted],
-                "peak": peak,
-            }
+            return {**run.result(), "peak": peak}
     finally:
         logger.removeHandler(told)
 
@@ -151,7 +149,8 @@ def visit(ranks: Ranks, deeds: list[tuple[str, str, int]]) -> None:
     for member in members:
         town.follow(member, 3)
     for kind, how, seed in deeds:
-        guest = town.invite(1, (kind, how, seed), verify_every=2)
+        # At least two: alone it would begin a training of its own, if it hears the others late.
+        guest = town.invite(2, (kind, how, seed), verify_every=2)
         check_removal(town, members, 3, f"{kind}: {how}")
         guest.kill()
     finish(town, members)
@@ -190,17 +189,30 @@ def test_every_message_in_every_wrong_form(ranks: Ranks, part: int) -> None:
     visit(ranks, SENT_BY_GUESTS[part::PARTS])
 
 
+@pytest.mark.parametrize("how", ["a barrier", "a longer record", FALSE_ALARM])
+def test_a_guest_that_makes_another_call_is_named_and_removed(ranks: Ranks, how: str) -> None:
+    """Most members agree on what is due: the one that does not is removed, the others train on."""
+    visit(ranks, [("call", how, 0)])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_every_other_call(ranks: Ranks) -> None:
+    """The same for all of them, one after the other in one training."""
+    visit(ranks, [("call", how, 0) for how in CALLS])
+
+
 def serve(ranks: Ranks, kind: str, how: str) -> None:
     """The first member, which has the state, turns hostile when a newcomer needs it."""
     town = Town(ranks, new_job())
     ballast = {"ballast": 1 << 18}  # 2 MiB: several chunks, from several servers
     first = town.invite(1, (kind, how, 3), **ballast)
     first.expect("begun")
-    members = town.admit(2, 1, **ballast)
+    members = town.admit(2, 3, **ballast)  # three: they must not begin a training without it
     for member in members:
         town.follow(member, 3, steps=4)
     first.tell("now")
-    members += town.admit(1, 1, **ballast)
+    members += town.admit(1, 2, **ballast)
     check_removal(town, members, 3, f"{kind}: {how}")
     first.kill()
     results = town.finish(members)

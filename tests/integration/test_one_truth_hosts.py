@@ -181,6 +181,80 @@ def test_a_side_that_a_person_told_to_continue_loses_to_those_who_stayed(
     team.check_one_truth()
 
 
+@pytest.fixture
+def stateless(ranks: Ranks, site: Site) -> Team:
+    """Three members of a lineage whose state only the machine has that is cut off: alpha.
+
+    It trained longer, so the lineage of the three lost the merge; none of them has got its state.
+    """
+    winner, losers = site.hosts[0], site.hosts[1:]
+    team = Team(ranks, site, new_job())
+    site.cut(winner)
+    team.start([winner], 1)
+    team.wait_for_steps([winner], 1, count=100)
+    team.start(losers, 3, held=True)
+    team.wait_for_steps(losers, 3)
+    site.heal(winner)
+    team.wait_until(
+        lambda: all(team.words(host, "entering") for host in losers), "the two lineages merge"
+    )
+    site.cut(winner)
+    for host in losers:
+        team.nodes[host.name].tell("enter")
+    team.wait_until(
+        lambda: all(team.words(host, "told") for host in losers), "the three say why they wait"
+    )
+    for host in losers:
+        told = team.words(host, "told")[-1]
+        assert told["kind"] == "NoQuorum", told
+        assert f"{winner.name} may have it, and is not known to have ended" in told["text"], told
+        assert "potluck continue" in told["text"], told
+    return team
+
+
+def steps_in(team: Team, host: Host, lineage: str) -> list[int]:
+    """The steps of a lineage that a member has applied."""
+    return [each["step"] for each in team.steps[host.name] if each["view"][0] == lineage]
+
+
+def test_members_without_the_state_of_their_lineage_wait_for_the_machine_that_has_it(
+    stateless: Team, site: Site
+) -> None:
+    """They are a quorum of the view, and make no step in it until that machine is back."""
+    team, winner, losers = stateless, site.hosts[0], site.hosts[1:]
+    lineage = team.steps[winner.name][-1]["view"][0]
+    last = team.steps[winner.name][-1]["step"]
+    team.listen(3.0)
+    assert not any(steps_in(team, host, lineage) for host in losers), team.summary()
+    site.heal(winner)
+    team.wait_for_steps(site.hosts, 4)
+    team.finish()
+    assert not team.words(winner, "discarded")
+    for host in losers:
+        assert min(steps_in(team, host, lineage)) >= last, "they did not begin with its state"
+        assert team.words(host, "discarded")
+
+
+def test_a_person_frees_members_that_wait_for_the_state_of_their_lineage(
+    stateless: Team, site: Site
+) -> None:
+    """They continue with what they have; the machine that comes back is told what is discarded."""
+    team, winner, losers = stateless, site.hosts[0], site.hosts[1:]
+    status = site.potluck(losers[1], "status", "--job", team.job)
+    assert status.returncode == 0, status.stderr
+    assert f"beta, delta and gamma wait for {winner.name} (silent since" in status.stdout
+    assert "potluck continue" in status.stdout
+    answer = site.potluck(losers[0], "continue", "--yes", "--job", team.job)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert f"{team.job} continues with" in answer.stdout
+    team.wait_for_steps(losers, 3)
+    site.heal(winner)
+    team.wait_for_steps(site.hosts, 4)
+    team.finish()
+    assert team.words(winner, "discarded")
+    assert not any(team.words(host, "discarded") for host in losers)
+
+
 def test_a_process_with_another_quorum_is_refused_and_both_sides_say_why(
     ranks: Ranks, site: Site
 ) -> None:

@@ -38,14 +38,18 @@ def serve(agent: RpcAgent) -> None:
     agent.expose(peak)
 
 
+def ones(size: int) -> bytes:
+    """Many bytes, made without the GIL; a product would stop all threads for a second."""
+    return b"".join([b"\1" * MIB] * (size // MIB))
+
+
 def start(agent: RpcAgent, kind: str, size: int) -> Any:
     """A large call, whose answer says that all has arrived."""
     if kind == "payload":
-        return agent.rpc_async(1, "count", b"\1" * size, timeout=PATIENCE)
+        return agent.rpc_async(1, "count", ones(size), timeout=PATIENCE)
     if kind.startswith("give"):
         return agent.call_async(1, kind, size)
-    value = np.ones(size, np.uint8)
-    return agent.call_async(1, "take", value if kind == "array" else value.tobytes())
+    return agent.call_async(1, "take", np.ones(size, np.uint8) if kind == "array" else ones(size))
 
 
 def amount(result: Any) -> int:

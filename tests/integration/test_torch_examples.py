@@ -61,9 +61,13 @@ def test_the_transformer_learns_to_write(ranks: Ranks) -> None:
 
 
 def run_page(place: Place, folder: str, port: int) -> int:
-    """Run all examples of the page as one program; how many there were."""
+    """Run the examples of the page as one program; how many there were.
+
+    Those for other packages are run by test_torch_frameworks.py.
+    """
     environment(place, port)
     text = (EXAMPLES.parent / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    text = re.sub(r"^## Accelerate, .*?(?=^## )", "", text, flags=re.MULTILINE | re.DOTALL)
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     program = Path(folder) / "page.py"
     program.write_text("\n".join(blocks), encoding="utf-8")

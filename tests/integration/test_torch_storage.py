@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from potluck.arrays.torch import Shown
 from support.place import Place
 from support.ranks import Ranks
+from support.threads import eventually
 from support.torch_ranks import on_both, torch_group
 
 Tensors = list[torch.Tensor]
@@ -53,9 +55,13 @@ def movements(one: Callable[..., torch.Tensor], size: int) -> Iterator[tuple[Ten
     parts = [one() for _ in range(size)] if rank == 0 else []
     yield [t := one(), *parts], dist.gather(t, parts or None, 0, async_op=True)
     yield [t := one(), *parts], dist.scatter(t, parts or None, 0, async_op=True)
+    yield [t := one(size), s := one(size)], dist.all_to_all_single(s, t, async_op=True)
+
+
+def exchanges(one: Callable[..., torch.Tensor], size: int) -> Iterator[tuple[Tensors, Any]]:
+    """Collectives that ask for sizes first, and wait for that."""
     parts, into = [one() for _ in range(size)], [one() for _ in range(size)]
     yield [*parts, *into], dist.all_to_all(into, parts, async_op=True)
-    yield [t := one(size), s := one(size)], dist.all_to_all_single(s, t, async_op=True)
 
 
 def messages(one: Callable[..., torch.Tensor]) -> Iterator[tuple[Tensors, Any]]:
@@ -77,12 +83,12 @@ def use_storages(place: Place, store: str) -> int:
                 def one(times: int = 1, dtype: Any = dtype, count: int = count) -> torch.Tensor:
                     return torch.ones(times * count, dtype=dtype)
 
-                for program in (reductions(one, 2), movements(one, 2), messages(one)):
-                    for tensors, work in program:
-                        if work is not None:
-                            work.wait()
-                        check_storages(tensors)
-                        checked += 1
+                collectives = (reductions(one, 2), movements(one, 2), exchanges(one, 2))
+                for tensors, work in chain(*collectives, messages(one)):
+                    if work is not None:
+                        work.wait()
+                    check_storages(tensors)
+                    checked += 1
         strided = torch.ones(8, 6)[:, ::2]
         dist.all_reduce(strided)
         parameter = nn.Parameter(torch.ones(4))
@@ -110,16 +116,87 @@ def test_no_operation_changes_what_a_storage_can_do(ranks: Ranks, store: str) ->
     assert ranks.run(use_storages, 2, store) == [160, 160]
 
 
-def resize_early(place: Place, store: str) -> str:
-    """Resize a storage under an operation that cannot end yet; what its work says."""
+def start_early(one: Callable[..., torch.Tensor], size: int) -> Iterator[tuple[Tensors, Any]]:
+    """Operations that rank 0 starts before rank 1 does, with their tensors."""
+    for tensors, work in (*reductions(one, size), *movements(one, size)):
+        if work is not None:
+            yield tensors, work
+    t = one(2)
+    yield [t], dist.irecv(t[: t.numel() // 2], 1, tag=1)
+    yield [t], dist.irecv(t[t.numel() // 2 :], 1, tag=2)
+
+
+def resize_early(place: Place, store: str) -> list[int]:
+    """Try to resize storages under operations that cannot end yet; how many there were."""
+    signs = dist.FileStore(f"{store}.signs", 2)  # type: ignore[attr-defined]
+
+    def one(times: int = 1) -> torch.Tensor:
+        return torch.ones(times * 20_000)
+
+    with torch_group(place, store):
+        if place.rank == 0:
+            under_way = list(start_early(one, 2))
+            storages = [each.untyped_storage() for tensors, _ in under_way for each in tensors]
+            refused = sum(map(is_refused, storages))  # they wait for the first, which cannot end
+            signs.set("go", "")
+            for _, work in under_way:
+                work.wait()
+            for tensors, _ in under_way:
+                check_storages(tensors)
+            return [len(under_way), len(storages), refused]
+        signs.wait(["go"])
+        for _, work in (*reductions(one, 2), *movements(one, 2)):
+            if work is not None:
+                work.wait()
+        dist.send(one(), 0, tag=1)
+        dist.send(one(), 0, tag=2)
+        return []
+
+
+def is_refused(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage cannot be given away now."""
+    try:
+        storage.resize_(0)
+    except RuntimeError as error:
+        return "not resizable" in str(error)
+    return False
+
+
+def test_a_storage_in_use_cannot_be_resized(ranks: Ranks, store: str) -> None:
+    """PyTorch refuses it until the operation has ended: no byte lands in memory that was freed."""
+    (under_way, storages, refused), _ = ranks.run(resize_early, 2, store)
+    assert under_way == 13
+    assert refused == storages > 20
+
+
+def abort_early(place: Place, store: str) -> bool:
+    """End an operation by force; whether its storage can be resized then."""
+    with torch_group(place, store) as group:
+        tensor = torch.ones(6)
+        if place.rank == 0:
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            assert is_refused(tensor.untyped_storage())
+            group.abort()
+            with pytest.raises(Exception, match="aborted"):
+                work.wait()
+            eventually(tensor.untyped_storage().resizable)
+        return tensor.untyped_storage().resizable()
+
+
+def test_a_storage_can_be_resized_after_a_failure(ranks: Ranks, store: str) -> None:
+    """What the operation held is given back however it ends."""
+    assert ranks.run(abort_early, 2, store) == [True, True]
+
+
+def move_early(place: Place, store: str) -> str:
+    """Give a storage other memory under an operation that cannot end yet; what its work says."""
     with torch_group(place, store):
         tensor = torch.ones(6)
         if place.rank == 0:
             work = dist.irecv(tensor, 1)
             assert work is not None
-            # As resize_ would, but the bytes on their way still have a place to land.
-            former = torch.zeros(6)
-            tensor.untyped_storage()._swap_data_ptr_(former.untyped_storage())  # type: ignore[attr-defined]
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
             dist.barrier()
             try:
                 work.wait()
@@ -131,10 +208,10 @@ def resize_early(place: Place, store: str) -> str:
         return ""
 
 
-def test_a_storage_that_is_resized_too_early_is_named(ranks: Ranks, store: str) -> None:
-    """PyTorch cannot forbid it for a while; a result that went nowhere is an error."""
-    words, _ = ranks.run(resize_early, 2, store)
-    assert "resized while an operation used it" in words
+def test_a_storage_that_is_moved_too_early_is_named(ranks: Ranks, store: str) -> None:
+    """The result went to the former memory, which is kept until then: that is an error."""
+    words, _ = ranks.run(move_early, 2, store)
+    assert "moved while an operation used it" in words
     assert "call wait()" in words
 
 

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,23 @@ def test_creation_is_exclusive_without_hard_links_too(
     for thread in threads:
         thread.join()
     assert [read_private(file, limit=2000)] == won
+
+
+@pytest.mark.parametrize("write", [create_private, replace_private])
+def test_content_and_name_are_forced_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], object]
+) -> None:
+    """First the file, under another name, then the folder that has its name."""
+    forced: list[tuple[bool, bool]] = []
+    file, fsync = tmp_path / "key", os.fsync
+
+    def noting(descriptor: int) -> None:
+        forced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), file.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    write(file, b"content")
+    assert forced == [(False, False), (True, True)]
 
 
 def test_replacing_leaves_the_old_or_the_new_content(

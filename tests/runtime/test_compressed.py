@@ -114,6 +114,30 @@ def test_tensors_that_differ_are_told_apart() -> None:
         assert "Ranks compress different tensors" in str(found[0])
 
 
+def test_the_odd_one_of_three_is_known_to_the_others() -> None:
+    """So that a training can continue without it."""
+    for method, names, seeds in (
+        ("random:0.01", "wwb", (1, 1, 1)),
+        ("random:0.01", "www", (1, 1, 2)),
+        ("powersgd:2", "wbw", (1, 1, 1)),
+    ):
+        compressors = [
+            GradientCompressor(method, seed=seed).tensor(name)
+            for name, seed in zip(names, seeds, strict=True)
+        ]
+
+        def action(context: DistributedContext, by: Any = compressors) -> None:
+            context.all_reduce(normal(3000), compression=by[context.rank])
+
+        found: list[Any] = outcomes_in_group(3, action)
+        assert all(isinstance(outcome, CollectiveMismatch) for outcome in found), (method, found)
+        odd = names.index("b") if "b" in names else 2
+        first_hand = [outcome.odd_one for outcome in found if not outcome.is_heard]
+        assert set(first_hand) <= {odd, None}
+        assert found[odd].odd_one is None
+        assert odd in first_hand
+
+
 def test_its_parts_are_nobody_else_s() -> None:
     """Who sums as many values as random-k has drawn gets no sum of them, but is told."""
 

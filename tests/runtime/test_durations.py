@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -14,13 +16,21 @@ from potluck import (
     CollectiveConfig,
     DistributedConfig,
     DistributedContext,
+    ElasticTrainer,
     ElectionConfig,
     HealthConfig,
+    LocalSgd,
+    RpcAgent,
+    RpcConfig,
+    RpcTimeout,
     SimulatedBackend,
     TcpBackend,
+    TcpRpcBackend,
     Timeout,
+    TrainingState,
 )
 from support.ports import free_port
+from support.threads import together
 
 SHORT = timedelta(milliseconds=50)
 LONG = timedelta(minutes=1)
@@ -69,6 +79,8 @@ def test_configurations_take_them() -> None:
     assert election.election_timeout == 60.0
     health = HealthConfig(pause_after=LONG)  # type: ignore[arg-type]
     assert health.pause_after == 60.0
+    paced = HealthConfig.wired().paced(timedelta(seconds=1), LONG)
+    assert (paced.interval, paced.pause_after) == (1.0, 60.0)
     auto = AutoDiscoveryConfig(solo_delay=SHORT)  # type: ignore[arg-type]
     assert auto.solo_delay == 0.05
 
@@ -82,3 +94,100 @@ def test_a_rendezvous_and_a_cluster_take_them() -> None:
             cluster.wait_for_peers(3, SHORT)
         assert cluster.wait_until_active(LONG).members
         assert cluster.all_reduce(1.0, timeout=LONG) == 1.0
+
+
+# -- remote calls --------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[RpcAgent], object]] = {
+    "rpc_sync": lambda agent: agent.rpc_sync(1, "wait", timeout=SHORT),
+    "rpc_async": lambda agent: agent.rpc_async(1, "wait", timeout=SHORT).wait(),
+    "service": lambda agent: agent.service(1, timeout=SHORT).linger(b""),
+}
+
+LOOKS: dict[str, Callable[[RpcAgent], object]] = {
+    "wait": lambda agent: agent.rpc_async(1, "wait").wait(SHORT),
+    "result": lambda agent: agent.rpc_async(1, "wait").result(SHORT),
+    "exception": lambda agent: agent.rpc_async(1, "wait").exception(SHORT),
+}
+
+
+def call_in_vain(call: Callable[[RpcAgent], object], config: RpcConfig | None = None) -> None:
+    """Call a function that does not return before the call has ended."""
+    left, right = SimulatedBackend.create_group(2)
+    over = threading.Event()
+
+    def wait(payload: bytes) -> bytes:
+        over.wait(30.0)
+        return payload
+
+    with left, right, RpcAgent(left, config) as caller, RpcAgent(right) as server:
+        server.register("wait", wait)
+        server.expose(wait, name="linger")
+        try:
+            call(caller)
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_remote_call_takes_one(name: str) -> None:
+    """It is over after that."""
+    with pytest.raises(RpcTimeout):
+        call_in_vain(CALLS[name])
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_waiting_for_a_remote_call_takes_one(name: str) -> None:
+    """The call itself continues."""
+    with pytest.raises(Timeout) as raised:
+        call_in_vain(LOOKS[name])
+    assert not isinstance(raised.value, RpcTimeout)
+    assert raised.value.seconds == 0.05
+
+
+def test_an_agent_is_configured_with_one() -> None:
+    """Calls that are given no time of their own end after it."""
+    config = RpcConfig(timeout=SHORT)  # type: ignore[arg-type]
+    assert config.timeout == 0.05
+    with pytest.raises(RpcTimeout):
+        call_in_vain(lambda agent: agent.rpc_sync(1, "wait"), config)
+
+
+def test_messages_for_remote_calls_take_one() -> None:
+    """No message comes."""
+    left, right = SimulatedBackend.create_group(2)
+    with left, right, pytest.raises(Timeout):
+        TcpRpcBackend(left).recv(bytearray(1), 1, timeout=SHORT)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def pair_of_contexts(stack: contextlib.ExitStack) -> list[DistributedContext]:
+    """Two ranks that are closed in the end."""
+    ranks = SimulatedBackend.create_group(2)
+    return [stack.enter_context(DistributedContext(each)) for each in ranks]
+
+
+def test_a_trainer_takes_one() -> None:
+    """A step whose partner does not come ends after it."""
+    with contextlib.ExitStack() as stack:
+        trainers = [
+            ElasticTrainer(context, TrainingState(model=np.zeros(1)), print, timeout=SHORT)
+            for context in pair_of_contexts(stack)
+        ]
+        together(*(each.start for each in trainers))
+        with pytest.raises(Timeout):
+            trainers[0].step({"g": np.ones(1)})
+
+
+def test_local_sgd_takes_one() -> None:
+    """A meeting whose partner does not come ends after it."""
+    with contextlib.ExitStack() as stack:
+        meetings = [
+            LocalSgd(context, {"w": np.zeros(1)}, every=1, timeout=SHORT)
+            for context in pair_of_contexts(stack)
+        ]
+        together(*(each.trainer.start for each in meetings))
+        with pytest.raises(Timeout):
+            meetings[0].step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,40 @@ def test_ranks_that_disagree_all_hear_of_it(case: str, odd: int) -> None:
         assert isinstance(got, CollectiveMismatch), (rank, got)
         assert "called" in str(got)
         assert f"rank {odd}" in str(got)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 3])
+@pytest.mark.parametrize("case", CALLS)
+def test_where_ranks_ask_around_most_of_them_know_the_odd_one(case: str, odd: int) -> None:
+    """All but the odd one itself, or some of them: then no other rank is named."""
+    usual, other = CALLS[case]
+
+    def action(group: Group) -> None:
+        group.ask_around()
+        all_reduce(SHORT)(group)
+        (other if group.rank == odd else usual)(group)
+
+    found: list[Any] = in_world(4, action)
+    assert all(isinstance(got, CollectiveMismatch) for got in found)
+    named = [got.ballot.odd_one() for got in found]
+    assert named.pop(odd) is None
+    assert not found[odd].ballot.has_most
+    assert {each and each[0] for each in named} <= {odd, None}
+    assert any(named)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_without_a_majority_no_rank_is_the_odd_one(size: int) -> None:
+    """One against one, and two against two."""
+
+    def action(group: Group) -> None:
+        group.ask_around()
+        all_reduce(SHORT + group.rank % 2)(group)
+
+    for got in in_world(size, action):
+        assert isinstance(got, CollectiveMismatch)
+        assert got.ballot.odd_one() is None
+        assert not got.ballot.has_most
 
 
 @pytest.mark.parametrize("odd", [0, 2])

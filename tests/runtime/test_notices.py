@@ -20,6 +20,7 @@ from support.threads import eventually
         st.binary(min_size=32, max_size=32),
         st.text(st.characters().filter(str.isprintable), max_size=60),
         st.integers(0, 2**64 - 1),
+        st.binary(min_size=32, max_size=32),
     )
 )
 def test_a_notice_survives_the_journey(notice: Notice) -> None:

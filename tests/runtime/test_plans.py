@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from potluck.collective import registry
 from potluck.collective.config import CollectiveConfig
 from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
 from potluck.collective.task import Collective, Task
@@ -64,9 +65,39 @@ def test_what_is_part_of_another_call_has_a_fingerprint_of_its_own() -> None:
     plans, array = Plans(0, 2, None), np.zeros(3)
     task = Task.whole(Collective.BROADCAST, 2, 3)
     own = plans.compiled(Call(task, array, array))
-    part = plans.compiled(Call(task, array, array, purpose=Purpose.BROADCAST_OBJECT))
+    part = plans.compiled(Call(task, array, array, purpose=Purpose.BROADCAST_TREE))
     assert own.plan == part.plan
     assert own.packed != part.packed
+
+
+@pytest.mark.parametrize("size", [2, 5, 9, 33])
+@pytest.mark.parametrize(
+    ("collective", "purpose"),
+    [
+        (Collective.BROADCAST, Purpose.BROADCAST_OBJECT),
+        (Collective.ALL_GATHER, Purpose.ALL_GATHER_OBJECT),
+        (Collective.ALL_GATHER, Purpose.TOP_K),
+        (Collective.ALL_GATHER, Purpose.AUTO_COMPRESSION),
+        (Collective.ALL_GATHER, Purpose.RECORDS),
+    ],
+)
+def test_what_a_rank_is_blamed_for_comes_straight_from_it(
+    size: int, collective: Collective, purpose: Purpose
+) -> None:
+    """Whatever the configuration prefers: no rank passes on what another one said."""
+    counts = [1000] * size
+    is_gathering = collective is Collective.ALL_GATHER
+    task = Task.blocks(collective, counts) if is_gathering else Task.whole(collective, size, 1000)
+    array = np.zeros(task.total, np.uint8)
+    config = CollectiveConfig(local_broadcast=BroadcastStrategy.TREE)
+    for rank in range(size):
+        call = Call(task, array[:1000], array, purpose=purpose)
+        plan = Plans(rank, size, config).plan(call)
+        program = registry.schedule(plan.algorithm, task, plan.layout(1)).program(rank)
+        for step in program.steps:
+            owner = step.start // 1000 if is_gathering else 0
+            assert step.sources in {(), (owner,)}
+            assert not (step.sources and step.to)
 
 
 def test_a_plan_changes_only_for_a_real_gain() -> None:

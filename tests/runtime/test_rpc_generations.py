@@ -63,7 +63,7 @@ def assert_cycles_work(begin: Begin, world_size: int, count: int, *, barriers: b
     backends = begin(world_size)
     try:
         runs = [partial(cycle, each, count, barriers=barriers, pause=0.002) for each in backends]
-        assert together(*runs) == [[]] * world_size
+        assert together(*runs, within=PATIENCE + count) == [[]] * world_size
     finally:
         together(*(backend.close for backend in backends))
 

@@ -114,6 +114,14 @@ class Witnesses:
                     return said
             assert time.monotonic() < deadline, (self.name(node), said, self.told)
 
+    def wait_until_told_any(self, node: Rank) -> Told:
+        """Hear what one is told, until it is an error."""
+        deadline = time.monotonic() + LONGEST
+        while (said := node.hear_any())["word"] != "told":
+            assert time.monotonic() < deadline, (self.name(node), said, self.told)
+        self.told[node].append(said)
+        return said
+
     def check(self, gone: Sequence[Rank]) -> None:
         """Members of the next view have the same error; it names none but those left out of it."""
         by_view: dict[str, dict[tuple[Any, ...], list[str]]] = {}

@@ -85,8 +85,8 @@ _NETWORKED = ("net", "backend", "runtime", "apps", "testing")
 BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
-        "threads live in net, backend and runtime; metrics, logs and forking only have locks",
-        only=(*_NETWORKED, "metrics", "logs", "forking"),
+        "threads live in net, backend and runtime; metrics, logs, forking, holding only have locks",
+        only=(*_NETWORKED, "metrics", "logs", "forking", "training.holding"),
     ),
     Ban(
         frozenset({"socket", "select", "selectors", "ssl"}),

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Page:
 class Browser:
     """One browser process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on: Callable[[Sequence[str]], list[str]] = list) -> None:
         found = shutil.which("chromium")
         assert found is not None, "these tests need Debian's package chromium"
         # The browser reads commands at descriptor 3 and answers at 4.
@@ -114,7 +114,7 @@ class Browser:
         line = f"exec {found} {' '.join(FLAGS)} --user-data-dir={folder} about:blank"
         shell = f"{line} 3<&{theirs_in} 4>&{theirs_out}"
         self._process = subprocess.Popen(
-            ["bash", "-c", shell],
+            on(["bash", "-c", shell]),
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -180,10 +180,10 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
-    """A browser with a profile of its own, gone at the end."""
+def browser(on: Callable[[Sequence[str]], list[str]] = list) -> Iterator[Browser]:
+    """A browser with a profile of its own, gone at the end; ``on`` starts it on another host."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
-        started = Browser(Path(folder))
+        started = Browser(Path(folder), on)
         try:
             yield started
         finally:

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ class Stoppable(Regression):
     def __init__(self, group: DistributedContext, seed: int = 0, **options: Any) -> None:
         self.ballast = np.zeros(options.pop("ballast", 1))
         super().__init__(group, seed, **options)
+        self.lost: list[tuple[int, str]] = []
+        """How many steps were discarded each time, and of which lineage they were."""
 
     def gradient(self, indices: Any) -> dict[str, Any]:
         """With the wish to stop."""
@@ -40,9 +43,44 @@ class Stoppable(Regression):
         return {**super().gradient(indices), **wish}
 
     def apply(self, gradient: Any) -> None:
-        """Step, and note whether somebody wants to stop."""
+        """Step, and note whether a member wants to stop."""
         super().apply(gradient)
         self.is_over = bool(gradient["stop"][0] > 0)
+
+    def step(self) -> Any:
+        """The same; what was discarded does not count any more."""
+        outcome = super().step()
+        told = self.trainer.discarded
+        if told is not None and told.total_steps > sum(steps for steps, _ in self.lost):
+            self.lost.append((told.steps, told.before.lineage))
+            self.sampler.log.clear()
+            self.counted.clear()
+        return outcome
+
+    def facts_of(self, outcome: Any) -> dict[str, Any]:
+        """How a step went, for the test."""
+        return {
+            "step": outcome.step,
+            "size": outcome.world_size,
+            "print": self.fingerprint,
+            "tries": outcome.tries,
+            "position": list(self.trainer.position),
+        }
+
+    def result(self) -> dict[str, Any]:
+        """How the training ended, for the test."""
+        return {
+            "position": list(self.trainer.position),
+            "lost": [list(each) for each in self.lost],
+            "step": self.trainer.step_count,
+            "print": self.fingerprint,
+            "loss": self.loss,
+            "epoch": self.sampler.epoch,
+            "size": self.sampler.size,
+            "committed": [list(each) for each in self.sampler.committed],
+            "log": [list(each) for each in self.sampler.log],
+            "counted": [list(each) for each in self.counted],
+        }
 
 
 def die_at(run: Regression, where: str, step: int) -> None:
@@ -135,24 +173,8 @@ def train(
         place.say("begun", step=run.trainer.step_count, size=cluster.world_size)
         while not run.is_over:
             run.wants_to_stop = run.wants_to_stop or place.next_word() == "stop"
-            outcome = run.step()
-            place.say(
-                "step",
-                step=outcome.step,
-                size=outcome.world_size,
-                print=run.fingerprint,
-                tries=outcome.tries,
-            )
-        return {
-            "step": run.trainer.step_count,
-            "print": run.fingerprint,
-            "loss": run.loss,
-            "epoch": run.sampler.epoch,
-            "size": run.sampler.size,
-            "committed": [list(each) for each in run.sampler.committed],
-            "log": [list(each) for each in run.sampler.log],
-            "counted": [list(each) for each in run.counted],
-        }
+            place.say("step", **run.facts_of(run.step()))
+        return run.result()
 
 
 class Crew:
@@ -163,8 +185,8 @@ class Crew:
         self._job = job
         self._rate = rate
         self._count = 0
-        self.prints: dict[int, dict[str, str]] = {}
-        """By step, each fingerprint and who said it last."""
+        self.prints: dict[tuple[Any, ...], dict[str, str]] = {}
+        """By lineage, epoch and step: each fingerprint, and who said it last."""
 
     def start(
         self,
@@ -203,7 +225,8 @@ class Crew:
 
     def _note(self, member: Rank, said: dict[str, Any]) -> dict[str, Any]:
         if said["word"] == "step":
-            self.prints.setdefault(said["step"], {})[said["print"]] = f"{member.rank}: {said}"
+            position = tuple(said["position"])
+            self.prints.setdefault(position, {})[said["print"]] = f"{member.rank}: {said}"
         return said
 
     def finish(self, members: list[Rank]) -> list[dict[str, Any]]:
@@ -232,10 +255,16 @@ def undisturbed(steps: int, rate: float = RATE) -> float:
 def check(crew: Crew, results: list[dict[str, Any]]) -> None:
     """All have the same bits after every step, and every sample of every epoch counted once.
 
-    The first result is of a member that was there all the time.
+    The first result is of a member that was there all the time.  Newcomers that heard each other
+    before they heard the members may have begun a training of their own, which lost the merge: its
+    steps have the same numbers, and are not part of the state.
     """
     assert len({result["print"] for result in results}) == 1
-    assert not {step: prints for step, prints in crew.prints.items() if len(prints) > 1}
+    assert not {place: prints for place, prints in crew.prints.items() if len(prints) > 1}
+    lineage = results[0]["position"][0]
+    numbers = Counter(step for where, _, step in crew.prints if where == lineage)
+    assert set(numbers.values()) == {1}, "a step was made again in a later view"
+    assert not [where for each in results for _, where in each["lost"] if where == lineage]
     assert len({str((each["epoch"], each["committed"])) for each in results}) == 1
     log = [tuple(pair) for pair in results[0]["log"]]
     whole = itertools.product(range(results[0]["epoch"]), range(results[0]["size"]))

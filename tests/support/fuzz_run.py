@@ -16,10 +16,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=10_000_000)
     parser.add_argument("--seconds", type=float, default=24 * 3600.0)
+    parser.add_argument("--only", default="", help="decoders whose names begin with this")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
     begin = time.monotonic()
-    figures = fuzz(targets(), seed=options.seed, inputs=options.inputs, seconds=options.seconds)
+    chosen = [each for each in targets() if each.name.startswith(options.only)]
+    figures = fuzz(chosen, seed=options.seed, inputs=options.inputs, seconds=options.seconds)
     print(  # noqa: T201
         f"seed {options.seed}: {figures.total} inputs over {len(figures.inputs)} decoders in "
         f"{time.monotonic() - begin:.0f} s, {figures.refused} refused, slowest "

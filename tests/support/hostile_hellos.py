@@ -73,6 +73,13 @@ def hostile_hello(
     return b"\x16\x03\x01" + _prefixed(2, b"\x01" + _prefixed(3, body))
 
 
+def in_records(hello: bytes, size: int) -> bytes:
+    """The same message, cut into records of so many bytes."""
+    message = hello[5:]
+    pieces = (message[at : at + size] for at in range(0, len(message), size))
+    return b"".join(b"\x16\x03\x01" + _prefixed(2, piece) for piece in pieces)
+
+
 def kinds() -> Iterator[tuple[str, bytes]]:
     """Hellos of many kinds, with a name for each."""
     for group in GROUPS:
@@ -89,4 +96,10 @@ def kinds() -> Iterator[tuple[str, bytes]]:
             "X25519", extra=b"".join(_extension(60000 + n, bytes(200)) for n in range(60))
         ),
     )
+    for size in (1, 16):
+        for group in ("X25519", "ffdhe8192"):
+            name = f"{group}, in records of {size} bytes"
+            yield name, in_records(hostile_hello(group), size)
+    padding = b"".join(_extension(60000 + n, bytes(15_000)) for n in range(4))
+    yield "60 kB of extensions", in_records(hostile_hello("X25519", extra=padding), 1 << 14)
     yield "noise in TLS", b"\x16\x03\x01" + _prefixed(2, os.urandom(500))

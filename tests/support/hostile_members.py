@@ -14,8 +14,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.training import elastic_member, elastic_settling, peer_messages, state_sync
+from potluck.errors import CollectiveMismatch
+from potluck.runtime.notices import Notices
+from potluck.runtime.vigil import Vigil
+from potluck.training import (
+    elastic_ground,
+    elastic_member,
+    elastic_settling,
+    peer_messages,
+    state_sync,
+)
 from potluck.training.elastic_record import LENGTH, Record
+from potluck.training.elastic_try import Try
 from potluck.training.state_chunks import Chunks
 from support.threads import PATIENCE
 
@@ -98,6 +108,8 @@ class Saboteur:
         }.get(kind)
         if kind == "record":
             self._spoil_records()
+        elif kind == "call":
+            self._spoil_calls()
         elif kind == "chunk":
             self._spoil_chunks()
         for module in (elastic_member, elastic_settling, state_sync):
@@ -156,6 +168,30 @@ class Saboteur:
 
         setattr(Record, "encode", lying)  # noqa: B010
 
+    def _spoil_calls(self) -> None:
+        """Call something else than the others do, when a step begins."""
+        if self._how == FALSE_ALARM:
+            self._raise_alarms()
+            return
+
+        def lying(attempt: Try, _: float | None) -> Any:
+            CALLS[self._how](attempt._group)
+            return rest()
+
+        setattr(Try, "records", lying)  # noqa: B010
+
+    def _raise_alarms(self) -> None:
+        """Report in every operation that another rank makes another call, which is not true."""
+        begin = Vigil.begin
+
+        def lying(vigil: Vigil, *arguments: Any) -> None:
+            begin(vigil, *arguments)
+            raise CollectiveMismatch("Ranks disagree about an operation", rank=0)
+
+        setattr(Vigil, "begin", lying)  # noqa: B010
+        again = elastic_ground.unclear("once more")
+        setattr(elastic_ground.Ground, "_judged", lambda *_: again)  # noqa: B010
+
     def _spoil_chunks(self) -> None:
         read = Chunks.read
 
@@ -203,6 +239,23 @@ RECORDS: dict[str, Callable[[Any], Any]] = {
     "other gradients": _row(signature=77),
     "another epoch": _row(epoch=9, share=(0, 1)),
     "noise": lambda row: np.random.default_rng(3).integers(-(1 << 63), 1 << 62, LENGTH),
+}
+
+
+def _without_words(group: Any) -> None:
+    """Show the others another call, and tell nothing of it."""
+    setattr(Notices, "tell", lambda *_: None)  # noqa: B010
+    group.barrier()
+
+
+FALSE_ALARM = "a false alarm"
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "a barrier": lambda group: group.barrier(),
+    "a sum": lambda group: group.all_reduce(np.ones(5, np.float32)),
+    "a longer record": lambda group: group.all_gather(np.zeros(LENGTH + 1, np.int64)),
+    "another type": lambda group: group.all_gather(np.zeros(LENGTH, np.float64)),
+    "without a word": _without_words,
 }
 
 

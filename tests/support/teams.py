@@ -17,6 +17,7 @@ import numpy as np
 import potluck
 from potluck.training.elastic import ElasticTrainer
 from potluck.training.state import TrainingState
+from potluck.vocabulary import View
 from support.cables import Cables
 from support.command import COMMAND, environment
 from support.homes import Home, pair
@@ -36,6 +37,7 @@ LATEST = 2 * PATIENCE  # seconds in which everything must happen that is waited 
 def train(place: Place, job: str, min_nodes: int, size: int, options: dict[str, Any]) -> Said:
     """Train until the test says "stop" to any member; say every step and every error."""
     settings = {"multicast": True, "known": False, "neighbours": False, **options}
+    is_held = settings.pop("held", False)
     with potluck.join(min_nodes, job=job, **{"timeout": LATEST, **settings}) as cluster:
         weights, chance = np.zeros(size, np.float32), np.random.default_rng()
         is_over, wants_to_stop, told = False, False, 0
@@ -47,6 +49,8 @@ def train(place: Place, job: str, min_nodes: int, size: int, options: dict[str, 
 
         state = TrainingState(model=weights)
         trainer = ElasticTrainer(cluster, state, apply, timeout=LIMIT)
+        if is_held:
+            hold_before_another_lineage(place, trainer)
         while not is_over:
             word = place.next_word()
             wants_to_stop = wants_to_stop or word == "stop"
@@ -74,6 +78,20 @@ def train(place: Place, job: str, min_nodes: int, size: int, options: dict[str, 
                 print=fingerprint(weights),
             )
         return {"print": fingerprint(weights), "step": trainer.step_count, "discarded": told}
+
+
+def hold_before_another_lineage(place: Place, trainer: ElasticTrainer) -> None:
+    """Let a member wait for the word "enter" before it gets the state of another lineage."""
+    settle = trainer._settle
+
+    def settle_when_told(view: View) -> None:
+        if trainer.position.lineage not in ("", view.lineage):
+            trainer._settle = settle  # type: ignore[method-assign]
+            place.say("entering", view=[view.lineage, view.epoch])
+            place.hear("enter", LATEST)
+        settle(view)
+
+    trainer._settle = settle_when_told  # type: ignore[method-assign]
 
 
 def fingerprint(weights: Any) -> str:

@@ -81,7 +81,9 @@ def in_a_child(action: Callable[[], Any]) -> Any:
     if pid == 0:
         code = 1
         try:
-            os.write(writing, msgspec.json.encode(action()))
+            answer = msgspec.json.encode(action())
+            with open(writing, "wb") as pipe:  # noqa: PTH123 - a pipe has no path
+                pipe.write(answer)
             code = 0
         except BaseException:  # noqa: BLE001 - the parent's code must not run twice
             traceback.print_exc()
@@ -89,9 +91,9 @@ def in_a_child(action: Callable[[], Any]) -> Any:
             os._exit(code)
     os.close(writing)
     try:
-        answer = os.read(reading, 1 << 16)  # a child that has ended has closed its end
+        with open(reading, "rb") as pipe:  # noqa: PTH123
+            answer = pipe.read()  # a child that has ended has closed its end
     finally:
-        os.close(reading)
         _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
     return msgspec.json.decode(answer) if answer else None

@@ -270,6 +270,31 @@ def test_what_the_system_refuses_is_our_error(
     assert found.step == 1
 
 
+@pytest.mark.parametrize("written", [0, 1])
+def test_the_first_checkpoint_that_fails_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """Neither an empty one, nor one with arrays and no manifest; a folder of the user's stays."""
+    original, count = os.replace, 0
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(*arguments, **options)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(IoError, match="The disk is full"):
+        save(tmp_path / "saved", 1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "own").mkdir(mode=0o700)
+    count = 0
+    with pytest.raises(IoError, match="The disk is full"):
+        save(tmp_path / "own", 1)
+    assert list((tmp_path / "own").iterdir()) == []
+
+
 def test_a_folder_that_is_read_only_raises_our_error(tmp_path: Path) -> None:
     """Really so, for a user who is not root: they may write anywhere."""
     folder = tmp_path / "saved"

@@ -21,6 +21,7 @@ from potluck import (
     PeerLost,
     SimulatedBackend,
 )
+from potluck.net.names import machine_name
 from potluck.training import elastic
 from potluck.training.checkpoint import Checkpointer, latest
 from potluck.training.elastic import ElasticTrainer
@@ -155,7 +156,7 @@ def test_a_replica_that_comes_apart_is_named_and_put_right(
     runs[0].weights[2] += 1e-9
     train(runs, 8)
     assert len({run.fingerprint for run in runs}) == 1
-    assert "Rank 0 has come apart from the others" in caplog.text
+    assert f"{machine_name()} (rank 0) has another state than the others" in caplog.text
     runs[2].speed[0] += 1
     reports = everywhere(runs, lambda run: run.trainer.verify())
     assert {report.receivers for report in reports} == {(2,)}
@@ -273,7 +274,7 @@ def test_shares_follow_speed_and_the_slow_one_is_named(
     straggler = runs[0].trainer.straggler
     assert straggler is not None
     assert straggler.rank == 3
-    assert "Rank 3 is 4.0 times slower than the others" in caplog.text
+    assert f"{machine_name()} (rank 3) is 4.0 times slower than the others" in caplog.text
     assert len({run.fingerprint for run in runs}) == 1
 
 

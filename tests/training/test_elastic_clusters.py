@@ -104,6 +104,31 @@ def test_what_somebody_ends_on_purpose_is_not_tried_again() -> None:
             waiting.result()
 
 
+def test_a_member_that_fails_in_a_step_does_not_end_the_others() -> None:
+    """It raises there; the others try again, with it or without it."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 2)
+        fails: Any = nodes[2].group._vigil
+        begin, broken = fails.begin, threading.Event()
+
+        def raising(*arguments: Any) -> None:
+            begin(*arguments)
+            fails.begin = begin
+            broken.set()
+            raise MemoryError
+
+        fails.begin = raising
+        waiting = [Background(run.step) for run in runs]
+        with pytest.raises(MemoryError):
+            waiting[2].result()
+        assert broken.is_set()
+        again = Background(runs[2].step)
+        for each in (*waiting[:2], again):
+            assert each.result().counted
+        assert len({run.fingerprint for run in runs}) == 1
+
+
 def ended(node: Cluster, waiting: Background[Any]) -> bool:
     """Abort until something was under way that could be."""
     node.abort("enough for today")

@@ -12,8 +12,8 @@ import torch
 
 from potluck import SimulatedBackend
 from potluck.runtime import metrics_endpoint
+from potluck.runtime.metrics_endpoint import process_metrics
 from potluck.training.process_group import ProcessGroup
-from potluck.training.process_group_metrics import process_metrics
 from support.threads import PATIENCE, eventually, together
 
 

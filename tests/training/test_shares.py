@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.training.elastic_pace import LASTING, Pace
+from potluck.training.elastic_pace import AGAIN, LASTING, Pace
 from potluck.training.elastic_record import Record
 from potluck.training.shares import (
     Condition,
@@ -73,6 +75,8 @@ def test_a_straggler_is_named_with_its_likely_cause(condition: Condition, cause:
     found = find_straggler([900, 1000, 250], [*others, condition])
     assert found is not None
     assert str(found) == f"Rank 2 is 4.0 times slower than the others: {cause}"
+    named = find_straggler([900, 1000, 250], [*others, replace(condition, name="attic")])
+    assert str(named) == f"attic (rank 2) is 4.0 times slower than the others: {cause}"
 
 
 @pytest.mark.parametrize("speeds", [[5], [1000, 600, 900], [1000, 0], []])
@@ -119,3 +123,24 @@ def test_a_slow_link_and_a_busy_processor_are_told_apart(
     assert pace.straggler is not None
     assert pace.straggler.rank == 1
     assert pace.straggler.cause == "its processors do other work (90 %)"
+
+
+def test_a_member_that_is_slow_now_and_then_is_named_once() -> None:
+    """Also those who look on hear it once, with its machine's name; much later again."""
+    told: list[str] = []
+    pace = Pace(told.append)
+    pace.conditions = (Condition(name="desk"), Condition(name="attic", on_battery=True))
+    slow, well = (
+        [Record(1, 1, 1.0, 5000, 0), Record(1, 1, 1.0, speed, 0)] for speed in (900, 5000)
+    )
+    for _ in range(20):
+        for records in (slow, well):
+            for _ in range(LASTING):
+                pace.note(records, [100_000_000] * 2, nbytes=1000)
+    sentence = "attic (rank 1) is 5.6 times slower than the others: it runs on its battery. "
+    assert told == [f"{sentence}It gets a smaller share of each batch."]
+    for _ in range(AGAIN):
+        pace.note(well, [100_000_000] * 2, nbytes=1000)
+    for _ in range(LASTING):
+        pace.note(slow, [100_000_000] * 2, nbytes=1000)
+    assert len(told) == 2

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from potluck.core.roster_exchange import Taken, take
 from potluck.core.roster_records import RosterRefused
 from potluck.errors import DistributedError, MalformedFrame, UnsupportedOperation
 from potluck.net.identity import NodeIdentity, node_id
+from potluck.net.names import machine_name
 from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.namespace_files import MAX_PREVIOUS
 from potluck.net.private_files import (
@@ -55,7 +55,7 @@ class CircleChanged(DistributedError, RuntimeError):
 
 def signer_of(identity: NodeIdentity, name: str | None = None) -> Signer:
     """This machine as the cores see it; its name is the host's unless given."""
-    label = clean_name(name if name is not None else socket.gethostname().partition(".")[0])
+    label = clean_name(machine_name() if name is None else name)
     if label in {"localhost", "unnamed"}:  # says nothing; the name made from the id does
         label = identity.short_name
     card = Card(identity.id, identity.public_key, label)

@@ -125,7 +125,8 @@ class Links:
         welcome: Welcome,
     ) -> None:
         self._meeting = meeting
-        self._table = table
+        self.table = self._table = table
+        """Who is who: every rank, as rank 0 has written it down."""
         self._door = door
         self._welcome = welcome
 

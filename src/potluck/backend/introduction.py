@@ -36,7 +36,6 @@ from potluck.messages import Hello, LaneOpened, Sync, Told, unpack
 from potluck.net import tcp
 from potluck.net.addresses import Address
 from potluck.net.frames import Kind
-from potluck.net.names import short_name
 from potluck.net.opening import (
     MAX_SENTENCE,
     Next,
@@ -187,31 +186,31 @@ def say_hello(
     peer, tag = sock.peer, sock.tag
     introduction = members.introduction()
     if not members.security.is_current(tag):
-        _decline(sock, members.judge_peer(peer))  # an earlier secret alone is nobody
+        _decline(members, sock, members.judge_peer(peer))  # an earlier secret alone is nobody
         introduction = structs.replace(introduction, roster=TELL_ME)  # it gets ours, and the secret
     hello = structs.replace(request, introduction=introduction)
     greeting = ask(sock, deadline, hello_frame(hello))
     if greeting.kind is Kind.ROSTER:
         taken = members.take(peer, unpack(greeting.payload, Told))
-        _decline(sock, judge_teller(taken, peer))
+        _decline(members, sock, judge_teller(taken, peer))
         told = opening_frame(Kind.ROSTER, members.tell(peer, tag))
         greeting = ask(sock, deadline, told)  # told even if we cannot follow: it may hold our vote
-        _decline(sock, judge_ourselves(taken))
+        _decline(members, sock, judge_ourselves(taken))
         if greeting.kind is Kind.ROSTER:
             members.inherit(unpack(greeting.payload, Told).secret)
             raise SecretChanged("The namespace has a new secret, which this machine has now")
     else:
-        _decline(sock, members.judge_peer(peer))
+        _decline(members, sock, members.judge_peer(peer))
     members.met(peer)
     return understand(greeting, reply)
 
 
-def _decline(sock: SecureSocket, refused: Refused | None) -> None:
+def _decline(members: Membership, sock: SecureSocket, refused: Refused | None) -> None:
     """Tell the other side why we do not go on with it, and raise the same here."""
     if refused is None:
         return
     peer = sock.peer
-    who = f"{short_name(peer)} ({peer})"
+    who = f"{members.name_of(peer)} ({peer})"
     logger.warning("declined %s: %s", who, refused.sentence)
     refuse(sock, f"this machine declines: {refused.sentence}")
     raise Declined(
@@ -286,7 +285,7 @@ class Reception:
         return Turn(Next.GRANT)
 
     def _refuse(self, refused: Refused) -> Turn:
-        who = f"{short_name(self._peer)} ({self._peer}) at {self._where}"
+        who = f"{self._members.name_of(self._peer)} ({self._peer}) at {self._where}"
         logger.warning("refused %s: %s", who, refused.sentence)
         self._members.last_refusal = f"{who} was turned away: {refused.sentence}"
         return Turn(Next.REFUSE, sentence=refused.sentence)

@@ -21,9 +21,11 @@ from potluck.core.handshake import Refused, judge_clone
 from potluck.core.introduction import Exchange, Granted, digest, judge_hello, judge_peer
 from potluck.core.roster import Roster
 from potluck.core.roster_exchange import Taken
+from potluck.decoding import printable
 from potluck.errors import HandshakeRefused
 from potluck.messages import Introduction, Told
 from potluck.net.incarnation import ThisProcess, this_process
+from potluck.net.names import short_name
 from potluck.net.namespace import NetworkNamespace, Protection
 from potluck.net.namespace_files import UnknownNamespace
 from potluck.net.security import Security
@@ -88,6 +90,14 @@ class Membership:
         """Its roster."""
         circle = self.circle
         return circle.roster if circle else None
+
+    def name_of(self, node: NodeId) -> str:
+        """What people call a machine: its name on the roster, or the one made from its id."""
+        roster = self.roster
+        for generation in reversed(roster.history.generations if roster else ()):
+            if node in generation.members:
+                return printable(generation.members[node].name)
+        return short_name(node)
 
     def introduction(self) -> Introduction:
         """What a hello of ours says about us; reads the disk, so that it holds now."""

@@ -22,7 +22,7 @@ from potluck.messages import Control, ControlOpened, Introduction, Join, Lane, u
 from potluck.net import descriptors, tcp
 from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
-from potluck.net.incarnation import claim_process
+from potluck.net.incarnation import Incarnation, claim_process, this_process
 from potluck.net.opening import answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY, Security
@@ -47,7 +47,8 @@ class NodePort(Closing):
     """Where a process can be reached, for as long as it is part of a cluster.
 
     Each one is a process of its own to others (:attr:`process`), also when a program opens one
-    after the other: what was said to an earlier one never reaches a later one.
+    after the other: what was said to an earlier one never reaches a later one.  One that
+    ``is_shared`` is the process to which this program's groups of fixed ranks belong.
     """
 
     def __init__(
@@ -57,10 +58,15 @@ class NodePort(Closing):
         port: int = 0,
         host: str = "",
         security: Security | None = None,
+        is_shared: bool = False,
     ) -> None:
         security = security or Security.load(namespace)
         node = security.identity.id
-        this, self._claim = claim_process(node)
+        self._claim: Incarnation | None = None
+        if is_shared:
+            this = this_process(node)
+        else:
+            this, self._claim = claim_process(node)
         self.process = ProcessId(node, this.incarnation)
         """Which start of which node; proved to others, except on connections in clear."""
         self.slot = this.slot
@@ -73,7 +79,7 @@ class NodePort(Closing):
             self.members.check()
             self._acceptor = self._listen(host, port)
         except BaseException:
-            self._claim.release()
+            self._release()
             raise
         self.port = self._acceptor.port
         """Where this process listens, on IPv4 and IPv6."""
@@ -179,6 +185,10 @@ class NodePort(Closing):
             self._closed = BackendUnavailable("This process has closed its port")
             self._acceptor.close()
             self._lobby.close()
+            self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
             self._claim.release()
 
     def become_forked(self) -> None:

@@ -40,6 +40,8 @@ from potluck.logs import get_logger
 from potluck.messages import Join, LaneOpened, Peer, Table
 from potluck.net import tcp
 from potluck.net.addresses import is_loopback, unmapped, usable_hosts
+from potluck.net.incarnation import this_process
+from potluck.net.names import machine_name
 from potluck.net.opening import RefusedForNow, answer, await_answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.security import NOBODY
@@ -89,7 +91,13 @@ def gather(meeting: Meeting) -> tuple[Door, Table]:
     try:
         book = Rendezvous(meeting.world_size)
         _await_everybody(meeting, door, book, waiting)
-        me = Peer(hosts=[], port=door.acceptor.port, name=_my_name(), node=meeting.members.me)
+        me = Peer(
+            hosts=[],
+            port=door.acceptor.port,
+            name=machine_name(),
+            node=meeting.members.me,
+            process=_my_process(meeting),
+        )
         peers = book.peers(me)
         ranks = book.waiting().items()
         refused = book.unreachable([k for k, r in ranks if all(map(is_loopback, peers[r].hosts))])
@@ -178,11 +186,15 @@ def _has_hung_up(sock: OpeningSocket) -> bool:
 def _as_proved(request: Join, sock: OpeningSocket) -> Join:
     """The request with the node that TLS has proved, whatever it says itself."""
     node = sock.peer if isinstance(sock, SecureSocket) else NOBODY
-    return structs.replace(request, peer=structs.replace(shown(request.peer), node=node))
+    process = request.peer.process
+    is_proved = node is NOBODY or process.startswith(f"{node}/")
+    peer = structs.replace(shown(request.peer), node=node, process=process if is_proved else "")
+    return structs.replace(request, peer=peer)
 
 
-def _my_name() -> str:
-    return socket.gethostname()[:255]
+def _my_process(meeting: Meeting) -> str:
+    node = meeting.members.security.identity.id  # in clear nobody proves it, and it is told too
+    return f"{node}/{this_process(node).incarnation}"
 
 
 def _listen_as_master(meeting: Meeting) -> socket.socket:
@@ -293,7 +305,7 @@ def _listen_at(meeting: Meeting) -> Door:
 
 def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[str]) -> Table:
     hosts = sorted(dict.fromkeys(hosts), key=is_loopback)[:16]  # what others may reach comes first
-    me = Peer(hosts=hosts, port=port, name=_my_name())
+    me = Peer(hosts=hosts, port=port, name=machine_name(), process=_my_process(meeting))
     patience = max(0.0, meeting.deadline - time.monotonic())
     request = Join(meeting.rank, meeting.world_size, me, patience)
     # Something else may listen there, and say nothing; rank 0 answers at once that it knows us.

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from potluck.backend.lanes import OpenLane
+    from potluck.messages import Table
     from potluck.net.namespace import NetworkNamespace
 
-__all__ = ["TcpBackend"]
+__all__ = ["TcpBackend", "formed"]
+
+formed: list[Callable[[TcpBackend], None]] = []
+"""Called with every group that has formed: layers above show it to observers."""
 
 
 class TcpBackend(LaneBackend):
@@ -94,6 +98,8 @@ class TcpBackend(LaneBackend):
             super().close()
             raise
         self._acceptor = self._lanes.extend(self._park, self._switchboard.count)
+        for follow in formed:
+            follow(self)
 
     @classmethod
     def from_env(
@@ -113,6 +119,11 @@ class TcpBackend(LaneBackend):
             namespace=namespace,
             mapped=True,
         )
+
+    @property
+    def table(self) -> Table:
+        """Who is who in this group, as rank 0 has written it down."""
+        return self._lanes.table
 
     def _dial(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> OpenLane:
         return self._lanes.open(rank, purpose, deadline, look, self._leash.hold)

@@ -92,14 +92,18 @@ class Window(Budget):
     False
     """
 
-    __slots__ = ("_calls", "calls", "octets")
+    __slots__ = ("_calls", "calls")
 
     def __init__(self, calls: int, octets: int) -> None:
         super().__init__(octets)
         self._calls = calls
         self.calls = 0
         """Under way now."""
-        self.octets = 0
+
+    @property
+    def octets(self) -> int:
+        """Bytes under way, but for one message that is larger than all of them may be."""
+        return self._short + self._long
 
     def admits(self, size: int) -> bool:
         """Whether one more may begin."""
@@ -110,7 +114,6 @@ class Window(Budget):
     def add(self, size: int) -> None:
         """One has begun."""
         self.calls += 1
-        self.octets += size
         if size <= self._short_up_to:
             self._short += size
         else:
@@ -119,7 +122,6 @@ class Window(Budget):
     def remove(self, size: int) -> None:
         """One has ended."""
         self.calls -= 1
-        self.octets -= size
         if size <= self._short_up_to:
             self._short -= size
         else:

@@ -64,6 +64,8 @@ class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Seconds without contact after which it pauses itself; see ``HealthConfig.pause_after``."""
     quorum: Literal["majority", "any"] = "majority"
     """Its setting; only processes with the same one become one cluster."""
+    place: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)] = -1
+    """The rank that a launcher wishes for it in the first view; -1 where none has a wish."""
 
     @property
     def process(self) -> ProcessId:

@@ -43,6 +43,7 @@ _CROWD = 8  # processes; up to this many every change is looked at at once
 _PATIENCE = 5  # connection delays to wait for those who are connected to us but not to all
 _AGAIN = "waiting a moment before entering again: "
 _UNRANKED = MAX_MEMBERS  # comes after every rank of a view
+_UNPLACED = 1 << 20  # comes after every place that a launcher gives
 
 
 @dataclass(slots=True)
@@ -155,14 +156,20 @@ class Founding:
         return ""
 
     def _order(self, contacts: list[Contact]) -> list[ProcessId]:
-        """Who is to be first: by rank in the view we are bound to, then by id."""
+        """Who is to be first: by rank in the view we are bound to, by a launcher's wish, by id."""
         s = self._situation
         return sorted([s.id, *(c.process for c in contacts)], key=self._key)
 
-    def _key(self, process: ProcessId) -> tuple[int, ProcessId]:
-        bound = self._situation.bound
-        rank = None if bound is None else bound.view.rank_of(process)
-        return _UNRANKED if rank is None else rank, process
+    def _key(self, process: ProcessId) -> tuple[int, int, ProcessId]:
+        s = self._situation
+        rank = None if s.bound is None else s.bound.view.rank_of(process)
+        contact = s.contacts.get(process)
+        place = (s.me if contact is None else contact.card).place
+        return (
+            _UNRANKED if rank is None else rank,
+            _UNPLACED if place < 0 else place,
+            process,
+        )
 
     def _mutual(self, contacts: list[Contact]) -> tuple[ProcessId, ...]:
         """The largest set with us that all hear each other, the founder first."""

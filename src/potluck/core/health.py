@@ -87,7 +87,7 @@ class HealthMonitor:
     >>> while not events:                    # from here on, silence
     ...     events = monitor.tick(monitor.next_deadline)
     >>> print(events[0])
-    attic is suspect: nothing was heard for 0.6 s, and 0.6 s is the longest that passes for normal
+    attic is suspect: nothing was heard for 0.6 s, and 0.6 s is the longest normal silence
     """
 
     def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 - frozen
@@ -229,8 +229,8 @@ class HealthMonitor:
             HealthCause.UNEVEN: f"its round trips vary by {_time(link.jitter)}, "
             f"more than {_time(config.high_jitter)}",
             HealthCause.SILENT: f"nothing was heard for {_time(silence)}, and "
-            f"{_time(self._patience(watched))} is the longest that passes for normal{late}",
-            HealthCause.GIVEN_UP: f"nothing was heard for {_time(silence)}; alive, it would have "
+            f"{_time(self._patience(watched))} is the longest normal silence{late}",
+            HealthCause.GIVEN_UP: f"nothing was heard for {_time(silence)}; if it is alive, it "
             f"paused itself after {_time(config.pause_after)}{late}",
         }
         return sentences[cause]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from potluck.vocabulary import settle_seconds
+from potluck.vocabulary import Seconds, in_seconds, settle_seconds
 
 __all__ = ["HealthConfig"]
 
@@ -52,14 +52,15 @@ class HealthConfig:
             )
             raise ValueError(msg)
 
-    def paced(self, interval: float, pause_after: float) -> HealthConfig:
+    def paced(self, interval: Seconds, pause_after: Seconds) -> HealthConfig:
         """The same at the pace of a group: its interval and pause, and patience that fits them.
 
         >>> HealthConfig.wired().paced(1.0, 5.0).least_patience
         3.0
         """
-        least = min(max(self.least_patience, 3 * interval), pause_after)
-        return replace(self, interval=interval, least_patience=least, pause_after=pause_after)
+        pace, pause = in_seconds(interval), in_seconds(pause_after)
+        least = min(max(self.least_patience, 3 * pace), pause)
+        return replace(self, interval=pace, least_patience=least, pause_after=pause)
 
     @property
     def dead_after(self) -> float:

@@ -254,7 +254,7 @@ class Planner:
         s = self._situation
         parts = [f"without {s.name(who)}: {why}" for who, (_, why) in out.items()]
         if new:
-            parts.append(f"with {s.names(new)}, new")
+            parts.append(f"{s.names(new)} joined")
         if self.is_stepping_down:
             parts.append(f"{s.name(s.id)} hands over the first rank")
         return "; ".join(parts) or self._why_again()

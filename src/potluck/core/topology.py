@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from potluck.core.topology_links import ConnectionProfile, Endpoint, Paths, RateSource
 from potluck.core.topology_nodes import Accelerator, Battery, NodeProfile
-from potluck.vocabulary import LinkMatrix, ProcessId, View
+from potluck.vocabulary import LinkMatrix, ProcessId, Seconds, View, in_seconds
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -112,11 +112,10 @@ class ClusterTopology:
             self._graph.remove_node(node)
             del self._paths[node]
 
-    def prune(self, now: float, *, max_age: float) -> tuple[ProcessId, ...]:
+    def prune(self, now: float, *, max_age: Seconds) -> tuple[ProcessId, ...]:
         """Remove whoever was not seen for ``max_age`` seconds; who that was."""
-        stale = tuple(
-            node for node in self.remote_nodes if now - self.node(node).last_seen > max_age
-        )
+        age = in_seconds(max_age)
+        stale = tuple(node for node in self.remote_nodes if now - self.node(node).last_seen > age)
         for node in stale:
             self.remove_node(node)
         return stale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TypeAlias
 
@@ -37,12 +37,14 @@ class DistributedMetrics:
     __slots__ = (
         *OPERATIONS,
         *("peers", "compression", "health", "elections", "views", "discovery", "rpc"),
-        *("training", "state", "journal", "_began"),
+        *("training", "state", "journal", "tell", "_began"),
     )
 
     def __init__(self) -> None:
         self.journal: list[tuple[Enum, float, int]] = []
         """Collectives that ended well and are not counted yet: which, its seconds, its bytes."""
+        self.tell: Callable[[str], None] = lambda _: None
+        """Gets a sentence for each collective that has failed, for those who look on."""
         self.all_reduce = OperationMetrics(self.work_off)
         self.reduce = OperationMetrics(self.work_off)
         self.broadcast = OperationMetrics(self.work_off)

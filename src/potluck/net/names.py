@@ -1,18 +1,32 @@
-"""A readable name for every node, such as ``calm-otter``.
+"""What machines are called: by the names people gave them, or else one made from the id.
 
-People recognise a machine by it.  It is computed from the node id, so it never changes and needs no
-agreement; but it has only 14 bits, two nodes may share one, and anybody can search for a key with a
-wanted name.  So names are shown, and ids decide.
+The made name, such as ``calm-otter``, never changes and needs no agreement; but it has only 14
+bits, two nodes may share one, and anybody can search for a key with a wanted name.  So names are
+shown, and ids decide.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 
 from potluck.net.words import ADJECTIVES, ANIMALS
 from potluck.vocabulary import NodeId
 
-__all__ = ["short_name"]
+__all__ = ["MAX_NAME", "machine_name", "short_name"]
+
+MAX_NAME = 64
+"""Characters of a machine's name, as many as a label of a host name has."""
+
+
+def machine_name() -> str:
+    """What this machine is called everywhere: ``POTLUCK_NAME``, or its host name.
+
+    Without the domain, which differs with the network a laptop is in.
+    """
+    named = os.environ.get("POTLUCK_NAME", "")
+    return (named or socket.gethostname().partition(".")[0])[:MAX_NAME]
 
 
 def short_name(node: NodeId) -> str:

@@ -216,6 +216,18 @@ class AutoDiscoveryBackend(InOneView):
         alive = {who: name for who, name in awaited.items() if not core.has_ended(who)}
         return {**alive, **core.left_out}, core.is_insisting
 
+    def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
+        """Tell people who ask that the training waits for these: one of them may have its state."""
+        control, found = self._node.control, dict(awaited)
+
+        def note() -> None:
+            before, now = control.awaited, clock.now()
+            control.awaited = {
+                who: (name, before[who][1] if who in before else now) for who, name in found.items()
+            }
+
+        control.post(note)
+
     def note_progress(self, samples: int, origin: tuple[Branch, ...] = ()) -> None:
         """Say how many training samples are committed in this node's state.
 
@@ -313,8 +325,13 @@ class AutoDiscoveryBackend(InOneView):
         backend = None if stage is None else stage.backend
         return f"rank {rank}" if backend is None else backend.peer_name(rank)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._node.is_closed
+
     def close(self) -> None:
-        """Say goodbye: the others go on without this node at once.  May be called twice."""
+        """Leave: the others continue without this node at once.  May be called twice."""
         self._prepare_to_close()
         if self._endpoint is not None:
             self._endpoint.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from potluck.decoding import decode_json
 from potluck.errors import BackendUnavailable
 from potluck.metrics import DistributedMetrics
 from potluck.net.addresses import MAX_PORT
+from potluck.net.names import MAX_NAME, machine_name
 
 if TYPE_CHECKING:
     from potluck.collective.config import CollectiveConfig
@@ -29,8 +29,10 @@ from potluck.vocabulary import settle_seconds
 
 __all__ = ["AutoDiscoveryConfig", "default_job"]
 
-MAX_JOB, MAX_NAME = 128, 64
-"""Characters of a job's name, and of a node's."""
+MAX_JOB = 128
+"""Characters of a job's name."""
+
+_MOST_RANK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class AutoDiscoveryConfig:
         >>> AutoDiscoveryConfig(name="attic").node_name
         'attic'
         """
-        name = self.name or os.environ.get("POTLUCK_NAME", "") or socket.gethostname()[:MAX_NAME]
+        name = self.name or machine_name()
         if len(name) > MAX_NAME or not name.isprintable():
             msg = f"A node's name has at most {MAX_NAME} printable characters, not {name[:200]!r}"
             raise ValueError(msg)
@@ -141,6 +143,12 @@ class AutoDiscoveryConfig:
     def wished_port(self) -> int:
         """Where to listen if that is possible: what the launcher of a run says; 0 for no wish."""
         return _number("POTLUCK_PORT", 0) if self.port is None else 0
+
+    @property
+    def wished_rank(self) -> int:
+        """The rank in the first view, if possible, as ``potluck run`` says; -1 for no wish."""
+        rank = _number("RANK", _MOST_RANK) if "POTLUCK_RUN" in os.environ else _MOST_RANK
+        return rank if rank < _MOST_RANK else -1
 
     def registry(self) -> DistributedMetrics | None:
         """Where to count, if that is wanted."""

@@ -39,6 +39,8 @@ class Purpose(IntEnum):
     POWER_SGD = 13
     ALL_REDUCE_TREE = 14
     BROADCAST_TREE = 15
+    RECORDS = 16
+    """What each member of a training brings to a step."""
 
 
 @dataclass(slots=True, eq=False)  # frozen, it would take five times as long to make

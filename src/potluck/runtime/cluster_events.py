@@ -24,6 +24,9 @@ logger = get_logger("potluck.cluster")
 KEPT = 512
 """Events that are remembered."""
 
+ONCE_WITHIN, RECENT = 60.0, 32
+"""Seconds, and events, within which the same failure is not kept again."""
+
 KEPT_VIEWS = 64
 """Changes of the view that are remembered, which events may crowd out."""
 
@@ -122,6 +125,12 @@ class Bulletin:
         """Keep an event that is in the log already."""
         self._count += 1
         self._kept.append(ClusterEvent(event, number=self._count, level=level))
+
+    def keep_once(self, event: object, level: int) -> None:
+        """The same, unless the same was kept lately: many calls may fail for one reason."""
+        since, words = time.time() - ONCE_WITHIN, str(event)
+        if not any(each.time > since and str(each) == words for each in list(self._kept)[-RECENT:]):
+            self.keep(event, level)
 
     def changed(self, change: ViewChange) -> None:
         """Tell the callbacks of another view."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -84,6 +85,7 @@ class ClusterNode:
         self._counting = NodeMetrics(
             config.registry() or DistributedMetrics(), self.control, self.port
         )
+        self.metrics.tell = self._failed
         self.stages.follow(self._counting.built)
         self.stages.find_missing = self._missing
         figures = self._counting.figures
@@ -266,6 +268,11 @@ class ClusterNode:
         """Count there from now on, and show it there; the cluster's history comes along."""
         metrics.adopt_cluster(self.metrics)
         self._counting.metrics = metrics
+        metrics.tell = self._failed
+
+    def _failed(self, sentence: str) -> None:
+        """A collective has failed: those who look on see what and why."""
+        self.control.post(lambda: self.bulletin.keep_once(sentence, logging.WARNING))
 
     def fresh_metrics(self) -> MetricsSnapshot:
         """A snapshot; how things are is looked at meanwhile, for the next one."""
@@ -301,6 +308,11 @@ class ClusterNode:
             return control.ask(lambda: control.core.missing(clock.now()), MISSING_WITHIN)
         except BackendUnavailable:
             return ()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has left."""
+        return self._closed
 
     def close(self) -> None:
         """Say goodbye and end everything.  May be called twice."""

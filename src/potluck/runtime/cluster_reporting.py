@@ -61,18 +61,23 @@ class Reporter:
             rank=-1 if rank is None else rank,
             members=[self._member(each) for each in members],
             peers=[self._peer(each) for each in health],
-            missing=self._missing(),
+            missing=self._missing({each.peer: max(0.0, each.silence) for each in health}),
             facts=self._facts,
         )
 
-    def _missing(self) -> list[MissingLine]:
-        """Whom we wait for: those who may still be at work."""
-        core = self._control.core
+    def _missing(self, silences: Mapping[ProcessId, float]) -> list[MissingLine]:
+        """Whom we wait for: those who may still be at work, or may have the state we lack."""
+        core, now = self._control.core, clock.now()
         if core.state is ClusterState.ACTIVE:
-            return []
+            awaited = self._control.awaited.items()
+            return [
+                MissingLine(who.node, who.incarnation, name, silences.get(who, now - since))
+                for who, (name, since) in awaited
+                if not core.has_ended(who)
+            ][:MAX_LINES]
         return [
             MissingLine(each.who.node, each.who.incarnation, each.name, each.silent_for)
-            for each in core.missing(clock.now())[:MAX_LINES]
+            for each in core.missing(now)[:MAX_LINES]
             if each.code is CauseCode.SILENT
         ]
 

@@ -67,7 +67,7 @@ def sparse_sum(
     packed = mine.pack()
     told = exchange.gather(np.array([packed.size, values.size], np.int64)).reshape(-1, 2)
     sizes, totals = told.T.tolist()
-    _check_alike(totals, lambda total: f"{total} values")
+    _check_alike(totals, values.size, lambda total: f"{total} values")
     if sum(sizes) >= _dense_bytes(values.size):
         return _plain_sum(exchange, values, compressor, out)
     _check_sizes(sizes, values.size)
@@ -190,9 +190,14 @@ def _agree(
     told = exchange.gather(mine).reshape(exchange.world_size, -1)
     seeds, steps, tensors, hashes = told.T.tolist()
     if len(set(seeds)) > 1:
-        msg = f"A seed must be the same on all ranks, but theirs are {seeds}"
-        raise ValueError(msg)
-    _check_alike(tensors, lambda crc: f"name, shape, method and feedback with check sum {crc:08x}")
+        found = CollectiveMismatch(f"A seed must be the same on all ranks, but theirs are {seeds}")
+        found.odd_one = _odd_one(seeds, compressor.seed)
+        raise found
+    _check_alike(
+        tensors,
+        zlib.crc32(tensor),
+        lambda crc: f"name, shape, method and feedback with check sum {crc & 0xFFFFFFFF:08x}",
+    )
     for rank, step in enumerate(steps):
         if not 0 <= step < LARGEST:
             raise MalformedFrame(f"Rank {rank} says it is in step {step}", rank=rank)
@@ -200,11 +205,18 @@ def _agree(
     return len(set(hashes)) == 1
 
 
-def _check_alike(told: Sequence[int], describe: Callable[[int], str]) -> None:
+def _odd_one(told: Sequence[int], mine: int) -> int | None:
+    """A rank that says something else than most ranks do, of which this is one."""
+    is_most = 2 * sum(number == mine for number in told) > len(told)
+    odd = [rank for rank, number in enumerate(told) if number != mine]
+    return odd[0] if odd and is_most else None
+
+
+def _check_alike(told: Sequence[int], mine: int, describe: Callable[[int], str]) -> None:
     """All ranks mean the same."""
     for rank, number in enumerate(told):
         if number != told[0]:
-            raise CollectiveMismatch(
+            found = CollectiveMismatch(
                 "Ranks compress different tensors",
                 rank=rank,
                 expected=told[0],
@@ -212,3 +224,5 @@ def _check_alike(told: Sequence[int], describe: Callable[[int], str]) -> None:
                 cause=f"rank 0 has {describe(told[0])}, rank {rank} {describe(number)}",
                 hint="All ranks must make the same calls in the same order.",
             )
+            found.odd_one = _odd_one(told, mine)
+            raise found

@@ -9,6 +9,7 @@ from potluck.metrics import DistributedMetrics, MetricsSnapshot
 from potluck.metrics.snapshot import OPERATIONS
 from potluck.runtime.counting import count_refusal
 from potluck.runtime.lifted import Lifted
+from potluck.runtime.presence import counted, is_attended
 from potluck.runtime.recorder_logs import recorder_of
 from potluck.runtime.waiting import watch_waiting
 
@@ -65,6 +66,10 @@ class DistributedContext(Lifted):
         self._slept: dict[int, float] | None = None
         self._subgroups: dict[DistributedContext, None] = {}
         self._whole: DistributedContext | None = None
+        if self._metrics is None and is_attended(self.innermost):
+            from potluck.runtime.metrics_endpoint import process_metrics
+
+            self._count_in(process_metrics())
 
     @classmethod
     def with_metrics(
@@ -94,8 +99,11 @@ class DistributedContext(Lifted):
 
     def _count_in(self, metrics: DistributedMetrics | None) -> None:
         """Count there; by which names others are waited for is up to who they are."""
+        if self._metrics is not None and self._slept is not None:
+            self._metrics.peers.release(self._slept)
         self._metrics = metrics
         if metrics is not None:
+            counted(self.innermost, self._group, metrics)
             self._slept = watch_waiting(self._group, metrics, self._peer_labels())
 
     def _peer_labels(self) -> dict[int, str]:

@@ -96,6 +96,8 @@ class Control:
         self.me = core.me
         self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
         self._departed: set[ProcessId] = set()  # members who have left in good order
+        self.awaited: dict[ProcessId, tuple[str, float]] = {}
+        """Whom the training waits for while the cluster works: names, and since when."""
         self._theatre = theatre
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False

@@ -24,18 +24,24 @@ USUAL_PORTS = 16
 """Ports that are tried before any free one will do."""
 
 
-def open_port(config: AutoDiscoveryConfig, rendezvous: int | None = None) -> NodePort:
+def open_port(
+    config: AutoDiscoveryConfig, rendezvous: int | None = None, *, is_shared: bool = False
+) -> NodePort:
     """The port of this process: the one that is wanted, a usual one, or any that is free."""
+
+    def opened(number: int) -> NodePort:
+        return NodePort(config.namespace, port=number, host=config.host, is_shared=is_shared)
+
     wanted = config.port or rendezvous or 0
     if wanted:
-        return NodePort(config.namespace, port=wanted, host=config.host)
+        return opened(wanted)
     wished = config.wished_port
     usual = range(DEFAULT_PORT, DEFAULT_PORT + USUAL_PORTS)
     for number in (*((wished,) if wished else ()), *usual):
         if _is_free(config.host, number):
             with contextlib.suppress(IoError):  # somebody was faster
-                return NodePort(config.namespace, port=number, host=config.host)
-    return NodePort(config.namespace, host=config.host)
+                return opened(number)
+    return opened(0)
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -63,6 +69,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> Proces
         schema=config.schema,
         pause_after=config.health.pause_after,
         quorum=config.quorum,
+        place=config.wished_rank,
     )
 
 

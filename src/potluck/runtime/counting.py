@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from potluck.errors import DistributedError
 from potluck.metrics.operations import LONG
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def count_failure(
     metrics.work_off()  # what went well before was no second try
     entry: OperationMetrics = getattr(metrics, call.task.collective.value)
     entry.note(monotonic() - began, size_of(call), type(error).__name__)
+    metrics.tell(f"{call.task.collective.value} failed: {_in_words(error)}")
     vars(error)["_counted"] = id(error)  # a copy of it, which another call raises, is not counted
 
 
@@ -40,7 +42,12 @@ def count_refusal(metrics: DistributedMetrics, name: str, error: BaseException) 
         metrics.work_off()
         entry: OperationMetrics = getattr(metrics, name)
         entry.note(0.0, 0, type(error).__name__)
+        metrics.tell(f"{name} failed: {_in_words(error)}")
         vars(error)["_counted"] = id(error)
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, DistributedError) else f"{type(error).__name__}: {error}"
 
 
 def counted(

@@ -84,6 +84,7 @@ class Executor:
             if session is not None:
                 session.close()
             self._begin_epoch()
+        self.vigil.ask_around(error)
 
     def _begin_epoch(self) -> None:
         abandon_streams(self._backend, self.vigil)

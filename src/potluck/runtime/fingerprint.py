@@ -53,6 +53,7 @@ _COMPOSED: dict[int, str] = {
     Purpose.POWER_SGD: "all_reduce with compression='powersgd'",
     Purpose.ALL_REDUCE_TREE: "all_reduce of a tree",
     Purpose.BROADCAST_TREE: "broadcast of a tree",
+    Purpose.RECORDS: "a step of a training",
 }
 """Calls that are made of several collectives, as a person would have written them."""
 

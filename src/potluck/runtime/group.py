@@ -103,6 +103,10 @@ class Group(Queue, Closing):
             self._vigil.slept = {}
         return self._vigil.slept
 
+    def ask_around(self) -> None:
+        """From now on, find out after a disagreement what most ranks believe."""
+        self._vigil.asks_around = True
+
     # -- calls ---------------------------------------------------------------------------------
 
     def run(self, call: Call, timeout: Seconds | None = None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import Timeout
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from potluck.net.namespace import NetworkNamespace
+    from potluck.runtime.auto import AutoDiscoveryBackend
     from potluck.runtime.observing_window import Wanted
 
 __all__ = ["join"]
@@ -43,6 +46,9 @@ def join(
     seconds.  With ``dashboard`` (True, a port, or an address) a browser shows what happens, at
     :attr:`Cluster.dashboard_url`.  Further options are those of :class:`AutoDiscoveryConfig`.
 
+    A thread is one node of a job: if it joins the same job again, as a notebook cell that is run
+    twice does, its earlier cluster is closed first.
+
     >>> with join(job="doctest", multicast=False, solo_delay=0.0, timeout=30) as cluster:
     ...     cluster.rank, cluster.world_size, cluster.all_reduce(2.5)
     (0, 1, 2.5)
@@ -54,6 +60,7 @@ def join(
     config = AutoDiscoveryConfig(
         min_nodes=min_nodes, job=job, namespace=namespace, peers=peers, **options
     )
+    _close_earlier(config)
     backend = AutoDiscoveryBackend(config)
     try:
         window = None if dashboard is False else backend.open_window(dashboard)
@@ -65,7 +72,43 @@ def join(
     except BaseException:
         backend.close()
         raise
+    _joined.backends = [*_earlier(), backend]
     return Cluster(backend)
+
+
+class _Joined(threading.local):
+    """The nodes that ``join`` made for each thread."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.backends: list[AutoDiscoveryBackend] = []
+
+
+_joined = _Joined()
+
+
+def _earlier() -> list[AutoDiscoveryBackend]:
+    """The open ones of this thread; a forked child has none."""
+    if _joined.process != os.getpid():
+        _joined.process, _joined.backends = os.getpid(), []
+    return [backend for backend in _joined.backends if not backend.is_closed]
+
+
+def _close_earlier(config: AutoDiscoveryConfig) -> None:
+    """Leave the job before joining it again: two nodes of one thread would wait for each other."""
+    for backend in _earlier():
+        if _place(backend.config) == _place(config):
+            logger.warning(
+                'join() was called again for the job "%s": the earlier cluster of this thread is '
+                "closed",
+                backend.job,
+            )
+            backend.close()
+
+
+def _place(config: AutoDiscoveryConfig) -> tuple[object, ...]:
+    """What must differ for two nodes of one thread to have nothing to do with each other."""
+    return config.job_name, config.namespace
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -85,3 +85,20 @@ class Launching(Backend):
         told = np.empty(task.total, mine.dtype)
         self._launch(requests.part_of(purpose, task, mine, told), timeout, async_op=False)
         return told
+
+    @overload
+    def gather_records(
+        self, mine: Array, timeout: Seconds | None = ..., *, async_op: Literal[False] = ...
+    ) -> Array: ...
+
+    @overload
+    def gather_records(self, mine: Array, *, async_op: Literal[True]) -> Work[Array]: ...
+
+    def gather_records(
+        self, mine: Array, timeout: Seconds | None = None, *, async_op: bool = False
+    ) -> Array | Work[Array]:
+        """What each rank brings to a step, straight from it; for :mod:`potluck.training`."""
+        task = self._place.blocks(Collective.ALL_GATHER, [mine.size] * self.world_size, 1)
+        told = np.empty(task.total, mine.dtype)
+        call = requests.part_of(Purpose.RECORDS, task, mine, told).call
+        return self._launch(Request(call, lambda: told), timeout, async_op=async_op)

@@ -7,6 +7,7 @@ machine's own unless somebody names another.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import selectors
@@ -14,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 
 from potluck.closing import Closing
 from potluck.errors import BackendUnavailable
@@ -21,10 +23,11 @@ from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics, MetricsSnapshot
 from potluck.net import descriptors
 from potluck.net.addresses import Address, is_loopback
+from potluck.runtime.auto_config import AutoDiscoveryConfig
 from potluck.runtime.metrics_exposition import exposition
 from potluck.runtime.metrics_http import MAX_REQUEST, answer
 
-__all__ = ["LOOPBACK", "MetricsEndpoint"]
+__all__ = ["LOOPBACK", "MetricsEndpoint", "process_metrics"]
 
 logger = get_logger(__name__)
 
@@ -214,3 +217,17 @@ def _listen(host: str, port: int) -> socket.socket:
             cause=(error.strerror or str(error)).partition(" (while")[0],
             hint=OTHER_PORT if error.errno in PORT_TROUBLES else OTHER_HOST,
         ) from error
+
+
+@cache
+def process_metrics() -> DistributedMetrics:
+    """Where all groups of fixed ranks of this process count, unless they are told otherwise.
+
+    With ``POTLUCK_METRICS_PORT`` they can be read over HTTP from the first group on.
+    """
+    metrics = DistributedMetrics()
+    address = AutoDiscoveryConfig().metrics_address
+    if address is not None:
+        host, port = address
+        atexit.register(MetricsEndpoint(metrics, port, host).close)
+    return metrics

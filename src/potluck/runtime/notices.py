@@ -40,7 +40,7 @@ SIZE = 512
 FOR_EVER = (1 << 64) - 1
 """The last call of a rank that makes no more: it has left the group."""
 
-_LAYOUT = struct.Struct("<BxHiQQQ32s")
+_LAYOUT = struct.Struct("<BxHiQQQ32s32s")
 _TEXT = SIZE - _LAYOUT.size
 
 
@@ -52,7 +52,7 @@ class Word(IntEnum):
     LOST = 2
     """A rank is gone."""
     MISMATCH = 3
-    """Two ranks disagree about this operation."""
+    """This rank has seen that another one takes this operation for something else."""
     ABORTED = 4
     """A rank was told to end the operation."""
     LATE = 5
@@ -63,6 +63,8 @@ class Word(IntEnum):
     """I have waited for long in this operation: are you in it?"""
     MALFORMED = 8
     """A rank sent what no correct rank sends."""
+    DISAGREED = 9
+    """This rank has heard from another one that two ranks disagree."""
 
 
 class Notice(NamedTuple):
@@ -79,22 +81,25 @@ class Notice(NamedTuple):
     text: str = ""
     last_call: int = 0
     """Up to which call, counted from the group's beginning, all have ended now."""
+    earlier: bytes = bytes(32)
+    """The fingerprint of the operation before."""
 
     def pack(self) -> bytes:
         """As bytes; a long text loses its end."""
         text = self.text.encode()[:_TEXT]
-        about = self.culprit, self.epoch, self.operation, self.last_call, self.fingerprint
-        return (_LAYOUT.pack(self.word, len(text), *about) + text).ljust(SIZE, b"\0")
+        about = self.culprit, self.epoch, self.operation, self.last_call
+        marks = self.fingerprint, self.earlier
+        return (_LAYOUT.pack(self.word, len(text), *about, *marks) + text).ljust(SIZE, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Notice | None:
         """From the bytes of a peer; None if they say nothing we know."""
-        word, length, culprit, epoch, operation, last, fingerprint = _LAYOUT.unpack_from(data)
+        word, length, culprit, epoch, operation, last, *marks = _LAYOUT.unpack_from(data)
         if word not in {int(each) for each in Word} or length > _TEXT:
             return None
         said = bytes(data[_LAYOUT.size : _LAYOUT.size + length])
         text = printable(said.decode(errors="replace"))
-        return cls(Word(word), epoch, operation, culprit, fingerprint, text, last)
+        return cls(Word(word), epoch, operation, culprit, marks[0], text, last, marks[1])
 
 
 class Notices:

@@ -131,6 +131,11 @@ class Observer(Closing):
         return sorted({f"{each.is_elsewhere}." for each in self._discovery.foreigners})
 
     @property
+    def unpaired(self) -> list[str]:
+        """Machines that were heard and are of another namespace, as people recognise them."""
+        return sorted({each.who for each in self._discovery.foreigners})
+
+    @property
     def discovery_status(self) -> dict[str, str]:
         """In words, for each way of finding others: what it does, or why it cannot."""
         return self._discovery.status()
@@ -164,8 +169,13 @@ class Observer(Closing):
     @property
     def addresses(self) -> list[str]:
         """Where the processes of this job that are connected can be reached."""
+        found = {each.key for each in self.reports if each.job == self.job}
         lanes = list(self._links.observers.values())
-        return [str(each.address) for each in lanes if each.card.port]
+        return [
+            str(each.address)
+            for each in lanes
+            if each.card.port and (each.card.node, each.card.incarnation) in found
+        ]
 
     @property
     def hosts(self) -> dict[tuple[str, int], str]:

@@ -88,6 +88,7 @@ class Chronicle:
         self._count = 0
         self._epochs: dict[str, dict[tuple[str, int], EpochLine]] = {}
         self._gone: dict[Key, Gone] = {}
+        self._since: dict[Key, float] = {}
 
     # -- the observer writes -------------------------------------------------------------------
 
@@ -100,6 +101,9 @@ class Chronicle:
         """A process is here."""
         with self._lock:
             self._gone.pop(key, None)
+            if key not in self._since:
+                self._since[key] = self._clock()
+                _shorten(self._since, MAX_PROCESSES)
 
     def parted(self, report: Report, cause: str) -> None:
         """It is not any more."""
@@ -193,6 +197,11 @@ class Chronicle:
         places = {contact.key, *map(str, contact.addresses)}
         is_over = "refused" in contact.trouble and not places.isdisjoint(self.former)
         return who in self.left_behind or is_over
+
+    def since(self, key: Key) -> float:
+        """When a process was first seen, in seconds since 1970."""
+        with self._lock:
+            return self._since.get(key, 0.0)
 
     @property
     def gone(self) -> list[Gone]:

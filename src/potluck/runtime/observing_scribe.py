@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from potluck.runtime.cluster_stages import Stages
     from potluck.vocabulary import LinkMatrix, ProcessId
 
-__all__ = ["Scribe"]
+__all__ = ["Scribe", "sensible"]
 
 _LARGEST = 1e300  # beyond, a figure is no measurement
 
@@ -62,7 +62,7 @@ class Scribe:
                 up=links.up[rank] if links else 0,
                 down=links.down[rank] if links else 0,
                 latency=list(links.latency[rank][:MAX_RANKS]) if links else [],
-                figures=_sensible(self._figures()),
+                figures=sensible(self._figures()),
             )
         )
 
@@ -83,7 +83,7 @@ def _word(level: int) -> str:
     return logging.getLevelName(level).lower()
 
 
-def _sensible(figures: Mapping[str, float]) -> dict[str, float]:
+def sensible(figures: Mapping[str, float]) -> dict[str, float]:
     """Finite numbers alone, and not too many."""
     kept = [(key[:255], float(value)) for key, value in figures.items() if abs(value) <= _LARGEST]
     return dict(kept[:MAX_NUMBERS])

@@ -83,7 +83,8 @@ def find_web_server() -> None:
         raise BackendUnavailable(
             "The dashboard needs a web server that is not installed here",
             cause=f"there is no {' and no '.join(missing)}",
-            hint="Install it with: pip install 'potluck[dashboard]'",
+            hint="Install it with: pip install 'potluck[dashboard]', or beside a wheel that is "
+            "installed already: pip install starlette uvicorn",
         )
 
 

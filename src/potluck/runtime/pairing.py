@@ -31,12 +31,15 @@ from potluck.logs import get_logger
 from potluck.net.addresses import Address
 from potluck.net.pairing_listener import Closed, Connected, Event, PairingListener
 
-__all__ = ["Invitation", "Notice", "PairingFailed", "Waiting", "open_listener"]
+__all__ = ["NO_NETWORK", "Invitation", "Notice", "PairingFailed", "Waiting", "open_listener"]
 
 logger = get_logger(__name__)
 
 TICK = 0.25
 """Seconds after which whoever watches hears again how much time is left."""
+
+
+NO_NETWORK = "This machine is not connected to a network: plug in the cable, or join the Wi-Fi."
 
 
 class PairingFailed(DistributedError, RuntimeError):

@@ -26,10 +26,10 @@ from potluck.core.pairing import (
 )
 from potluck.errors import Disconnected, DistributedError, MalformedFrame
 from potluck.logs import get_logger
-from potluck.net.addresses import Address
+from potluck.net.addresses import Address, usable_hosts
 from potluck.net.pairing import PairingLine, dial
 from potluck.net.pairing_discovery import PairingDiscovery
-from potluck.runtime.pairing import TICK, PairingFailed
+from potluck.runtime.pairing import NO_NETWORK, TICK, PairingFailed
 
 __all__ = ["GUESSES", "Application"]
 
@@ -83,6 +83,8 @@ class Application:
 
     def search(self, discovery: PairingDiscovery) -> Paired:
         """Join whoever answers for the code's number and knows the code."""
+        if not usable_hosts():
+            self._tell(f"{NO_NETWORK} Until then only this machine itself is searched.")
         self._tell(f"Looking for the machine that shows the number {self._code.slot} …")
         failures: list[DistributedError] = []
         guesses = 0
@@ -116,6 +118,12 @@ class Application:
 
     def _nobody(self, failures: list[DistributedError]) -> DistributedError:
         slot = self._code.slot
+        if not failures and not usable_hosts():
+            return PairingFailed(
+                f"No machine that shows the number {slot} answered: "
+                "this machine is not connected to a network",
+                hint="Plug in the cable, or join the Wi-Fi, and type the code again.",
+            )
         if not failures:
             return PairingFailed(
                 f"No machine that shows the number {slot} answered",

@@ -14,6 +14,7 @@ from potluck.collective.compression.codecs import codec_for
 from potluck.collective.planner import Plan, Planner, keeps
 from potluck.collective.strategies import Strategy
 from potluck.collective.task import Collective, Layout, Task
+from potluck.runtime.call import Purpose
 from potluck.runtime.fingerprint import Fingerprint
 from potluck.runtime.units import Kind, Units, compile_program
 from potluck.vocabulary import LinkMatrix
@@ -28,6 +29,24 @@ __all__ = ["Compiled", "Plans"]
 
 DIRECT = Strategy("direct")
 """What a codec goes with: every contribution and every result is encoded once."""
+
+CENTRAL = Strategy("central")
+"""Straight from the root, or to it."""
+
+_UNRELAYED = frozenset(
+    {
+        Purpose.BROADCAST_OBJECT,
+        Purpose.ALL_GATHER_OBJECT,
+        Purpose.GATHER_OBJECT,
+        Purpose.SCATTER_OBJECT,
+        Purpose.AUTO_COMPRESSION,
+        Purpose.TOP_K,
+        Purpose.RANDOM_K,
+        Purpose.POWER_SGD,
+        Purpose.RECORDS,
+    }
+)
+"""Calls in which a rank is blamed for what came from it: so nothing passes through another rank."""
 
 KEPT = 256
 """Compiled operations that are kept; those not used for longest are dropped."""
@@ -157,7 +176,12 @@ class Plans:
     def _plan(self, planner: Planner, call: Call) -> Plan:
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
-        strategy = DIRECT if call.codec else call.strategy or self._configured(call.task)
+        strategy = call.strategy or self._configured(call.task)
+        if call.codec:
+            strategy = DIRECT
+        elif call.purpose in _UNRELAYED and not call.task.collective.reduces:
+            is_direct = call.task.collective is Collective.ALL_GATHER
+            strategy = DIRECT if is_direct else CENTRAL
         return planner.plan(call.task, itemsize=itemsize, wide=wide, strategy=strategy)
 
     def _configured(self, task: Task) -> Strategy | None:

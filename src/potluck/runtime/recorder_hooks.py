@@ -14,6 +14,7 @@ import threading
 from types import FrameType, TracebackType
 
 from potluck.errors import DistributedError
+from potluck.runtime.last_words import tells_of_another
 from potluck.runtime.recorder_files import FOLDER_VARIABLE, dump, dump_soon_again
 from potluck.runtime.recorder_logs import live_recorders
 
@@ -61,12 +62,15 @@ def _dump_all(number: int, _frame: FrameType | None) -> None:
 
 
 def _write_last_words(error: Exception) -> None:
-    """The program ends: keep what came before, unless its error has said where that is."""
+    """The program ends: keep what came before, unless its error has said where that is.
+
+    Where it only tells of another rank, that rank's machine has more to show.
+    """
     if isinstance(error, DistributedError) and error.trace is not None:
         return
     for recorder in live_recorders():
         path = dump_soon_again(recorder, f"the program ended by {type(error).__name__}: {error}")
-        if path is not None:
+        if path is not None and not tells_of_another(error):
             sys.stderr.write(
                 f"potluck: what rank {recorder.rank} did before is in {path}; "
                 "`potluck trace` shows it\n"

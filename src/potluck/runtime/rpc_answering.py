@@ -32,6 +32,10 @@ class Answering:
         """Send what can be sent now."""
         raise NotImplementedError
 
+    def _send_short(self, frame: bytes) -> None:
+        """Send a whole frame, behind what waits."""
+        raise NotImplementedError
+
     def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
         """Send a value."""
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
@@ -66,10 +70,12 @@ class Answering:
 
     def _reply(self, call: Incoming, frame: bytes, *, cork: bool) -> None:
         with self.lock:
-            if self._take(call):
+            if not self._take(call):
+                return
+            if cork:
                 self._outbox.add_short(frame)
-                if not cork:
-                    self.flush()
+            else:
+                self._send_short(frame)
 
     def _take(self, call: Incoming) -> bool:
         """Whether the call is still to be answered; afterwards it is not."""

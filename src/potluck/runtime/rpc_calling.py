@@ -13,7 +13,7 @@ from potluck.errors import InvalidRank
 from potluck.runtime.rpc_calls import RpcFuture, here
 from potluck.runtime.rpc_service import Service
 from potluck.runtime.rpc_values import taken_bytes
-from potluck.vocabulary import ProcessId
+from potluck.vocabulary import ProcessId, Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ class Caller:
         dst: Destination,
         name: str,
         payload: Buffer = b"",
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         idempotent: bool = False,
     ) -> bytes:
@@ -77,7 +77,7 @@ class Caller:
         dst: Destination,
         name: str,
         payload: Buffer = b"",
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         idempotent: bool = False,
     ) -> RpcFuture[bytes]:
@@ -101,7 +101,7 @@ class Caller:
         return call
 
     def service(
-        self, dst: Destination, *, timeout: float | None = None, idempotent: bool = False
+        self, dst: Destination, *, timeout: Seconds | None = None, idempotent: bool = False
     ) -> Service:
         """A rank's functions as methods: ``agent.service(1).add(2, 3)``."""
 
@@ -122,7 +122,7 @@ class Caller:
         name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         idempotent: bool = False,
         later: bool = False,
@@ -138,14 +138,14 @@ class Caller:
         dst: Destination,
         name: str,
         parts: list[Any],
-        timeout: float | None,
+        timeout: Seconds | None,
         marks: int,
         idempotent: bool,  # noqa: FBT001 - one of a fixed list
         *,
         later: bool = False,
     ) -> RpcFuture[Any]:
         """Start a call; one for ``later`` does not wait for a view of the cluster."""
-        seconds = self._office.config.timeout if timeout is None else timeout
+        seconds = self._office.config.timeout if timeout is None else in_seconds(timeout)
         if not seconds >= 0:
             msg = f"A timeout must be zero or more seconds, not {seconds}"
             raise ValueError(msg)

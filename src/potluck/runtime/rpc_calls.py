@@ -16,6 +16,7 @@ from potluck.errors import DistributedError, Timeout
 from potluck.forking import ForkSafeLock
 from potluck.runtime.rpc_callbacks import run_soon
 from potluck.runtime.rpc_values import taken_bytes
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from potluck.core.calls_failures import Failure
@@ -97,7 +98,7 @@ class RpcFuture(Generic[Result]):
         self._sleepers: tuple[threading.Lock, ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
 
-    def wait(self, timeout: float | None = None) -> Result:
+    def wait(self, timeout: Seconds | None = None) -> Result:
         """Return the value when there is one, or raise what went wrong.
 
         At the call's own deadline that is :class:`RpcTimeout`, and the call is over.  When
@@ -106,11 +107,12 @@ class RpcFuture(Generic[Result]):
         """
         if not self.done:
             until = self.deadline
-            if timeout is not None:
-                until = min(until, time.monotonic() + timeout)
+            limit = in_seconds(timeout)
+            if limit is not None:
+                until = min(until, time.monotonic() + limit)
             self._wait_until(until)
             if not self.done:
-                raise Timeout(f"{self.describe()} is not done yet", seconds=timeout or 0.0)
+                raise Timeout(f"{self.describe()} is not done yet", seconds=limit or 0.0)
         return self.result()
 
     def _wait_until(self, until: float) -> None:
@@ -120,7 +122,7 @@ class RpcFuture(Generic[Result]):
             if not self.done:  # its answer comes in this instant
                 self.sleep_until(time.monotonic() + INSTANT)
 
-    def result(self, timeout: float = 0.0) -> Result:
+    def result(self, timeout: Seconds = 0.0) -> Result:
         """The value, or what went wrong; :class:`Timeout` if it is not done after ``timeout``."""
         if not self.done:
             self._look(timeout)
@@ -147,16 +149,17 @@ class RpcFuture(Generic[Result]):
                     raise
                 self._convert = None
 
-    def exception(self, timeout: float = 0.0) -> BaseException | None:
+    def exception(self, timeout: Seconds = 0.0) -> BaseException | None:
         """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""
         self._look(timeout)
         return self._error
 
-    def _look(self, timeout: float) -> None:
-        if not self.done and timeout > 0:
-            self._wait_until(min(self.deadline, time.monotonic() + timeout))
+    def _look(self, timeout: Seconds) -> None:
+        limit = in_seconds(timeout)
+        if not self.done and limit > 0:
+            self._wait_until(min(self.deadline, time.monotonic() + limit))
         if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=timeout)
+            raise Timeout(f"{self.describe()} is not done yet", seconds=limit)
 
     def cancel(self) -> bool:
         """Stop waiting and tell the other side; False if the call was done already."""

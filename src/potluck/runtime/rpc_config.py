@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from potluck.backend.base import check_whole
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE
 from potluck.core.calls_frames import Hello
+from potluck.vocabulary import settle_seconds
 
 __all__ = ["RpcConfig"]
 
@@ -44,6 +45,7 @@ class RpcConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        settle_seconds(self)
         for name in ("workers", "timeout", "max_message", "calls", "octets", "backlog"):
             if name != "timeout":
                 check_whole(getattr(self, name), f"value for {name}")

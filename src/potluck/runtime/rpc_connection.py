@@ -6,7 +6,6 @@ reads, which is the agent's own or one that waits for an answer on this connecti
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -182,9 +181,11 @@ class Connection(Answering):
 
     def _send_short(self, frame: bytes) -> None:
         if not self._is_sending and self.wire.is_idle and self._outbox.is_empty:
-            with contextlib.suppress(OSError):  # reading will find out, and say so
+            try:
                 if self.wire.push((frame,)):
                     return  # the usual way, and the shortest
+            except OSError:
+                pass  # reading will find out, and say so
         else:
             self._outbox.add_short(frame)
         self.flush()

@@ -106,8 +106,8 @@ class Staff(Protocol):
     def lose(self, connection: Connection, reason: Exception) -> None:
         """A connection is over."""
 
-    def answer(self, call: Incoming) -> None:
-        """Run a quick function; its answer may be held back until :meth:`Connection.flush`."""
+    def answer(self, call: Incoming, *, cork: bool) -> None:
+        """Run a quick function; ``cork`` holds its answer back until :meth:`Connection.flush`."""
 
     def hand_over(self, call: Incoming) -> None:
         """Leave a call to the workers."""

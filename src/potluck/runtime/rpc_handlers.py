@@ -86,10 +86,10 @@ class Handlers:
         finally:
             here.call = before
             call.payload = b""  # whoever keeps the call shall not keep its bytes
+        taken = time.perf_counter() - began
         _reply(call, outcome, cork)
         if outcome is CANCELLED:
             return
-        taken = time.perf_counter() - began
         if handler is not None:
             handler.pace.observe(taken)
         if self.counts is not None:

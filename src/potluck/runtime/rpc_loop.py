@@ -178,12 +178,14 @@ class Loop:
                 if call.origin.is_congested:  # it does not take its answers: make no more of them
                     self._staff.hand_over(call)
                     continue
-            self._touched[call.source] = call.origin
+            is_last = not self._batch
+            if not is_last:
+                self._touched[call.source] = call.origin
             self._running += 1
             if not self._watching:  # only now: the watchman looks at the number last
                 self._watching = True
                 self._watchman.set()
-            self._staff.answer(call)
+            self._staff.answer(call, cork=not is_last)
             with self._handover:
                 self._running += 1
             if not self.is_mine:

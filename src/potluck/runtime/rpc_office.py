@@ -207,9 +207,9 @@ class AgentOffice:
         """A connection is over."""
         self.peers[connection.rank].lose(connection, reason)
 
-    def answer(self, call: Incoming) -> None:
+    def answer(self, call: Incoming, *, cork: bool) -> None:
         """Run a quick function."""
-        self._handlers.run(call, cork=True)
+        self._handlers.run(call, cork=cork)
 
     def hand_over(self, call: Incoming) -> None:
         """Leave a call to the workers."""

@@ -8,6 +8,7 @@ from potluck.backend.base import RPC, read_view, write_view
 from potluck.core.calls_encoding import MAX_RPC_MSG_SIZE
 from potluck.core.calls_errors import RpcInvalidMessage, RpcNoConnection
 from potluck.errors import Disconnected, SelfSend
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -45,7 +46,7 @@ class TcpRpcBackend:
         """How many ranks there are."""
         return self._backend.world_size
 
-    def send(self, data: Buffer, dst: int, *, timeout: float | None = None) -> None:
+    def send(self, data: Buffer, dst: int, *, timeout: Seconds | None = None) -> None:
         """Send a message."""
         view = read_view(data)
         _check(len(view))
@@ -54,7 +55,7 @@ class TcpRpcBackend:
         except (Disconnected, SelfSend) as error:
             raise RpcNoConnection(dst, cause=str(error)) from error
 
-    def recv(self, into: Buffer, src: int, *, timeout: float | None = None) -> None:
+    def recv(self, into: Buffer, src: int, *, timeout: Seconds | None = None) -> None:
         """Receive a message into ``into``, which has its exact size."""
         view = write_view(into)
         _check(len(view))
@@ -63,8 +64,8 @@ class TcpRpcBackend:
         except (Disconnected, SelfSend) as error:
             raise RpcNoConnection(src, cause=str(error)) from error
 
-    def _limit(self, timeout: float | None) -> float | None:
-        return self._backend.timeout if timeout is None else timeout
+    def _limit(self, timeout: Seconds | None) -> float | None:
+        return self._backend.timeout if timeout is None else in_seconds(timeout)
 
 
 def _check(size: int) -> None:

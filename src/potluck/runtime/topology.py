@@ -15,7 +15,7 @@ from potluck.core.topology import ClusterTopology
 from potluck.core.topology_links import ConnectionProfile, RateSource
 from potluck.core.topology_nodes import NodeProfile
 from potluck.runtime import clock as node_clock
-from potluck.vocabulary import LinkMatrix, ProcessId, View
+from potluck.vocabulary import LinkMatrix, ProcessId, Seconds, View
 
 if TYPE_CHECKING:
     from potluck.core.health_records import HealthSummary
@@ -145,7 +145,7 @@ class SharedTopology:
         now = self._clock()
         self.update(lambda topology: topology.learn(links, view, now))
 
-    def prune(self, *, max_age: float = STALE_AFTER) -> tuple[ProcessId, ...]:
+    def prune(self, *, max_age: Seconds = STALE_AFTER) -> tuple[ProcessId, ...]:
         """Forget whoever was not heard for long; who that was."""
         now = self._clock()
         return self.update(lambda topology: topology.prune(now, max_age=max_age))

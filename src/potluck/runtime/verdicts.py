@@ -83,8 +83,10 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
     match notice.word:
         case Word.LOST:
             return PeerLost(notice.text, rank=culprit, host=host)
-        case Word.MISMATCH:
-            return CollectiveMismatch(notice.text, rank=culprit, host=host)
+        case Word.MISMATCH | Word.DISAGREED:
+            heard = CollectiveMismatch(notice.text, rank=culprit, host=host)
+            heard.is_heard = True
+            return heard
         case Word.LATE:
             missing = (culprit,) if notice.culprit >= 0 else ()
             is_relayed = " gave up: " in notice.text  # by somebody who had heard of it as well
@@ -93,13 +95,16 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
         case Word.ABORTED:
             aborted = Aborted(notice.text, rank=culprit, host=host)
             aborted.is_final = notice.last_call >= FOR_EVER - 1
+            aborted.teller = rank if notice.culprit == rank else None
             return aborted
         case Word.MALFORMED:
             # Hearsay: in a cluster membership decides, which the rank that saw it has told.
             aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=culprit, host=host)
             aborted.is_final = True
             return aborted
-    return Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+    aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=rank, host=host)
+    aborted.teller = rank
+    return aborted
 
 
 def failed(backend: Backend, error: BaseException) -> Aborted:

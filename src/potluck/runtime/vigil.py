@@ -27,6 +27,7 @@ from potluck.errors import (
     Timeout,
 )
 from potluck.runtime import verdicts
+from potluck.runtime.ballot import Ballot, beliefs_of
 from potluck.runtime.fingerprint import Fingerprint
 from potluck.runtime.notices import (
     FOR_EVER,
@@ -83,8 +84,12 @@ class Vigil:
         """For whom that call has waited, and for how many seconds, if it was long."""
         self._unmade: dict[int, float] = {}
         """Since when others wait for us in subgroups that we have not made."""
+        self.asks_around = False
+        """Whether to find out after a disagreement what most ranks believe."""
+        self._ballot: Ballot | None = None
+        self._disagreed: dict[int, Notice] = {}  # what ranks told last of a disagreement
         self._operation = 0
-        self._fingerprint = Fingerprint(*(0,) * len(Fingerprint._fields))
+        self._fingerprint = self._earlier = Fingerprint(*(0,) * len(Fingerprint._fields))
         self._deadline: float | None = None
         self._is_still = False
 
@@ -103,7 +108,8 @@ class Vigil:
 
     def begin(self, operation: int, fingerprint: Fingerprint, deadline: float | None) -> None:
         """Watch over another operation."""
-        self._operation, self._fingerprint = operation, fingerprint
+        self._operation, self._earlier = operation, self._fingerprint
+        self._fingerprint = fingerprint
         self._deadline = deadline
         if self._told:
             self._told.clear()
@@ -173,8 +179,8 @@ class Vigil:
         self._is_still = False
 
     def _notice(self, word: Word, culprit: int = -1, text: str = "", last: int = 0) -> Notice:
-        packed = self._fingerprint.pack()
-        return Notice(word, self.epoch, self._operation, culprit, packed, text, last)
+        packed, earlier = self._fingerprint.pack(), self._earlier.pack()
+        return Notice(word, self.epoch, self._operation, culprit, packed, text, last, earlier)
 
     def late(self, awaited: Sequence[int], cause: str | None = None) -> Timeout:
         """The error at the deadline; it names who is not there, if we know it."""
@@ -191,6 +197,10 @@ class Vigil:
 
     def _read_notices(self) -> None:
         for rank, notice in self._notices.collect():
+            if notice.word in {Word.MISMATCH, Word.DISAGREED}:
+                self._disagreed[rank] = notice
+                if self._ballot is not None:
+                    self._ballot.hear(rank, notice)
             if notice.word in {Word.WAITING, Word.ASKING}:
                 if notice.epoch == self.epoch:
                     self._waiting[rank] = notice
@@ -256,9 +266,11 @@ class Vigil:
         """The error for a first frame that does not fit."""
         if found.operation == self._operation:
             return self._mismatch(found.peer, found.fingerprint)
+        self._open_ballot().show(found.peer, found.fingerprint.pack())
         return verdicts.not_together(self._backend, self._operation, self._fingerprint, found)
 
     def _mismatch(self, rank: int, theirs: Fingerprint) -> CollectiveMismatch:
+        self._open_ballot().show(rank, theirs.pack())
         return verdicts.mismatch(self._backend, self._fingerprint, rank, theirs)
 
     def explain(self, rank: int, error: Exception) -> DistributedError:
@@ -277,6 +289,44 @@ class Vigil:
     def _told_by(self, rank: int, notice: Notice) -> DistributedError:
         """What another rank has found, as an error of ours."""
         return verdicts.told_by(self._backend, rank, notice)
+
+    # -- who is the odd one out ------------------------------------------------------------------
+
+    def _open_ballot(self) -> Ballot:
+        """The ballot on the operation under way."""
+        mine = beliefs_of(self._operation, self._fingerprint.pack(), self._earlier.pack())
+        ballot = Ballot(self._backend.world_size, self.epoch, self._operation, mine)
+        for rank, notice in self._disagreed.items():
+            ballot.hear(rank, notice)
+        self._ballot = ballot
+        return ballot
+
+    def ask_around(self, error: BaseException) -> None:
+        """After a disagreement that all ranks have heard of: wait for what they believe.
+
+        Ends when it is clear what most believe, and at the latest when the operation would have.
+        """
+        ballot, self._ballot = self._ballot, None
+        if ballot is None or not self.asks_around or not isinstance(error, CollectiveMismatch):
+            return
+        error.ballot = self._ballot = ballot
+        if isinstance(self._verdict, CollectiveMismatch):
+            self._verdict.ballot = ballot
+        settled = None
+        while self.aborted is None:
+            self._read_notices()
+            silent = [rank for rank in self._others if rank not in ballot.told]
+            silent = [rank for rank in silent if self._backend.loss_of(rank) is None]
+            now = time.monotonic()
+            if ballot.is_decided(silent) or (self._deadline is not None and now > self._deadline):
+                break
+            settled = now if settled is None and ballot.has_most else settled
+            if settled is not None and now > settled + EXPLAIN_FOR:
+                break  # another rank has seen who it is, or there is none
+            time.sleep(PAUSE)
+        self._ballot = None
+        later = {rank: each for rank, each in self._disagreed.items() if each.epoch > ballot.epoch}
+        self._disagreed = later
 
     # -- endings -----------------------------------------------------------------------------------
 
@@ -303,6 +353,8 @@ class Vigil:
             verdict, last_call = self.aborted
         if self._furthest is not None and self._furthest[1].last_call > last_call:
             verdict, last_call = self._told_by(*self._furthest), self._furthest[1].last_call
+        if isinstance(error, CollectiveMismatch) and error.is_heard:
+            self._open_ballot()
         try:
             self._tell(error, last_call)
         finally:  # also after Ctrl-C
@@ -317,8 +369,9 @@ class Vigil:
         self._ending = self._furthest = None
 
     def _tell(self, error: BaseException, last_call: int) -> None:
+        is_heard = isinstance(error, CollectiveMismatch) and error.is_heard
         words: list[tuple[type[BaseException], Word]] = [
-            (CollectiveMismatch, Word.MISMATCH),
+            (CollectiveMismatch, Word.DISAGREED if is_heard else Word.MISMATCH),
             (Disconnected, Word.LOST),
             (Timeout, Word.LATE),
             (Aborted, Word.ABORTED),

@@ -7,6 +7,7 @@ instant leaves the earlier ones as they were.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from potluck.training.checkpoint_reading import (
     checkpoints,
     part_of,
 )
+from potluck.vocabulary import Seconds
 
 __all__ = ["Checkpoint", "Checkpointer", "find_latest", "latest"]
 
@@ -170,7 +172,7 @@ class Checkpointer(Closing):
             work.wait(ENDING)
         return work
 
-    def wait(self, timeout: float | None = ENDING) -> None:
+    def wait(self, timeout: Seconds | None = ENDING) -> None:
         """Wait for the save under way; raises what went wrong with it."""
         if self._work is not None:
             self._work.wait(timeout)
@@ -234,12 +236,16 @@ class Checkpointer(Closing):
         return _Job(self.folder / name, manifest, copies)
 
     def _write(self, job: _Job) -> Path:
+        is_new = not self.folder.exists()
         with Folder.open(self.folder) as whole:
             try:
                 with whole.enter(job.folder.name) as folder:
                     self._write_part(folder, job)
             except BaseException:
                 whole.remove_folder(job.folder.name)  # nothing, if something is in it
+                if is_new:
+                    with contextlib.suppress(OSError):
+                        self.folder.rmdir()
                 raise
             try:
                 self._tidy(whole, job.manifest.lineage)
@@ -259,7 +265,12 @@ class Checkpointer(Closing):
         manifest = msgspec.structs.replace(
             job.manifest, begins=len(header), checksums=tuple(checksums), header=digest(header)
         )
-        folder.write(f"{name}.json", [manifest.encode()])
+        try:
+            folder.write(f"{name}.json", [manifest.encode()])
+        except BaseException:  # without it the other file is of no use
+            with contextlib.suppress(OSError):
+                folder.remove(f"{name}.safetensors")
+            raise
 
     def _tidy(self, whole: Folder, lineage: str) -> None:
         """Remove this rank's parts of old checkpoints, and what crashes have left.

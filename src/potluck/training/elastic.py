@@ -29,6 +29,7 @@ from potluck.training.sampler_intervals import Intervals, total
 from potluck.training.sampler_order import Indices
 from potluck.training.state import TrainingState
 from potluck.training.state_sync import SyncReport
+from potluck.vocabulary import Seconds, in_seconds
 
 __all__ = ["ElasticTrainer", "StepOutcome"]
 
@@ -72,7 +73,7 @@ class ElasticTrainer(HeadStart, Closing):
         save_every: int = 100,
         keep: int = 3,
         fresh_start: bool = False,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> None:
         if (sampler is None) != (batch is None):
             msg = "sampler= and batch= belong together: batch is what all members take per step"
@@ -83,7 +84,7 @@ class ElasticTrainer(HeadStart, Closing):
         self._compressor = compressor
         if compressor is not None:
             compressor.auto_commit = False  # what it remembers changes when a step is committed
-        self._verify_every, self._timeout = verify_every, timeout
+        self._verify_every, self._timeout = verify_every, in_seconds(timeout)
         self._taken_at = 0.0
         self._saving = Saving(checkpoints, save_every, keep, fresh_start=fresh_start)
         found = self._saving.found()

@@ -82,7 +82,7 @@ class Member:
         self._saving = Saving(None, every=0, keep=1)
         self._verify_every = 0
         self._timeout: float | None = None
-        self._pace = Pace()
+        self._pace = Pace(self._ground.note_event)
         self.room: dict[int, Array] = {}
         """Memory for what is averaged, by the number of its bucket."""
         self._begun: Try | None = None
@@ -120,6 +120,7 @@ class Member:
 
     def _repeat(self, action: Callable[[View], Result]) -> Result:
         """Settle in the view that holds and do something there, until no view ends in between."""
+        failures = 0
         while True:
             if self._broken is not None:
                 raise BackendUnavailable(
@@ -129,6 +130,7 @@ class Member:
                 ) from self._broken
             try:
                 with self._ground.stand(self._timeout) as view:
+                    failures = self._ground.failures
                     if self._settled != view:
                         self._settle(view)
                     return action(view)
@@ -142,6 +144,8 @@ class Member:
                 raise  # the next call goes on with what is under way
             except Exception:
                 self._drop_try()
+                if self._ground.failures != failures:
+                    self._settled = None  # the others have heard of it, and settle anew
                 raise
 
     # -- a view begins ---------------------------------------------------------------------------
@@ -203,6 +207,8 @@ class Member:
             found = settle(self._group, view, standing, size)
             is_news = dict(found.decision.missing) != self._awaited
             self._awaited = dict(found.decision.missing)
+            if is_news:
+                self._ground.note_awaited(self._awaited)
             if not self._awaited:
                 return found
             if is_news:

@@ -47,14 +47,14 @@ class Try:
 
     def start(self) -> None:
         """Send the record meanwhile."""
-        self._told = self._group.all_gather(self._row, async_op=True)
+        self._told = self._group.gather_records(self._row, async_op=True)
 
     def records(self, timeout: float | None) -> tuple[Record, ...]:
         """What everybody brings."""
         if not self._records:
             told = self._told
             rows = (
-                self._group.all_gather(self._row, timeout=timeout)
+                self._group.gather_records(self._row, timeout)
                 if told is None
                 else told.wait(timeout)
             )

@@ -12,6 +12,7 @@ from potluck.backend.engines.hybrid import HybridBackend
 from potluck.backend.engines.torch import TorchBackend
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.lifted import Lifted
+from potluck.vocabulary import Seconds, in_seconds
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
@@ -20,7 +21,7 @@ __all__ = ["gpu_allreduce", "gpu_broadcast"]
 
 
 def gpu_allreduce(
-    tensor: torch.Tensor, backend: Backend, op: str = "sum", *, timeout: float | None = None
+    tensor: torch.Tensor, backend: Backend, op: str = "sum", *, timeout: Seconds | None = None
 ) -> torch.Tensor:
     """Combine the ranks' tensors in place, where they are if the engine below can.
 
@@ -28,18 +29,18 @@ def gpu_allreduce(
     through the host's memory, and a warning says so once.
     """
     engine = _engine_for(tensor, backend)
-    if engine is None or not engine.all_reduce_tensor(tensor, op, timeout):
+    if engine is None or not engine.all_reduce_tensor(tensor, op, in_seconds(timeout)):
         _warn(tensor.device)
         _context(backend).all_reduce(tensor, op, timeout=timeout)
     return tensor
 
 
 def gpu_broadcast(
-    tensor: torch.Tensor, backend: Backend, root: int = 0, *, timeout: float | None = None
+    tensor: torch.Tensor, backend: Backend, root: int = 0, *, timeout: Seconds | None = None
 ) -> torch.Tensor:
     """Bring the root's tensor to all ranks, in place, as :func:`gpu_allreduce` does."""
     engine = _engine_for(tensor, backend)
-    if engine is None or not engine.broadcast_tensor(tensor, root, timeout):
+    if engine is None or not engine.broadcast_tensor(tensor, root, in_seconds(timeout)):
         _warn(tensor.device)
         _context(backend).broadcast(tensor, root, timeout=timeout)
     return tensor

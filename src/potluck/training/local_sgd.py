@@ -28,6 +28,7 @@ from potluck.training.elastic import ElasticTrainer, StepOutcome
 from potluck.training.sampler import ElasticSampler
 from potluck.training.sampler_order import Indices
 from potluck.training.state import TrainingState
+from potluck.vocabulary import Seconds, in_seconds
 
 __all__ = ["LocalSgd"]
 
@@ -73,7 +74,7 @@ class LocalSgd:
         checkpoints: str | os.PathLike[str] | None = None,
         save_every: int = 1,
         fresh_start: bool = False,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         **parts: Any,
     ) -> None:
         if every < 1 or not 0 <= momentum < 1:
@@ -90,7 +91,7 @@ class LocalSgd:
         self._since = 0  # steps since it began
         self._left: list[Array] = []  # where the parameters were then
         self._errands = Errands(at_once=1)
-        self._timeout = timeout
+        self._timeout = in_seconds(timeout)
         self.every, self.rate, self.momentum = every, rate, momentum
         self._get, self._set = _access(parameters)
         self._anchor = [_copy(leaf) for leaf in self._leaves()]

@@ -8,7 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from potluck.backend.base import Backend
+from potluck.backend.simulated import SimulatedBackend
 from potluck.backend.sub import SubBackend
+from potluck.runtime.presence import attend
 from potluck.training.forming import Options, form
 from potluck.training.process_group_base import NAME
 from potluck.training.process_group_exchanging import ExchangingGroup
@@ -27,6 +29,8 @@ class ProcessGroup(ReducingGroup, MovingGroup, ExchangingGroup, MessagingGroup):
 def create(opts: Any, pg_options: Any = None) -> ProcessGroup:
     """Make the group that PyTorch asks for; called by ``init_process_group`` and ``new_group``."""
     backend = _backend_for(opts, Options.read(pg_options))
+    if isinstance(backend, SimulatedBackend):  # alone: the others are attended when they form
+        attend(backend)
     group = ProcessGroup(backend, opts.timeout, opts.group_id)
     store = store_below(opts.store)
     if store is not None and store.backend is backend:

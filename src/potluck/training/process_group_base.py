@@ -17,9 +17,10 @@ from potluck.errors import Timeout
 from potluck.runtime.context import DistributedContext
 from potluck.runtime.counting import count, count_failure, counted
 from potluck.runtime.courier import Courier
+from potluck.runtime.metrics_endpoint import process_metrics
 from potluck.runtime.requests import Place, Request
 from potluck.runtime.work import Work
-from potluck.training.process_group_metrics import process_metrics
+from potluck.training.holding import Hold
 from potluck.training.profiling import record
 from potluck.training.tensors import Bundle
 from potluck.training.work import AllWork, PotluckWork, in_their_words, seconds
@@ -27,7 +28,7 @@ from potluck.training.work import AllWork, PotluckWork, in_their_words, seconds
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
 
-__all__ = ["NAME", "GroupBase", "Terms", "read_terms"]
+__all__ = ["NAME", "GroupBase", "Terms", "both", "read_terms"]
 
 NAME = "potluck"
 """What users write in ``init_process_group``."""
@@ -174,22 +175,25 @@ class GroupBase(dist.ProcessGroup):
         outputs: Sequence[torch.Tensor],
         terms: Terms,
         shown: Sequence[torch.Tensor] | None = None,
+        *,
+        reads: Sequence[torch.Tensor] = (),
     ) -> dist.Work:
         """Start an operation, or do it at once if the caller waits for it anyway.
 
-        ``shown`` are the tensors whose shapes a profile names, if not those of the outputs.
+        ``shown`` are the tensors whose shapes a profile names, if not those of the outputs;
+        ``reads`` are others that it uses.
         """
         self._sequence += 1
         group, metrics = self._context.group, self._metrics
         call, began = request.call, monotonic()
         entry = record(f"{NAME}:{name}", outputs if shown is None else shown)
         work: Work[Any]
-        if entry is not None:
-            work = group.start(call, _both(entry.finish, request.finish), terms.limit)
-            work.add_done_callback(entry.finish)  # where it has failed
+        if entry is not None or terms.is_async or self._coalesced is not None:
+            hold = Hold([*outputs, *(shown or ()), *reads])
+            end = hold.release if entry is None else both(entry.finish, hold.release)
+            work = group.start(call, both(end, request.finish), terms.limit)
+            work.add_done_callback(end)  # where it has failed
             counted(metrics, call, work, began)
-        elif terms.is_async or self._coalesced is not None:
-            work = counted(metrics, call, group.start(*request, terms.limit), began)
         else:
             work = Work()
             try:
@@ -254,7 +258,9 @@ def nothing() -> None:
     """Nothing remains to be done."""
 
 
-def _both(first: Callable[[], object], second: Callable[[], Any]) -> Callable[[], Any]:
+def both(first: Callable[[], object], second: Callable[[], Any]) -> Callable[[], Any]:
+    """One after the other; what the second returns."""
+
     def finish() -> Any:
         first()
         return second()

@@ -13,7 +13,8 @@ from potluck.arrays.base import Access
 from potluck.runtime.any_source import AnySource, AnyTransfer
 from potluck.runtime.transfers import Transfer
 from potluck.runtime.work import Work
-from potluck.training.process_group_base import NAME, GroupBase
+from potluck.training.holding import Hold
+from potluck.training.process_group_base import NAME, GroupBase, both
 from potluck.training.profiling import Record, Watched, record
 from potluck.training.untraced import untraced_methods
 from potluck.training.work import PotluckWork
@@ -33,35 +34,39 @@ class MessagingGroup(GroupBase):
         """Start sending; the tensor must not change until the work is done."""
         (tensor,) = tensors
         entry = record(f"{NAME}:send", [tensor])
-        lease = self._lend([tensor], Access.READ)
+        hold, lease = Hold([tensor]), self._lend([tensor], Access.READ)
         operation = self._context.post_send(lease.flat.view("u1"), dst, tag=tag)
-        transfer = Transfer(operation, self._context.progress, lease.give_back)
-        return self._under_way(transfer, tensor, entry)
+        transfer = Transfer(operation, self._context.progress, both(hold.release, lease.give_back))
+        return self._under_way(transfer, tensor, entry, hold)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         """Start receiving from a rank; the tensor must not be used until the work is done."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recv", [tensor])
+        hold = Hold([tensor])
         lease = self._lend([tensor], Access.UPDATE)  # a shorter message leaves the rest as it is
         operation = self._receives.post(lease.flat.view("u1"), src, tag)
-        transfer = Transfer(operation, self._context.progress, lease.give_back)
-        return self._under_way(transfer, tensor, entry, lambda: src)
+        transfer = Transfer(operation, self._context.progress, both(hold.release, lease.give_back))
+        return self._under_way(transfer, tensor, entry, hold, lambda: src)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Start receiving from whoever sends first."""
         (tensor,) = tensors
         entry = record(f"{NAME}:recvAnySource", [tensor])
-        lease = self._lend([tensor], Access.UPDATE)
-        transfer = AnyTransfer(self._receives, lease.flat.view("u1"), tag, lease.give_back)
-        return self._under_way(transfer, tensor, entry, lambda: transfer.source)
+        hold, lease = Hold([tensor]), self._lend([tensor], Access.UPDATE)
+        finish = both(hold.release, lease.give_back)
+        transfer = AnyTransfer(self._receives, lease.flat.view("u1"), tag, finish)
+        return self._under_way(transfer, tensor, entry, hold, lambda: transfer.source)
 
     def _under_way(
         self,
         transfer: Work[Any],
         tensor: torch.Tensor,
         entry: Record | None,
+        hold: Hold,
         source: Callable[[], int] | None = None,
     ) -> dist.Work:
+        transfer.add_done_callback(hold.release)  # where it has failed
         if entry is not None:
             self._courier.carry(Watched(transfer, entry))
         elif not transfer.done:

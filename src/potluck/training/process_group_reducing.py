@@ -165,7 +165,7 @@ class ReducingGroup(GroupBase):
         request = requests.request(
             self._place, task, (reads.flat, into.flat), into.give_back, reducer=reducer
         )
-        return self._launch(name, request, outputs, terms)
+        return self._launch(name, request, outputs, terms, reads=inputs)
 
     def _reduced(
         self, tensors: list[torch.Tensor], op: Any, access: Access

@@ -3,17 +3,22 @@
 Where a launcher has said who is who (``potluck run``, ``torchrun``, ``mpirun``, ``srun``, or the
 variables by hand), rank 0 listens at the master address.  Otherwise the machines of the namespace
 find each other, and ranks are those of the view that they agree on.
+
+Under ``potluck run``, ``init_process_group("potluck")`` meets in the same way without being asked:
+the launcher knows all ranks, and PyTorch's own store would be neither authenticated nor encrypted.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from potluck.backend.base import Backend
 from potluck.backend.simulated import SimulatedBackend
@@ -29,6 +34,8 @@ from potluck.training.work import seconds
 __all__ = ["SCHEME", "register_scheme", "store_below"]
 
 SCHEME = "potluck"
+
+Handler: TypeAlias = Callable[..., Iterator[tuple[Store, int, int]]]
 
 DEFAULT = 1800.0
 """Seconds to wait for the others unless told otherwise."""
@@ -102,3 +109,30 @@ def register_scheme() -> None:
     if not _known:
         _known.append(SCHEME)
         register_rendezvous_handler(SCHEME, _handle)  # type: ignore[no-untyped-call]
+        _rendezvous_handlers["env"] = _default(_rendezvous_handlers["env"])
+
+
+def _default(theirs: Handler) -> Handler:
+    """What happens without ``init_method``: under ``potluck run`` ours, else PyTorch's own."""
+
+    def handle(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        asks = sys._getframe(1)  # noqa: SLF001 - a handler is not told for which backend it is
+        is_ours = (
+            "POTLUCK_RUN" in os.environ
+            and asks.f_code.co_name == "init_process_group"
+            and asks.f_locals.get("backend") == SCHEME
+            and _is_as_launched(url)
+        )
+        yield from _handle(url, **options) if is_ours else theirs(url, **options)
+
+    return handle
+
+
+def _is_as_launched(url: str) -> bool:
+    """Whether a caller that names rank and world size names those of the launcher."""
+    named = dict(parse_qsl(urlsplit(url).query))
+    pairs = (("rank", "RANK"), ("world_size", "WORLD_SIZE"))
+    return all(
+        variable in os.environ and named.get(name, os.environ[variable]) == os.environ[variable]
+        for name, variable in pairs
+    )

@@ -82,10 +82,13 @@ class Straggler:
     """How many times slower than the median of the others it is."""
     cause: str
     remedy: str = "It gets a smaller share of each batch."
+    name: str = ""
+    """What its machine is called."""
 
     def __str__(self) -> str:
         """One sentence."""
-        return f"Rank {self.rank} is {self.factor:.1f} times slower than the others: {self.cause}"
+        who = f"{self.name} (rank {self.rank})" if self.name else f"Rank {self.rank}"
+        return f"{who} is {self.factor:.1f} times slower than the others: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Condition:
     """Degrees Celsius; 0 where that is not known."""
     link: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
     """Bytes per second it can send; 0 where that is not known."""
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """What its machine is called."""
 
 
 BUSY, HOT, SLOW = 50, 90, 2.0
@@ -118,7 +123,7 @@ def find_straggler(speeds: Sequence[int], conditions: Sequence[Condition]) -> St
     factor = others[len(others) // 2] / speeds[rank]
     if factor < SLOW:
         return None
-    return Straggler(rank, factor, _cause(rank, conditions))
+    return Straggler(rank, factor, _cause(rank, conditions), name=conditions[rank].name)
 
 
 WORTH_SAYING = 0.25
@@ -144,7 +149,8 @@ def find_slow_link(
     if typical < SLOW * rate or nbytes / rate < WORTH_SAYING * seconds:
         return None
     remedy = "LocalSgd and compression send fewer bytes; a cable carries more."
-    return Straggler(rank, typical / rate, _slow_link(rate), remedy)
+    name = conditions[rank].name
+    return Straggler(rank, typical / rate, _slow_link(rate), remedy, name)
 
 
 def _slow_link(rate: int) -> str:

@@ -6,6 +6,7 @@ import functools
 import os
 from typing import Any
 
+from potluck.net.names import machine_name
 from potluck.training.shares import Condition
 
 __all__ = ["measure_condition"]
@@ -24,6 +25,7 @@ def measure_condition(link: int = 0) -> Condition:
         on_battery=_on_battery(psutil),
         heat=_heat(psutil),
         link=link,
+        name=machine_name(),
     )
 
 

@@ -20,6 +20,7 @@ from potluck.core.cluster_bounds import Message
 from potluck.errors import MalformedFrame
 from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics
+from potluck.net.names import machine_name
 from potluck.runtime.distributed import DistributedBackend
 from potluck.runtime.objects import MAX_OBJECT_BYTES
 from potluck.training import trees
@@ -66,6 +67,7 @@ class Replica(Message, frozen=True):
 
     digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST, max_length=DIGEST)]
     platform: Annotated[str, msgspec.Meta(max_length=255)]
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Plan(Message, frozen=True):
@@ -124,7 +126,8 @@ class StateSync:
 
     def _run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
         mine = Chunks(self._state.capture())
-        told = gather(group, Replica(mine.digest, platform[:255]), Replica, REPLICA)
+        replica = Replica(mine.digest, platform[:255], machine_name())
+        told = gather(group, replica, Replica, REPLICA)
         everyone = [(each.digest, each.platform) for each in told]
         chosen = _reference([(rank, everyone[rank]) for rank in sources])
         servers = [rank for rank, (digest, _) in enumerate(everyone) if digest == chosen]
@@ -133,7 +136,7 @@ class StateSync:
             self._arrived.clear()  # what came before the others agreed is of no use now
         if not receivers:
             return SyncReport((), tuple(servers), 0, mine.nbytes)
-        _name_the_diverged(sources, everyone, servers)
+        _name_the_diverged(sources, told, servers)
         own = Plan(mine.layout, b"".join(mine.digests))
         plan = broadcast(
             group,
@@ -228,16 +231,15 @@ def _reference(states: list[tuple[int, tuple[bytes, str]]]) -> bytes:
     return digest if count > len(states) // 2 else first
 
 
-def _name_the_diverged(
-    sources: Sequence[int], everyone: list[tuple[bytes, str]], servers: list[int]
-) -> None:
+def _name_the_diverged(sources: Sequence[int], told: Sequence[Replica], servers: list[int]) -> None:
     """Equal machines compute equal bits: where they do not, somebody should know."""
-    platform = everyone[servers[0]][1]
+    platform = told[servers[0]].platform
     for rank in sources:
-        if rank not in servers and everyone[rank][1] == platform:
+        if rank not in servers and told[rank].platform == platform:
             logger.warning(
-                "Rank %d has come apart from the others, though it is of the same kind (%s): "
-                "its state is replaced. Faulty memory, or code that is not the same, may be why.",
+                "%s (rank %d) has another state than the others, though it is of the same kind "
+                "(%s): it is replaced. Faulty memory, or code that is not the same, may be why.",
+                told[rank].name,
                 rank,
                 platform,
             )

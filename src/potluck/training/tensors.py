@@ -72,9 +72,9 @@ def is_uniform(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.dtype is tensors[0].dtype for tensor in tensors)
 
 
-RESIZED = (
-    "The storage of a tensor was resized while an operation used it, so the result is lost: "
-    "call wait() on the work before you resize the storage"
+MOVED = (
+    "The storage of a tensor was moved while an operation used it, so the result is lost: "
+    "call wait() on the work before you resize or share the storage"
 )
 
 
@@ -119,7 +119,7 @@ class Bundle:
     def give_back(self) -> None:
         """Bring the result to where it belongs."""
         if _memory_of(self.vector) != self._memory:
-            raise RuntimeError(RESIZED)
+            raise RuntimeError(MOVED)
         if not self._access.writes:
             return
         if self.is_copy:

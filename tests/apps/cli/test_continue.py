@@ -99,6 +99,21 @@ def test_the_question_says_who_is_missing_since_when_and_what_it_costs(
     assert stage.asked == ["train.py"]
 
 
+def test_a_training_that_waits_for_its_state_continues_although_the_cluster_works(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price is another one: the steps of the machine that is away are discarded."""
+    monkeypatch.setattr("potluck.apps.cli.circle.can_ask", lambda: True)
+    waiting = replace(report("a", "train.py", ("b", 75.0)), state="active")
+    stage.reports, stage.is_obeyed = [waiting], False
+    refused = run(answer="n\n")
+    assert "Only it may have the last steps of the training." in refused.stderr
+    assert "these steps are discarded when the machine comes back" in refused.stderr
+    assert "did not continue within" in run("--yes").stderr, "it still waits"
+    stage.is_obeyed = True
+    assert run("--yes").exit_code == 0
+
+
 def test_a_missing_machine_that_can_be_reached_from_here_is_named(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_program_gets_one_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """With everything that a person gets."""
     scene = replace(ALONE, heard_self=False, targets=(MET,))
     result, asked = doctor(
-        monkeypatch, tmp_path, scene, "--json", "--peers", "10.0.0.2:1,desk", "--peer", "lap:2"
+        monkeypatch, tmp_path, scene, "--json", "--peer", "10.0.0.2:1,desk", "--peer", "lap:2"
     )
     assert result.exit_code == 3
     assert asked == ["10.0.0.2:1", "desk", "lap:2"]
@@ -101,6 +101,6 @@ def test_a_program_gets_one_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_what_is_no_address_is_wrong_usage(tmp_path: Path) -> None:
     """Told before anything is looked at."""
     environment = {"POTLUCK_HOME": str(tmp_path), "POTLUCK_NAMESPACE": None, "NO_COLOR": "1"}
-    result = CliRunner().invoke(app, ["doctor", "--peers", "desk:port"], env=environment)
+    result = CliRunner().invoke(app, ["doctor", "--peer", "desk:port"], env=environment)
     assert result.exit_code == 2
     assert "is no address" in result.stderr

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from potluck.apps.cli.main import app
-from potluck.apps.cli.pair_host import _announced
+from potluck.apps.cli.pair_host import _Voice
 from potluck.core.pairing import parse_code
 from potluck.net.addresses import Address, parse_address
 from potluck.net.names import short_name
@@ -170,8 +170,8 @@ def test_an_announcement_that_fails_is_no_reason_to_stop(monkeypatch: pytest.Mon
         raise DiscoveryUnavailable("no")
 
     monkeypatch.setattr(PairingDiscovery, "announce", refused)
-    with PairingDiscovery() as discovery:
-        assert not _announced(discovery, parse_code(CODE), 1)
+    with _Voice() as voice:
+        assert not voice.announce(parse_code(CODE), 1)
 
 
 # --- in a terminal ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -75,11 +76,11 @@ def test_a_script_that_is_not_there_is_wrong_usage() -> None:
     """Before anything is looked for."""
     result = CliRunner().invoke(app, ["run", "nowhere.py"])
     assert result.exit_code == 2
-    assert "nowhere.py is no file" in result.stderr
+    assert "there is no file nowhere.py" in result.stderr
 
 
 def test_different_scripts_do_not_begin_and_who_differs_is_named(tmp_path: Path) -> None:
-    """On both sides, with the hashes; the same for a program as lines of JSON."""
+    """On both sides, by name; the same for a program as lines of JSON."""
     (tmp_path / "other").mkdir()
     files = [script(tmp_path, "print(1)"), script(tmp_path / "other", "print(2)")]
     options = ("run", "--json", "--nodes", "2", "--job", new_job())
@@ -90,7 +91,7 @@ def test_different_scripts_do_not_begin_and_who_differs_is_named(tmp_path: Path)
             assert output == ""
             lines = [json.loads(line) for line in notes.splitlines()]
             errors = [line["error"] for line in lines if "error" in line]
-            assert "The script is not the same everywhere" in errors[0]
+            assert re.fullmatch(r"The script on \S+ differs from the one on \S+\.", errors[0])
             assert "--anyway" in errors[1]
 
 

@@ -84,7 +84,7 @@ def test_who_differs_is_named_with_what_it_has() -> None:
         ]
     )
     assert [str(each) for each in found] == [
-        "The script is not the same everywhere (attic, desk: aa11; laptop: bb22)",
+        "The script on laptop differs from the one on attic, desk",
         "The version of numpy is not the same everywhere (attic, desk: 2.1.0; laptop: 1.26.0)",
     ]
     assert [each.is_grave for each in found] == [True, False]
@@ -104,6 +104,14 @@ def test_several_processes_of_one_machine_can_be_told_apart() -> None:
         "The arguments are not the same everywhere "
         "(desk:52416, desk:52417: --epochs 3; laptop: none)"
     )
+
+
+def test_who_works_on_another_job_is_not_here() -> None:
+    """An address that is remembered or given may lead to it; it counts neither way."""
+    one = gathering(2)
+    one.look([msgspec.structs.replace(report("laptop", script_sha256="cc33"), job="other.py")])
+    assert one.status_line() == "1 of 2 is here: desk; missing: attic, laptop"
+    assert one.differences == []
 
 
 def test_a_machine_that_is_heard_of_later_is_waited_for_too() -> None:

@@ -12,9 +12,9 @@ from potluck.apps.cli.run_output import (
     LONGEST,
     Output,
     Recorder,
-    is_second_hand,
     last_traceback,
 )
+from potluck.runtime.last_words import is_second_hand
 from support.threads import PATIENCE
 
 

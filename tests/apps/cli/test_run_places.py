@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from potluck.apps.cli.run_gathering import Gathering
-from potluck.apps.cli.run_places import LAUNCHER, Crew, Rolls, environments, workers_of
+from potluck.apps.cli.run_places import LAUNCHER, Crew, Rolls, environments, waited_of, workers_of
 from potluck.runtime.control_reports import Report
 
 
@@ -39,6 +39,28 @@ def test_ranks_follow_the_machines_in_one_order_for_all() -> None:
     assert [crew.first_rank(each.key) for each in (ATTIC, DESK, LAPTOP)] == [(0, 0), (1, 3), (2, 5)]
     assert crew.roll != Crew.of([LAPTOP, DESK]).roll
     assert crew.roll != Crew.of([launcher("laptop", "2"), DESK, ATTIC]).roll
+
+
+def test_rank_0_is_where_the_command_was_typed_first() -> None:
+    """By how long each had waited when all were there; the rest follow likewise."""
+    waited = {"attic": "400", "desk": "12000", "laptop": "7100"}
+    crew = Crew.of([launcher(name, waited=text) for name, text in waited.items()])
+    assert [each.name for each in crew.launchers] == ["desk", "laptop", "attic"]
+    assert crew.roll != Crew.of([LAPTOP, DESK, ATTIC]).roll
+    odd = [launcher("desk", waited="-1"), launcher("laptop", waited="9" * 40), LAPTOP]
+    assert {waited_of(each) for each in odd} == {0}
+
+
+def test_how_long_one_has_waited_is_said_once_all_are_there() -> None:
+    """It stays the same from then on, or the launchers would never agree."""
+    one = Gathering(DESK, 2, {})
+    assert one.say(3.0) == ("waiting", {"waited": "", "roll": ""})
+    one.look([LAPTOP])
+    state, facts = one.say(5.0)
+    assert (state, facts["waited"]) == ("ready", "5000")
+    assert one.say(6.0) == (state, facts)
+    one.look([])
+    assert one.say(7.0)[1]["waited"] == ""
 
 
 def test_workers_know_their_places_in_the_words_of_torchrun() -> None:

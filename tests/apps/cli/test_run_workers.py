@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from potluck.apps.cli import run_workers
+from potluck.apps.cli.run_company import Company
+from potluck.apps.cli.run_output import BEGINNING
 from support.clusters import new_job
 from support.command import children_of, is_gone, on_screen, started
 from support.threads import PATIENCE, eventually
@@ -103,11 +107,11 @@ def test_the_first_real_reason_is_shown_last(
 ) -> None:
     """Not that of a worker that only heard of it, though that one ended earlier."""
     file = script(tmp_path, HEARSAY)
-    code = run_workers.run_workers([file, str(tmp_path / "note")], workers(2))
+    code = run_workers.run_workers([file, str(tmp_path / "note")], workers(2), Company("desk"))
     notes = capfd.readouterr().err
     assert code == 1
     *_, story, end = notes.rstrip().split("\n\n")
-    assert end == "potluck: rank 5 failed with exit code 1 first; the other 1 have ended too."
+    assert end == "potluck: desk: rank 5: ValueError: the real reason"
     assert story.splitlines()[-1] == "ValueError: the real reason"
     assert "\nKeyError: 'weights'\n\nDuring handling" in notes.partition("reason\n\n")[2]
     assert "[4] PeerLost: Rank 1 (desk) is gone" in notes
@@ -119,10 +123,10 @@ def test_who_only_heard_of_a_failure_points_to_the_other_machine(
     """Nobody here is to blame; the traceback names who is."""
     monkeypatch.setattr(run_workers, "HEARSAY", 0.2)
     text = "class PeerLost(Exception): pass\nraise PeerLost('Rank 9 (attic) is gone')"
-    assert run_workers.run_workers([script(tmp_path, text)], workers(2)) == 1
+    assert run_workers.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 1
     *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
     assert story.endswith("PeerLost: Rank 9 (attic) is gone")
-    assert end == "potluck: a rank on another machine failed first: look at its output."
+    assert end == "potluck: desk: a rank on another machine failed first: look at its output"
 
 
 def test_who_failed_but_does_not_end_is_blamed_all_the_same(
@@ -142,18 +146,20 @@ def test_who_failed_but_does_not_end_is_blamed_all_the_same(
         "    time.sleep(0.01)\n"
         "raise RuntimeError('Rank 5 (desk) is gone')"
     )
-    assert run_workers.run_workers([script(tmp_path, text)], workers(2)) == 1
+    assert run_workers.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 1
     *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
     assert story.splitlines()[-1] == "ValueError: the real reason"
-    assert end == "potluck: rank 5 failed first, and had to be ended."
+    assert end == (
+        "potluck: desk: rank 5: ValueError: the real reason; it failed, and had to be ended"
+    )
 
 
 @pytest.mark.parametrize(
     ("machines", "leaves", "reason"),
     [
-        ("1", "5", "rank 5 ended without an error while others still needed it."),
+        ("1", "5", "rank 5 ended without an error while others still needed it"),
         ("2", "5", "rank 5 ended without an error while others still needed it, or a rank on"),
-        ("1", "", "each that failed tells of another: look at what came before."),
+        ("1", "", "each that failed tells of another: look at what came before"),
     ],
 )
 def test_who_left_without_an_error_is_named_to_those_who_miss_it(
@@ -171,9 +177,9 @@ def test_who_left_without_an_error_is_named_to_those_who_miss_it(
         "raise RuntimeError('Rank 5 (desk) is gone')"
     )
     places = [{**each, "GROUP_WORLD_SIZE": machines} for each in workers(2)]
-    assert run_workers.run_workers([script(tmp_path, text)], places) == 1
+    assert run_workers.run_workers([script(tmp_path, text)], places, Company("desk")) == 1
     end = capfd.readouterr().err.rstrip().split("\n\n")[-1]
-    assert end.startswith(f"potluck: {reason}")
+    assert end.startswith(f"potluck: desk: {reason}")
 
 
 @pytest.mark.parametrize("manners", ["", IGNORE], ids=["ends when asked", "ignores everything"])
@@ -186,22 +192,31 @@ def test_when_one_fails_the_others_are_ended(
     """Asked first, then killed; the exit code is that of the one that failed."""
     monkeypatch.setattr(run_workers, "GRACE", 0.2)
     file = script(tmp_path, FAIL_AND_STAY.format(manners))
-    assert run_workers.run_workers([file], workers(3)) == 5
+    assert run_workers.run_workers([file], workers(3), Company("desk")) == 5
     end = capfd.readouterr().err.splitlines()[-1]
     assert end == (
-        "potluck: rank 5 failed with exit code 5 first; 2 of the other 2 had to be ended."
+        "potluck: desk: rank 5: failed with exit code 5; 2 of the other 2 workers had to be ended"
     )
 
 
 def test_a_worker_that_is_killed_is_named_with_the_signal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no traceback then, only what it said last."""
-    text = "import os, sys; print('out of memory', file=sys.stderr); os.kill(os.getpid(), 9)"
-    assert run_workers.run_workers([script(tmp_path, text)], workers(1)) == 128 + signal.SIGKILL
+    """There is no traceback then, only what it said last; and the memory tells why, perhaps."""
+    text = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '4':\n"
+        "    print('out of memory', file=sys.stderr, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "time.sleep(60)"
+    )
+    code = run_workers.run_workers([script(tmp_path, text)], workers(2), Company("desk"))
+    assert code == 128 + signal.SIGKILL
     notes = capfd.readouterr().err
     assert "\nout of memory\n" in notes
-    assert "rank 4 was ended by SIGKILL first" in notes
+    assert re.search(
+        r"\npotluck: desk: rank 4: killed by SIGKILL; it used up to \d.* of .* GB were free", notes
+    )
 
 
 def test_signals_reach_all_workers(tmp_path: Path) -> None:
@@ -215,7 +230,7 @@ def test_signals_reach_all_workers(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
         _, notes = process.communicate()
-    assert "potluck: the 2 workers were ended by SIGTERM." in notes
+    assert ": ended by SIGTERM\n" in notes
     assert all(is_gone(int(line.split()[2])) for line in lines)
 
 
@@ -248,5 +263,92 @@ def test_output_without_an_end_of_line_and_progress_bars_come_through(
         "import sys; sys.stdout.write('10%\\r20%\\nlast'); sys.stdout.flush(); "
         "sys.stdout.buffer.write(b'\\xff')"
     )
-    assert run_workers.run_workers([script(tmp_path, text)], workers(1)) == 0
-    assert capfd.readouterr().out == "[4] 10%\n[4] 20%\n[4] last\ufffd\n"
+    assert run_workers.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[4]")]
+    assert lines == ["[4] 10%", "[4] 20%", "[4] last\ufffd"]
+
+
+LEAVES_A_CHILD = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("started", child.pid, flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("", 0), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(5)", 5)],
+    ids=["ends", "is killed", "fails"],
+)
+def test_what_a_script_has_started_does_not_outlive_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], end: str, expected: int, count: int
+) -> None:
+    """However it ends, and whether or not it has the terminal for its own."""
+    file = script(tmp_path, LEAVES_A_CHILD.format(end))
+    assert run_workers.run_workers([file], workers(count), Company("desk")) == expected
+    started = [line.split()[-1] for line in capfd.readouterr().out.splitlines()]
+    assert started
+    assert all(is_gone(int(pid)) for pid in started)
+
+
+SAYS_WHY = """
+import sys
+import potluck  # noqa
+def deep():
+    raise {}
+deep()
+"""
+
+
+def test_an_error_is_told_in_one_line_with_its_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The traceback stays as Python writes it; what steers a terminal does not reach the line."""
+    file = script(tmp_path, SAYS_WHY.format(r"ValueError('bad \x1b[2J batch\nsecond line')"))
+    assert run_workers.run_workers([file], workers(1), Company("desk")) == 1
+    notes = capfd.readouterr().err.splitlines()
+    assert notes[0] == BEGINNING
+    assert notes[-1] == "potluck: desk: ValueError: bad  [2J batch, train.py:5"
+    assert sum("Traceback" in line for line in notes) == 1
+
+
+def test_a_traceback_that_only_tells_of_another_rank_is_shown_if_no_machine_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is all there is; with a line that names what was lost."""
+    file = script(tmp_path, SAYS_WHY.format("potluck.PeerLost('Rank 1 (attic) is gone')"))
+    assert run_workers.run_workers([file], workers(1), Company("desk")) == 1
+    notes = capfd.readouterr().err.strip().splitlines()
+    assert notes[0] == BEGINNING
+    assert notes[-1] == "potluck: desk: PeerLost: Rank 1 (attic) is gone, train.py:5"
+
+
+def test_processes_that_the_script_starts_do_not_speak_for_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They inherit its environment, and may fail without the script failing."""
+    text = (
+        "import subprocess, sys\n"
+        "code = 'import potluck; raise ValueError(1)'\n"
+        "subprocess.run([sys.executable, '-c', code])\n"
+        "sys.exit(4)"
+    )
+    assert run_workers.run_workers([script(tmp_path, text)], workers(1), Company("desk")) == 4
+    notes = capfd.readouterr().err.splitlines()
+    assert notes[0] == BEGINNING
+    assert notes[-1] == "potluck: desk: failed with exit code 4"
+
+
+def test_a_deadline_ends_the_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also one that ignores being asked."""
+    file = script(tmp_path, WAIT.format(IGNORE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_workers, "GRACE", 0.2)
+        code = run_workers.run_workers(
+            [file], workers(1), Company("desk"), deadline=time.monotonic() + 0.5, patience=0.5
+        )
+    assert code == run_workers.TOO_LATE
+    notes = capfd.readouterr().err.splitlines()
+    assert notes == ["potluck: desk: --timeout ended it after 0.5 s; its script was still running"]

@@ -149,6 +149,34 @@ def test_who_is_gone_is_shown_with_the_reason_of_the_view_after_it() -> None:
     assert [node["name"] for node in later["nodes"]] == ["a", "b", "c"]
 
 
+def test_a_machine_that_was_restarted_is_one_machine() -> None:
+    """Also after several restarts; a worker that died beside another one stays to be seen."""
+    moment = NOW
+    chronicle = Chronicle(lambda: moment)
+
+    def start(letter: str, incarnation: int) -> Report:
+        begun = msgspec.structs.replace(report(letter, "ab"), incarnation=incarnation)
+        chronicle.arrived(begun.key)
+        return begun
+
+    def shown(here: list[Report]) -> list[tuple[str, str]]:
+        members = [MemberLine(*each.key, each.name) for each in here]
+        told = [msgspec.structs.replace(each, members=members) for each in here]
+        nodes = draw(scene(told, chronicle, now=moment))["jobs"][0]["nodes"]
+        return [(each["name"], each["health"]) for each in nodes]
+
+    workers, restarted = [start("a", 1), start("a", 2)], start("b", 1)
+    for number in (2, 3, 4):
+        moment += 60
+        chronicle.parted(restarted, "the connection ended")
+        assert shown(workers)[-1] == ("b", "gone")
+        moment += 60
+        restarted = start("b", number)
+        assert shown([*workers, restarted]) == [(name, "healthy") for name in "aab"]
+    chronicle.parted(workers[0], "the connection ended")
+    assert shown([workers[1], restarted])[-1] == ("a", "gone")
+
+
 def test_a_job_that_has_ended_is_still_shown() -> None:
     """Who worked on it and how far it came; the story is that of the jobs under way."""
     chronicle, gauges = Chronicle(lambda: NOW), Gauges()
@@ -172,6 +200,15 @@ def test_figures_that_nobody_told_are_left_out() -> None:
     nodes = draw(scene(reports, chronicle))["jobs"][0]["nodes"]
     assert nodes[0]["figures"] == {"training.step": 7.0, "training.loss": 0.5}
     assert nodes[1]["figures"] == {}
+
+
+def test_which_operations_failed_is_shown() -> None:
+    """Of those that never failed nothing."""
+    chronicle = Chronicle(lambda: NOW)
+    figures = {"collectives.failed": 2.0, "all_reduce.failed": 2.0, "barrier.failed": 0.0}
+    chronicle.heard(report("a"), journal("a", figures=figures))
+    node = draw(scene([report("a")], chronicle))["jobs"][0]["nodes"][0]
+    assert node["figures"] == {"collectives.failed": 2.0, "all_reduce.failed": 2.0}
 
 
 def test_for_whom_a_rank_waits_is_told() -> None:

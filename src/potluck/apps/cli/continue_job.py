@@ -55,7 +55,9 @@ def continue_job(
 
     A job waits when machines of its last view are silent: they may be switched off, or cut off and
     still at work.  Use this when you know that they are off.  If they were at work after all, their
-    work counts when the two sides meet, and the work of this side is discarded.
+    work counts when the two sides meet, and the work of this side is discarded.  A training also
+    waits when a machine that is away may be the only one that has its state.  It then continues
+    with the state that is here, and the steps of that machine are discarded.
     """
     from potluck.apps.cli.circle import confirm, known_name
     from potluck.apps.cli.status import look_around
@@ -129,6 +131,12 @@ def _situation(waiting: list[Report], reports: list[Report]) -> list[str]:
     if here:
         lines.append(f"Not switched off: {list_names(here)} can be reached from this machine.")
     are, one = ("they are", "one of them") if len(missing) > 1 else ("it is", "it")
+    if all(each.state == "active" for each in waiting):
+        lines.append(
+            f"Only {one} may have the last steps of the training. If you continue without waiting, "
+            "these steps are discarded when the machine comes back."
+        )
+        return lines
     lines.append(
         f"Continue only if {are} switched off. If {one} is still at work, its work counts: "
         "when the two sides meet, what was done here from now on is discarded."
@@ -141,7 +149,11 @@ def _continued(observer: Observer, waiting: list[Report]) -> Report:
     keys = {each.key for each in waiting}
 
     def at_work(reports: list[Report]) -> list[Report]:
-        return [each for each in reports if each.key in keys and each.state == "active"]
+        return [
+            each
+            for each in reports
+            if each.key in keys and each.state == "active" and not each.missing
+        ]
 
     try:
         reports = observer.wait_until(lambda each: bool(at_work(each)), STARTS_WITHIN)

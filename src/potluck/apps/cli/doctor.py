@@ -18,7 +18,7 @@ __all__ = ["EXAMPLES", "EXIT_CODES", "doctor"]
 
 EXAMPLES = """\
 potluck doctor                              looks around for three seconds; best on both machines
-potluck doctor --peers 192.168.1.20         also tries a machine whose address is known
+potluck doctor --peer 192.168.1.20         also tries a machine whose address is known
 potluck doctor --json                       the same for a program
 """
 
@@ -38,7 +38,6 @@ ADVICE = "What to do:"
 Peers = Annotated[
     list[str] | None,
     typer.Option(
-        "--peers",
         "--peer",
         metavar="ADDRESS[:PORT]",
         help="Where another node is, or should be; may be given several times.",
@@ -77,7 +76,7 @@ def doctor(
         with working(f"Looking around for {seconds:g} s"):
             scene = look_around(namespace, texts, seconds=seconds)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--peers") from None
+        raise typer.BadParameter(str(error), param_hint="--peer") from None
     findings = diagnose(scene)
     story: list[list[str]] = []
     if scene.has_jobs:
@@ -127,14 +126,14 @@ def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> Non
         is_problem = finding.severity is Severity.PROBLEM
         label, style = ("Problem", "bold red") if is_problem else ("Note", "bold yellow")
         headline = Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold"))
-        console.print(headline, soft_wrap=True)
+        console.print(headline, soft_wrap=not console.is_terminal)
         for sentence in finding.evidence:
             console.print(Text(_indented(sentence, console.width)))
         advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))
         advice.highlight_words([ADVICE], "green")
         console.print(advice, end="\n\n")
     for sentence in [sentence for paragraph in story for sentence in paragraph]:
-        console.print(Text(sentence), soft_wrap=True)
+        console.print(Text(sentence), soft_wrap=not console.is_terminal)
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
     console.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
 
@@ -144,11 +143,9 @@ def _indented(text: str, width: int) -> str:
 
 
 def _summary(scene: Scene, problems: int) -> str:
-    from potluck.net.names import short_name
-
     if problems:
         return f"{problems} problem{'s' if problems > 1 else ''} found."
-    met = ", ".join(short_name(node) for node in scene.met)
+    met = ", ".join(map(scene.name_of, scene.met))
     where = ", ".join(scene.hosts)
     reached = f' Members of "{scene.namespace}" that were met: {met}.' if met else ""
     return f"Nothing is wrong with this machine ({where}).{reached}"

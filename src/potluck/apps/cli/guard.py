@@ -17,6 +17,7 @@ import typer
 
 from potluck import logs
 from potluck.apps.cli.options import Debug
+from potluck.apps.cli.plain import wrapped
 from potluck.errors import DistributedError
 
 __all__ = ["guarded"]
@@ -40,7 +41,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001 - nothing but words may reach the user
             if debug:
                 traceback.print_exc()
-            typer.echo(f"potluck: {_in_words(error)}", err=True)
+            typer.echo(wrapped(f"potluck: {_in_words(error)}"), err=True)
             raise typer.Exit(FAILED) from None
 
     run.__signature__ = _with_debug(command)  # type: ignore[attr-defined]

@@ -32,12 +32,14 @@ from potluck.apps.cli import (
 )
 from potluck.apps.cli.guard import guarded
 from potluck.apps.cli.options import ALL_EXIT_CODES, EXIT_CODES
+from potluck.apps.cli.plain import PlainCommand, PlainGroup
 from potluck.errors import DistributedError
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="potluck",
+    cls=PlainGroup,
     no_args_is_help=True,
     epilog=ALL_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -97,7 +99,8 @@ def _add(
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     epilog = f"{examples}\n{exit_codes}"
-    app.command(name, help=text, epilog=epilog, context_settings=settings)(guarded(command))
+    shape = app.command(name, cls=PlainCommand, help=text, epilog=epilog, context_settings=settings)
+    shape(guarded(command))
 
 
 _add(demo.demo, demo.EXAMPLES, demo.EXIT_CODES)

@@ -109,6 +109,6 @@ def _print(circle: Circle) -> None:
     if circle.roster.status(circle.me.node_id) is Status.STRANGER:
         console.print(Text(f"\nThis machine ({circle.me.node_id}) is none of them.", "yellow"))
     for change in circle.roster.pending:
-        console.print(Text(f"\n{change.reason}", "yellow"), soft_wrap=True)
+        console.print(Text(f"\n{change.reason}", "yellow"), soft_wrap=not console.is_terminal)
         if circle.roster.objection(change.name, circle.me.node_id) is None:
-            console.print(Text(how_to_agree(change)), soft_wrap=True)
+            console.print(Text(how_to_agree(change)), soft_wrap=not console.is_terminal)

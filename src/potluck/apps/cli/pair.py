@@ -21,7 +21,7 @@ potluck pair 7-guitar-harbor --keep         joins, and stays in the namespace it
 def pair(
     code: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CODE]", show_default=False, help="What the other machine shows."),
+        typer.Argument(metavar="CODE", show_default=False, help="What the other machine shows."),
     ] = None,
     *,
     host: Annotated[

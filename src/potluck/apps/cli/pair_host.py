@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -20,7 +21,7 @@ from potluck.net.addresses import Address, usable_hosts
 from potluck.net.namespace import NetworkNamespace
 from potluck.net.pairing import PAIRING_PORT
 from potluck.net.pairing_discovery import DiscoveryUnavailable, PairingDiscovery
-from potluck.runtime.pairing import Invitation, Notice, open_listener
+from potluck.runtime.pairing import NO_NETWORK, Invitation, Notice, open_listener
 
 __all__ = ["invite"]
 
@@ -31,33 +32,65 @@ LISTEN_FIRST = 0.3
 def invite(namespace: str | None, *, json: bool) -> None:
     """Show a code until somebody has joined."""
     circle = Circle.of(NetworkNamespace.load_or_create(namespace), this_machine())
-    with _discovery() as discovery, open_listener() as listener:
-        code = new_code(secrets.token_bytes, discovery.slots(LISTEN_FIRST) if discovery else ())
-        with _screen(json=json) as screen:
-            invitation = Invitation(circle, listener, code, tell=screen.notice)
-            screen.show(circle, code, listener.port)
-            if discovery is None or not _announced(discovery, code, listener.port):
-                screen.warn("Machines cannot find each other on this network; --host is needed.")
-            outcome = invitation.run()
-        screen.paired(outcome)
+    with _Voice() as voice, open_listener() as listener, _screen(json=json) as screen:
+        if not voice.has_network:
+            screen.warn(f"{NO_NETWORK} The code works as soon as it is connected.")
+        code = new_code(secrets.token_bytes, voice.slots())
+
+        def tell(notice: Notice) -> None:
+            if not voice.has_network and usable_hosts():
+                voice.open()
+                voice.announce(code, listener.port)
+                screen.connected(listener.port)
+            screen.notice(notice)
+
+        invitation = Invitation(circle, listener, code, tell=tell)
+        screen.show(circle, code, listener.port)
+        if not voice.announce(code, listener.port):
+            screen.warn("Machines cannot find each other on this network; --host is needed.")
+        outcome = invitation.run()
+    screen.paired(outcome)
 
 
-@contextmanager
-def _discovery() -> Iterator[PairingDiscovery | None]:
-    """Discovery, or nothing where there is none: the code works all the same."""
-    with contextlib.ExitStack() as stack:
-        discovery = None
+class _Voice:
+    """How others find this machine, where that is possible: the code works all the same."""
+
+    def __init__(self) -> None:
+        self._discovery: PairingDiscovery | None = None
+        self.has_network = False
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def open(self) -> None:
+        """Begin, or begin anew on the network that there is now."""
+        self._close()
+        self.has_network = bool(usable_hosts())
         with contextlib.suppress(DiscoveryUnavailable):
-            discovery = stack.enter_context(PairingDiscovery())
-        yield discovery
+            self._discovery = PairingDiscovery()
 
+    def _close(self) -> None:
+        discovery, self._discovery = self._discovery, None
+        if discovery is not None:
+            discovery.close()
 
-def _announced(discovery: PairingDiscovery, code: PairingCode, port: int) -> bool:
-    try:
-        discovery.announce(code.slot, port, VERSION)
-    except DiscoveryUnavailable:
-        return False
-    return True
+    def slots(self) -> Collection[int]:
+        """The numbers that other machines show."""
+        return () if self._discovery is None else self._discovery.slots(LISTEN_FIRST)
+
+    def announce(self, code: PairingCode, port: int) -> bool:
+        """Say which number is shown here; False where nobody could hear it."""
+        if self._discovery is None:
+            return False
+        try:
+            self._discovery.announce(code.slot, port, VERSION)
+        except DiscoveryUnavailable:
+            return False
+        return True
 
 
 class _PlainScreen:
@@ -67,17 +100,24 @@ class _PlainScreen:
         self._console = console
 
     def say(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style), soft_wrap=True)
+        self._console.print(Text(text, style), soft_wrap=not self._console.is_terminal)
 
     def show(self, circle: Circle, code: PairingCode, port: int) -> None:
         name, me = circle.namespace.name, circle.me.card.name
         self.say(f'{me} lets one machine into "{name}". On that machine, within five minutes:\n')
         self.say(f"    potluck pair {code}\n", "bold")
+        self._say_where(port)
+        self.say("Waiting; Ctrl-C stops it.")
+
+    def _say_where(self, port: int) -> None:
         if hosts := _hosts():
             places = [host if port == PAIRING_PORT else str(Address(host, port)) for host in hosts]
             more = f" (or {', '.join(places[1:])})" if places[1:] else ""
             self.say(f"If it does not find this one, add: --host {places[0]}{more}")
-        self.say("Waiting; Ctrl-C stops it.")
+
+    def connected(self, port: int) -> None:
+        self.say("This machine is connected now.", "green")
+        self._say_where(port)
 
     def warn(self, sentence: str) -> None:
         self.say(sentence, "yellow")
@@ -122,6 +162,9 @@ class _JsonScreen(_PlainScreen):
 
     def warn(self, sentence: str) -> None:
         print_json({"event": "warning", "reason": sentence})
+
+    def connected(self, port: int) -> None:
+        print_json({"event": "connected", "hosts": _hosts(), "port": port})
 
     def notice(self, notice: Notice) -> None:
         if isinstance(notice, TryFailed):

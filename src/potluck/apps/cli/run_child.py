@@ -1,4 +1,4 @@
-"""The script of a run: what is said about it, its environment, and its process."""
+"""The script of a run: what is said about it, and its environment."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import os
 import platform
 import random
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from potluck.apps.cli.run_company import Company
+from potluck.apps.cli.run_gathering import Gathering, labels
+from potluck.apps.cli.run_imports import imports
 from potluck.apps.cli.run_places import (
+    COMPANY,
     LAUNCHER,
     MEETING,
     PER_NODE,
     Crew,
     environments,
+    group_of,
+    port_in,
     workers_of,
 )
-from potluck.apps.cli.run_workers import FORWARDED, run_workers
 from potluck.runtime.recorder_files import FOLDER_VARIABLE, trace_folder
 
 if TYPE_CHECKING:
-    from potluck.apps.cli.run_gathering import Gathering
     from potluck.runtime.observing import Observer
 
-__all__ = ["child_environments", "facts_of", "run_scripts", "saving_environment"]
+__all__ = ["child_environments", "company_of", "facts_of", "saving_environment"]
 
 MEETING_PORTS = (20_000, 32_000)
 """Below those that Linux takes for outgoing connections."""
@@ -54,24 +54,48 @@ def facts_of(script: Path, arguments: Sequence[str], per_node: int = 1) -> dict[
         "python": platform.python_version(),
         "potluck": __version__,
         "numpy": version("numpy"),
-        "torch": _version_of("torch"),
+        "torch": _version_of("torch") if imports(script, "torch") else "",
         PER_NODE: str(per_node),
-        MEETING: str(_meeting_port()),
+        **dict(zip((MEETING, COMPANY), map(str, _free_ports(2)), strict=True)),
     }
 
 
-def _meeting_port() -> int:
-    """A port that is free, and stays so until a script that may take long to begin takes it.
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free, and stay so until a script that may take long to begin takes them.
 
-    One of those that neither we nor the system hand out by themselves.
+    Of those that neither we nor the system hand out by themselves.
     """
     from potluck.net import tcp
 
-    for port in random.sample(range(*MEETING_PORTS), 32):
+    found: list[int] = []
+    for port in random.sample(range(*MEETING_PORTS), 64):
         with contextlib.suppress(OSError):
             tcp.listen("", port).close()
-            return port
-    return MEETING_PORTS[0]
+            found.append(port)
+        if len(found) == count:
+            return found
+    return [*found, *range(MEETING_PORTS[0], MEETING_PORTS[0] + count)][:count]
+
+
+def company_of(
+    gathering: Gathering, *, json: bool = False
+) -> tuple[Company, list[str], dict[str, str]]:
+    """The machines of a run; where their launchers stay in touch, and what ours tells there."""
+    me, *others = gathering.here
+    crew = gathering.crew
+    order = [] if crew is None else [group_of(each) for each in crew.launchers]
+    names = labels(gathering.here)
+    by_group = {group_of(each): each for each in others}
+    company = Company(names[me.key], json=json, own_id=group_of(me), order=order)
+    company.expect({group: names[each.key] for group, each in by_group.items()})
+    places = {
+        f"{_bracketed(host)}:{port}": None
+        for each in by_group.values()
+        for host in (gathering.hosts.get(each.key, ""), each.host)
+        if host and (port := port_in(each, COMPANY))
+    }
+    facts = {LAUNCHER: group_of(me), "arguments": me.facts.get("arguments", "")}
+    return company, list(places), facts
 
 
 def _version_of(package: str) -> str:
@@ -91,7 +115,7 @@ def child_environments(
     we did, so the others know where it is.  Ranks are set where all agree on them.
     """
     me, crew = gathering.here[0], gathering.crew
-    launcher = {LAUNCHER: f"{me.node}:{me.incarnation}"}
+    launcher = {LAUNCHER: group_of(me)}
     common = _common(observer, gathering, peers, {**facts, **launcher})
     master = me.host
     if crew is not None and crew.launchers[0].key != me.key:
@@ -151,47 +175,3 @@ def saving_environment(
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_in_front() -> bool:
-    """Whether Ctrl-C in our terminal reaches us and our children, wherever the input is from."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | getattr(os, "O_NOCTTY", 0))
-    except OSError:
-        return sys.stdin.isatty()
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
-def run_scripts(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Run the script once for each environment; its exit code as a shell would say it."""
-    if len(environments) == 1:
-        return _run_one(command, environments[0])
-    return run_workers(command, environments)
-
-
-def _run_one(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the script to its end with our own input and output, passing on signals."""
-    line = [sys.executable, *command]  # what the user typed
-    with subprocess.Popen(line, env=dict(environment)) as process:  # noqa: S603
-
-        def forward(number: int, _frame: FrameType | None) -> None:
-            # In a terminal Ctrl-C reaches the script by itself; twice would be once too often.
-            if number != signal.SIGINT or not _is_in_front():
-                process.send_signal(number)
-
-        before = {
-            number: signal.signal(number, forward)
-            for name in FORWARDED
-            if (number := getattr(signal, name, None)) is not None
-        }
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    return 128 - code if code < 0 else code

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.apps.cli.run_places import ROLL, Crew, Rolls, group_of
+from potluck.apps.cli.run_places import ROLL, WAITED, Crew, Rolls, group_of
 from potluck.runtime.control_reports import Report
+from potluck.runtime.presence import FIXED
 
 __all__ = ["BLOCKING", "COMPARED", "Difference", "Gathering", "differences", "labels"]
 
@@ -47,6 +48,9 @@ class Difference:
 
     def __str__(self) -> str:
         """One sentence that names who differs."""
+        if self.fact == "script_sha256":
+            most, *others = map(_list, self.values.values())
+            return f"The script on {' and on '.join(others)} differs from the one on {most}"
         parts = [f"{_list(names)}: {value or 'none'}" for value, names in self.values.items()]
         verb = "are" if self.fact == "arguments" else "is"
         what = f"{COMPARED[self.fact].capitalize()} {verb} not the same everywhere"
@@ -98,7 +102,10 @@ class Gathering:
         seen = {
             report.key: report
             for report in reports
-            if report.key != self._me and report.role in {"launcher", "member"}
+            if report.key != self._me
+            and report.job == mine.job  # an address may lead to a process of another job
+            and report.role in {"launcher", "member"}
+            and report.facts.get("world") != FIXED  # whose ranks are given out
         }
         for report in seen.values():
             if report.role == "launcher" and report.state in LAST_WORDS:
@@ -114,15 +121,22 @@ class Gathering:
         self._expected = dict(expected)
         self._wanted = max(self._wanted, len(expected))
 
-    def say(self, state: str) -> str:
-        """Our own state; the roll that goes with it, for the others."""
+    def say(self, age: float) -> tuple[str, dict[str, str]]:
+        """Our own state and facts; the command was typed ``age`` seconds ago."""
         import msgspec
 
-        roll = self._rolls.call(self.here) if self.is_complete else ""
         mine = self._here[self._me]
-        facts = {**mine.facts, ROLL: roll}
-        self._here[self._me] = msgspec.structs.replace(mine, state=state, facts=facts)
-        return roll
+        told = mine.facts.get(WAITED) or f"{age * 1000:.0f}" if self.is_complete else ""
+        mine = msgspec.structs.replace(
+            mine,
+            state="ready" if self.is_complete else "waiting",
+            facts={**mine.facts, WAITED: told},
+        )
+        self._here[self._me] = mine
+        roll = self._rolls.call(self.here) if self.is_complete else ""
+        facts = {WAITED: told, ROLL: roll}
+        self._here[self._me] = msgspec.structs.replace(mine, facts={**mine.facts, **facts})
+        return mine.state, facts
 
     @property
     def here(self) -> list[Report]:
@@ -135,6 +149,11 @@ class Gathering:
     def wanted(self) -> int:
         """How many there must be."""
         return self._wanted
+
+    @property
+    def expected(self) -> Mapping[str, str]:
+        """The machines of the namespace, by id."""
+        return self._expected
 
     @property
     def missing(self) -> list[str]:

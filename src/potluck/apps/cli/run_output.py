@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import BinaryIO, TextIO
 
-__all__ = ["BEGINNING", "Output", "Recorder", "is_second_hand"]
+__all__ = ["BEGINNING", "Output", "Recorder"]
 
 LONGEST = 1 << 16
 """Bytes of a line that are waited for; what is longer is cut into several."""
@@ -36,12 +36,6 @@ _ENDS = re.compile(rb"\r?\n|\r")
 
 _CONTINUES = re.compile(r"^(?:\s|$|During handling|The above exception|Traceback \()")
 """Lines inside a traceback; the first other one says what was wrong."""
-
-_SECOND_HAND = re.compile(
-    r"(?:^|running the callback: )(?:potluck\.[\w.]+\.)?(?:PeerLost|ViewChanged|LeftOut|Aborted)\b"
-    r"|\bRank \d+ .*\bis gone\b|\bConnection closed by peer\b|\bConnection reset by peer\b"
-)
-"""Ends of tracebacks that tell of somebody else's failure, also by way of a future of PyTorch."""
 
 
 class Output:
@@ -129,13 +123,3 @@ def last_traceback(lines: list[str]) -> str:
             break
         first = start
     return "\n".join(lines[first : end + 1])
-
-
-def is_second_hand(traceback: str) -> bool:
-    """Whether a traceback only tells that another rank has failed.
-
-    >>> is_second_hand("potluck.errors.PeerLost: Rank 2 (desk) is gone: it was killed")
-    True
-    """
-    last = traceback.rpartition("\n")[2]
-    return _SECOND_HAND.search(last) is not None

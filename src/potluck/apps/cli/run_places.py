@@ -3,6 +3,9 @@
 Each launcher says which launchers it sees, as a *roll*: a hash of them all and of how many workers
 each will start.  When all of them say the same roll, everybody knows everybody's place.  Whoever
 has seen that begins; those who then hear that it began follow, even if more have come meanwhile.
+
+Rank 0 is on the machine where the command was typed first.  Clocks of machines differ, so each says
+how long it had waited when all were there, which is at about the same moment everywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from dataclasses import dataclass
 
 from potluck.runtime.control_reports import Report
 
-__all__ = ["PER_NODE", "ROLL", "Crew", "Rolls", "environments"]
+__all__ = ["PER_NODE", "ROLL", "Crew", "Rolls", "environments", "group_of", "port_in"]
 
 ROLL, PER_NODE, LAUNCHER, MEETING = "roll", "per_node", "launcher", "meeting_port"
+WAITED, COMPANY = "waited", "company_port"
 """What a launcher says beside what is compared."""
 
 DIGITS = 16
@@ -40,9 +44,21 @@ def workers_of(report: Report) -> int:
 
 def meeting_port_of(report: Report) -> int:
     """Where rank 0 listens if it is a worker of this launcher."""
-    text = report.facts.get(MEETING, "")
+    return port_in(report, MEETING) or report.port
+
+
+def port_in(report: Report, fact: str) -> int:
+    """The port that a launcher tells under a name; 0 if it tells none."""
+    text = report.facts.get(fact, "")
     is_number = text.isascii() and text.isdecimal() and len(text) <= 5  # noqa: PLR2004
-    return int(text) if is_number else report.port
+    return int(text) if is_number and int(text) < 1 << 16 else 0
+
+
+def waited_of(report: Report) -> int:
+    """For how many milliseconds a launcher had waited when all were there, as it says."""
+    text = report.facts.get(WAITED, "")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 12  # noqa: PLR2004
+    return int(text) if is_number else 0
 
 
 def group_of(report: Report) -> str:
@@ -58,14 +74,15 @@ class Crew:
 
     @classmethod
     def of(cls, reports: Iterable[Report]) -> Crew:
-        """Everybody finds the same order."""
-        return cls(tuple(sorted(reports, key=lambda report: report.key)))
+        """In the same order on all machines: the one that has waited longest comes first."""
+        return cls(tuple(sorted(reports, key=lambda each: (-waited_of(each), each.key))))
 
     @property
     def roll(self) -> str:
         """Stands for who takes part, and with how many."""
         lines = [
-            f"{each.node}:{each.incarnation}:{meeting_port_of(each)}:{workers_of(each)}\n"
+            f"{each.node}:{each.incarnation}:{meeting_port_of(each)}:{workers_of(each)}"
+            f":{waited_of(each)}\n"
             for each in self.launchers
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()[:DIGITS]

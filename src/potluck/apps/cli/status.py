@@ -82,7 +82,7 @@ def status(
     else:
         console = _console()
         for each in _drawn(found, facts["story"]):
-            console.print(each, soft_wrap=True)
+            console.print(each, soft_wrap=not console.is_terminal)
     if not found and not facts["waiting"]:
         raise typer.Exit(NOBODY)
 

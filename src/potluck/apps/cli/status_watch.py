@@ -60,6 +60,6 @@ def _on_change(
             else:
                 console.rule(time.strftime("%H:%M:%S"), align="left", characters="-")
                 for each in drawn:
-                    console.print(each, soft_wrap=True)
+                    console.print(each, soft_wrap=not console.is_terminal)
                 console.file.flush()
         time.sleep(PAUSE)

@@ -41,7 +41,7 @@ def trace(
     dumps: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[DUMPS]...",
+            metavar="DUMPS",
             help="Dumps of flight recorders, or folders with such.",
             show_default="the last incident in POTLUCK_TRACE_DIR, or in ~/.potluck/traces",
         ),

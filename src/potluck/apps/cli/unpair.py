@@ -18,7 +18,7 @@ potluck unpair lab    leaves the one named lab
 
 def unpair(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAMESPACE]", show_default=False, help="Which one.")
+        str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Which one.")
     ] = None,
     *,
     namespace: Namespace = None,

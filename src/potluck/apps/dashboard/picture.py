@@ -127,14 +127,8 @@ def _job(
     scene: Scene, job: JobStatus, journals: Mapping[Key, Journal], gone: Sequence[Gone]
 ) -> dict[str, Any]:
     epochs = scene.chronicle.epochs(job.job)
-    here = {node.node + str(node.incarnation) for node in job.nodes}
     nodes = [_node(scene, each, journals) for each in job.nodes]
-    nodes += [
-        _gone_node(each, epochs)
-        for each in gone
-        if each.report.job == job.job
-        and each.report.node + str(each.report.incarnation) not in here
-    ]
+    nodes += [_gone_node(each, epochs) for each in _unreplaced(scene.chronicle, job, gone)]
     told, ring = job.authority, ring_of(job, journals)
     return {
         "job": job.job,
@@ -151,6 +145,32 @@ def _job(
         "epochs": [_epoch(each) for each in epochs],
         "loss": scene.gauges.loss(job.job),
     }
+
+
+def _unreplaced(chronicle: Chronicle, job: JobStatus, gone: Sequence[Gone]) -> list[Gone]:
+    """Processes of a job that are gone, without those in whose place their machine began another.
+
+    A machine that was restarted is one machine; of several workers each stands for itself.
+    """
+    here = {(node.node, node.incarnation) for node in job.nodes}
+    ended = [each for each in gone if each.report.job == job.job and each.report.key not in here]
+    later = sorted({*here, *(each.report.key for each in ended)})
+    found = []
+    for each in sorted(ended, key=lambda one: one.time):
+        node, incarnation = each.report.key
+        instead = next(
+            (
+                key
+                for key in later
+                if key[0] == node and key[1] > incarnation and chronicle.since(key) > each.time
+            ),
+            None,
+        )
+        if instead is None:
+            found.append(each)
+        else:
+            later.remove(instead)  # it stands for one
+    return found
 
 
 def _ended_job(scene: Scene, job: str, gone: Sequence[Gone]) -> dict[str, Any]:
@@ -187,10 +207,16 @@ def _node(scene: Scene, node: NodeStatus, journals: Mapping[Key, Journal]) -> di
         "gone": None,
         "up": journal.up if journal else 0,
         "down": journal.down if journal else 0,
-        "figures": {name: figures[name] for name in FIGURES if name in figures},
+        "figures": _shown(figures),
         "waits_for": _waits_for(figures),
         "samples": [each.as_list() for each in scene.gauges.samples(key)],
     }
+
+
+def _shown(figures: Mapping[str, float]) -> dict[str, float]:
+    """What is shown of what a process counts; of failures, also which operations failed."""
+    failed = [name for name, count in figures.items() if name.endswith(".failed") and count]
+    return {name: figures[name] for name in dict.fromkeys([*FIGURES, *failed]) if name in figures}
 
 
 def _waits_for(figures: Mapping[str, float]) -> int | None:

@@ -166,7 +166,12 @@ class _Look:
                 seconds=seconds,
                 has_jobs=bool(self._busy) or len(heard) > len(ears.colleagues()),
                 machine=result_by(deadline, machine, Machine()),
+                names=self._names(),
             )
+
+    def _names(self) -> dict[NodeId, str]:
+        roster = self._port.members.roster
+        return {each.node_id: each.name for each in roster.members} if roster else {}
 
     def _machine(self) -> Machine:
         """What this machine says of itself, and who has the ports that nodes usually have."""

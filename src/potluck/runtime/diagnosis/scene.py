@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from potluck.net.addresses import Address, Interface
@@ -12,7 +13,7 @@ from potluck.runtime.diagnosis.machine import Machine
 from potluck.runtime.diagnosis.packets import Passage
 from potluck.vocabulary import NodeId
 
-__all__ = ["Outcome", "Probe", "Rate", "Scene", "Target", "who"]
+__all__ = ["Outcome", "Probe", "Rate", "Scene", "Target"]
 
 
 class Outcome(enum.Enum):
@@ -115,6 +116,8 @@ class Scene:
     """Whether somebody of this namespace seems to work on something."""
     machine: Machine = field(default_factory=Machine)
     """What is known of this machine itself."""
+    names: Mapping[NodeId, str] = field(default_factory=dict)
+    """What the machines of the namespace are called."""
 
     @property
     def hosts(self) -> list[str]:
@@ -127,11 +130,14 @@ class Scene:
         found = [target.met.node for target in self.targets if target.met is not None]
         return sorted({node for node in found if node is not None and node != self.node})
 
+    def name_of(self, node: NodeId) -> str:
+        """What people call a machine."""
+        return self.names.get(node) or short_name(node)
+
+    def who(self, node: NodeId, address: Address | str) -> str:
+        """A machine as a person recognises it."""
+        return f"{self.name_of(node)} at {address}"
+
     def interface_of(self, host: str) -> str:
         """The name of the interface that has an address of ours; "" if none has."""
         return next((each.name for each in self.interfaces if host in each.hosts), "")
-
-
-def who(node: NodeId, address: Address | str) -> str:
-    """A machine as a person recognises it."""
-    return f"{short_name(node)} at {address}"

@@ -13,10 +13,9 @@ from potluck.backend.membership import Membership
 from potluck.net.addresses import Address
 from potluck.net.discovery import Advert, Sighting
 from potluck.net.mdns_records import Heard
-from potluck.net.names import short_name
 from potluck.runtime.diagnosis.consulting import Consulting
 from potluck.runtime.diagnosis.probe import probe
-from potluck.runtime.diagnosis.scene import Outcome, Probe, Rate, Target, who
+from potluck.runtime.diagnosis.scene import Outcome, Probe, Rate, Target
 from potluck.vocabulary import NodeId
 
 __all__ = ["Trying", "result_by"]
@@ -66,7 +65,8 @@ class Trying:
                 address.host for address in each.addresses
             )
             if ours and not is_here and self._addresses.isdisjoint(addresses):
-                self.start(who(each.node, addresses[0]), "heard", addresses, each.node)
+                name = f"{self.members.name_of(each.node)} at {addresses[0]}"
+                self.start(name, "heard", addresses, each.node)
 
     def measure(self, colleagues: Iterable[Heard], advert: Advert) -> None:
         """Measure with those who look as well, once each."""
@@ -84,7 +84,7 @@ class Trying:
         for each in known:
             if each.node is None or each.node in nodes:
                 continue
-            name = each.name or short_name(each.node)
+            name = each.name or self.members.name_of(each.node)
             addresses = each.addresses[:ADDRESSES_EACH]
             if self._addresses.isdisjoint(addresses):
                 self.start(f"{name} at {addresses[0]}", "known", addresses, each.node)

@@ -73,17 +73,30 @@ function figures(store) {
   const [raw, sent] = [sum(all("compression.raw_bytes")), sum(all("compression.sent_bytes"))];
   if (raw > 0) found.push(["compression", `${(raw / Math.max(1, sent)).toFixed(1)}×`, `${bytes(raw - sent)} saved`]);
   const failed = sum(all("collectives.failed"));
-  if (failed) found.push(["failed", count(failed), "operations"]);
-  return found.map(([name, value, note]) => ({ name, value, note }));
+  if (failed) found.push(["failed", count(failed), failures(here), "#events-title"]);
+  return found.map(([name, value, note, href]) => ({ name, value, note, href }));
+}
+
+/** Which operations failed, most often first; why is among the events. */
+function failures(nodes) {
+  const counts = new Map();
+  for (const node of nodes) {
+    for (const [name, value] of Object.entries(node.figures)) {
+      const [kind, what] = name.split(".");
+      if (what === "failed" && kind !== "collectives" && kind !== "checkpoints") counts.set(kind, (counts.get(kind) ?? 0) + value);
+    }
+  }
+  const kinds = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 3);
+  return kinds.length ? `${kinds.map(([kind, value]) => `${count(value)} ${kind}`).join(", ")}: why?` : "operations: why?";
 }
 
 export function drawFacts(store) {
   keyed(byId("facts"), figures(store), {
     key: (fact) => fact.name,
-    create: (fact) => h("div", {}, h("dt", {}, fact.name), h("dd", { class: "value" }), h("dd", { class: "note" })),
+    create: (fact) => h("div", {}, h("dt", {}, fact.name), h("dd", { class: "value" }), h("dd", { class: "note" }, fact.href ? h("a", { href: fact.href }) : h("span"))),
     update: (element, fact) => {
       say(element.children[1], fact.value);
-      say(element.children[2], fact.note);
+      say(element.children[2].firstChild, fact.note);
     },
   });
 }

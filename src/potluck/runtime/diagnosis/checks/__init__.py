@@ -49,5 +49,7 @@ def diagnose(scene: Scene) -> list[Finding]:
     unable = check_keys(scene)
     if unable:
         return unable  # nothing was tried
+    if not scene.hosts:
+        return check_interfaces(scene)  # without a network everything else follows from that
     findings = [finding for check in CHECKS for finding in check(scene)]
     return sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM)

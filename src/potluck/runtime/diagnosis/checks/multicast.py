@@ -8,7 +8,7 @@ from potluck.runtime.diagnosis.checks.platforms import (
     is_public_network,
 )
 from potluck.runtime.diagnosis.finding import Finding
-from potluck.runtime.diagnosis.scene import Scene, who
+from potluck.runtime.diagnosis.scene import Scene
 
 __all__ = ["check_multicast"]
 
@@ -74,7 +74,7 @@ def _met_but_not_heard(scene: Scene) -> list[str]:
         if target.origin != "heard" and target.met is not None
     }
     return [
-        who(node, address)
+        scene.who(node, address)
         for node, address in met.items()
         if node is not None and node not in heard and node != scene.node
     ]

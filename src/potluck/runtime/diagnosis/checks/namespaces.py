@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.net.mdns_records import OLD_TAG, Heard
 from potluck.runtime.diagnosis.finding import Finding, Severity
-from potluck.runtime.diagnosis.scene import Outcome, Scene, Target, who
+from potluck.runtime.diagnosis.scene import Outcome, Scene, Target
 from potluck.vocabulary import NodeId
 
 __all__ = ["check_namespaces"]
@@ -31,7 +31,7 @@ def check_namespaces(scene: Scene) -> list[Finding]:
 
 
 def _heard(scene: Scene, heard: Heard) -> Finding:
-    name = who(heard.node, heard.addresses[0])
+    name = scene.who(heard.node, heard.addresses[0])
     seen = (
         f"It shows the tag {heard.tag[:SHOWN]}…, this machine {scene.tag[:SHOWN]}… "
         f'(namespace "{scene.namespace}").'

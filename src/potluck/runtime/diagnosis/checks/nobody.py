@@ -22,7 +22,7 @@ def check_nobody(scene: Scene) -> list[Finding]:
             cause="No other machine was found, so the way to others could not be checked",
             evidence=(f"Nobody else announced itself within {scene.seconds:g} s.",),
             fix="Run `potluck doctor` on the other machine at the same time, or give its address: "
-            "potluck doctor --peers ADDRESS. If it runs there too and neither hears the other, the "
+            "potluck doctor --peer ADDRESS. If it runs there too and neither hears the other, the "
             "network keeps them apart (guest network, client isolation) or drops multicast.",
             severity=Severity.NOTE,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.runtime.diagnosis.finding import Finding
-from potluck.runtime.diagnosis.scene import Outcome, Scene, who
+from potluck.runtime.diagnosis.scene import Outcome, Scene
 
 __all__ = ["check_versions"]
 
@@ -16,7 +16,7 @@ def check_versions(scene: Scene) -> list[Finding]:
     for heard in scene.heard:
         if heard.tag == scene.tag and heard.version != scene.version and heard.node != scene.node:
             found[heard.node] = _finding(
-                who(heard.node, heard.addresses[0]),
+                scene.who(heard.node, heard.addresses[0]),
                 f"It announces version {heard.version}; this machine speaks {scene.version}.",
             )
     dialled = [
