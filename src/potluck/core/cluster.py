@@ -12,6 +12,8 @@ The parts: :mod:`cluster_contacts` (whom we hear), :mod:`cluster_evidence` (who 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from potluck.core.ancestry import MAX_BRANCHES, Branch
 from potluck.core.cluster_campaign import Campaign
 from potluck.core.cluster_cards import ProcessCard
@@ -144,14 +146,18 @@ class ClusterCore:
             if who not in s.ended and who not in s.departed and not s.contacts.is_heard(who)
         )
 
-    @property
-    def left_out(self) -> dict[ProcessId, str]:
-        """Processes that our lineage left out while we were in it, and that may be alive.
+    def left_out(
+        self, awaited: Mapping[ProcessId, str]
+    ) -> tuple[dict[ProcessId, str], tuple[ProcessId, ...]]:
+        """Processes that our lineage left out and that may be alive, and those that have ended.
 
-        By their names.  One of them may have a state that no member has.
+        ``awaited`` are some that others have told of.  One that may be alive may have a state that
+        no member has.
         """
         s = self._situation
-        return {who: name for who, name in s.left_out.items() if not self.has_ended(who)}
+        found = {**awaited, **s.left_out}
+        alive = {who: name for who, name in found.items() if not self.has_ended(who)}
+        return alive, tuple(who for who in found if who in s.ended)
 
     def has_ended(self, process: ProcessId) -> bool:
         """Whether a process is known to have ended, or has left our lineage."""

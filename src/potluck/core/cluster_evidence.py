@@ -8,7 +8,7 @@ for those it does not hear.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from potluck.core.cluster_cards import ProcessCard, Role
 from potluck.core.cluster_contacts import Contact
@@ -21,6 +21,7 @@ from potluck.vocabulary import ProcessId
 __all__ = ["Evidence"]
 
 _MARGIN = 0.9  # of the time for which a proof holds; clocks may differ in speed by so much
+_ASKED_AT_ONCE = 8  # processes that were left out; the others follow in turn
 _CARDS_AT_ONCE = 8  # the longest card has some 5 KiB
 _ENDED_KEPT = 1024
 _EXPELLED_KEPT = 256
@@ -32,7 +33,8 @@ class Evidence:
 
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
-        self._probe_at = float("-inf")
+        self._probe_at = self._ask_at = float("-inf")
+        self._asked = 0  # times that we probed a process that was left out
         self._successors: dict[ProcessId, str] = {}
         self._accused: dict[ProcessId, set[ProcessId]] = {}  # in this view, by whom
 
@@ -53,6 +55,7 @@ class Evidence:
         for contact in list(s.contacts):
             if card.succeeds(contact.card):
                 self._superseded(contact, card)
+        self._look_for_heirs([card])
         if s.ended.pop(process, None) is not None and s.proofs.pop(process, None) is not None:
             sentence = f"{card} was taken for dead, but it is there"
             s.note(MembershipChange.RETRACTED, sentence, process)
@@ -94,6 +97,21 @@ class Evidence:
             s.out.append(Disconnect(process, how))
             self.disconnected(process, how)
         self._has_ended(process, how)
+
+    def _look_for_heirs(self, cards: Iterable[ProcessCard]) -> None:
+        """A later start in the place of a process that was left out shows that it has ended."""
+        s = self._situation
+        places = [(who, s.contacts.last_card(who)) for who in self._asked_after()]
+        for card in cards if places else ():
+            for who, known in places:
+                if card.succeeds(known):
+                    self._has_ended(who, f"{card} has started in its place")
+
+    def _asked_after(self) -> list[ProcessId]:
+        """Those that were left out, are not here, and are not known to have ended."""
+        s = self._situation
+        out = [who for who in s.left_out if who not in s.ended]
+        return [who for who in out if s.contacts.get(who) is None]
 
     def _introduce(self, newcomer: ProcessId) -> None:
         """Tell a newcomer of all that are here, so that everybody meets everybody."""
@@ -186,8 +204,9 @@ class Evidence:
 
     def probed_dead(self, process: ProcessId, how: str) -> None:
         """A probe showed that it has ended: its port refuses, or its slot is free."""
-        contact = self._situation.contacts.get(process)
-        if contact is not None and not contact.is_connected:
+        s = self._situation
+        contact = s.contacts.get(process)
+        if process in s.left_out if contact is None else not contact.is_connected:
             self._has_ended(process, how)
 
     def unreachable(self, process: ProcessId, why: str) -> None:
@@ -236,6 +255,7 @@ class Evidence:
         """A view was installed: look who of it has been lost meanwhile."""
         s = self._situation
         self._accused.clear()
+        self._look_for_heirs(contact.card for contact in list(s.contacts))
         for process in s.others():
             contact = s.contacts.of(process)
             if contact.is_connected:
@@ -276,6 +296,17 @@ class Evidence:
         if is_due:
             slow = s.state is not ClusterState.ACTIVE
             self._probe_at = s.time + (s.pause_after if slow else s.interval)
+        if s.time >= self._ask_at:
+            self._ask_at = s.time + s.pause_after
+            self._ask_after_those_left_out()
+
+    def _ask_after_those_left_out(self) -> None:
+        """Probe a few of them: a training may wait for one that is dead."""
+        waiting = self._asked_after()
+        first = self._asked % len(waiting) if waiting else 0
+        for who in (waiting[first:] + waiting[:first])[:_ASKED_AT_ONCE]:
+            self._situation.out.append(Probe(who))
+            self._asked += 1
 
     def _review_successors(self) -> None:
         """Processes whose place was taken while we still heard them."""

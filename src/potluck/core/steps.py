@@ -54,6 +54,8 @@ class Report:
     """Processes that the lineage left out, and that may be alive."""
     insists: bool = False
     """Whether it continues without them, because a person said so or ``quorum`` allows it."""
+    ended: tuple[ProcessId, ...] = ()
+    """Processes that the lineage left out, and that this member knows to have ended."""
 
     @property
     def history(self) -> History:
@@ -192,7 +194,8 @@ def _missing(view: View, reports: Sequence[Report]) -> Missing:
         if report.founder or has_settled:
             return ()
     found = {process: name for report in reports for process, name in report.missing}
-    return tuple(sorted((who, name) for who, name in found.items() if who not in view.members))
+    others = {*view.members, *(process for report in reports for process in report.ended)}
+    return tuple(sorted((who, name) for who, name in found.items() if who not in others))
 
 
 def _has_begun(view: View, report: Report) -> bool:

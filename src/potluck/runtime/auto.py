@@ -207,14 +207,15 @@ class AutoDiscoveryBackend(InOneView):
         """
         self._node.control.post(self._node.control.continue_without_missing)
 
-    def left_out(self, awaited: Mapping[ProcessId, str]) -> tuple[dict[ProcessId, str], bool]:
-        """Members that were left out and may be alive, and whether to continue without them.
+    def left_out(
+        self, awaited: Mapping[ProcessId, str]
+    ) -> tuple[dict[ProcessId, str], tuple[ProcessId, ...], bool]:
+        """Members that were left out and may be alive, those that have ended, and one thing more.
 
-        ``awaited`` are some that others have told of; those that have ended are not returned.
+        That is whether to continue without them.  ``awaited`` are some that others have told of.
         """
         core = self._node.control.core
-        alive = {who: name for who, name in awaited.items() if not core.has_ended(who)}
-        return {**alive, **core.left_out}, core.is_insisting
+        return *core.left_out(awaited), core.is_insisting
 
     def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
         """Tell people who ask that the training waits for these: one of them may have its state."""

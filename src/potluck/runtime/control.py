@@ -285,7 +285,7 @@ class Control:
         cards = [self.card_of(each) for each in view.members]
         self._theatre.install(view, cards, reason, commits)
         connected = {each.card.process for each in self.links.opened_lanes}
-        keep = {*view.members, *connected, self.me.process}
+        keep = {*view.members, *connected, *self.core.left_out({})[0], self.me.process}
         self._cards = {process: card for process, card in self._cards.items() if process in keep}
         self._departed &= keep
         self.links.forget_except(keep)

@@ -202,18 +202,18 @@ class SimulatedCluster(SimulatedWorld):
     def settle(self) -> None:
         """Demand that all who live find together, and stay so; raises a Violation otherwise.
 
-        Where some are dead, the others may also wait, if they say for whom; then the dead are
-        started again, and all must find together.
+        Where some are dead, the others may also wait, if they say for whom, in a view or without
+        one; then the dead are started again, and all must find together.
         """
         patience = self.invariants.patience
         if self._settles(self.invariants.bounds.settling + patience):
-            self._check_training()
+            self._settle_training()
             return
         may_wait = any(not place.is_alive for place in self.places.values())
         if not (may_wait and self.invariants.why_not_waiting(self.dialling) is None):
             bounds = self.invariants.bounds
             if self._settles(bounds.converging - bounds.settling):
-                self._check_training()
+                self._settle_training()
                 return
             why = self.invariants.why_not_waiting(self.dialling) if may_wait else ""
             if why is not None:
@@ -221,6 +221,14 @@ class SimulatedCluster(SimulatedWorld):
                     f"{bounds.converging:g} s after the last fault "
                     f"{self.invariants.why_not_converged()}; {why}; {self.summary()}"
                 )
+        self._restart_the_dead()
+
+    def _settle_training(self) -> None:
+        """Demand that all in the view train, if need be after the dead are started again."""
+        if not self._check_training():
+            self._restart_the_dead()
+
+    def _restart_the_dead(self) -> None:
         self.needed_the_dead = True
         self.restart(*self.places)
         self.settle()
@@ -234,22 +242,29 @@ class SimulatedCluster(SimulatedWorld):
                 return True
         return False
 
-    def _check_training(self) -> None:
-        """Demand that all who are in the view make a step, unless the state of one is lost."""
+    def _check_training(self) -> bool:
+        """Demand that all who are in the view make a step, unless the state of one is lost.
+
+        False if they rightly wait for processes that are dead, and of which nobody can know that.
+        """
         names = [name for name, place in self.places.items() if place.is_alive]
         trainers = [each for name in names if (each := self.trainer_of(name)) is not None]
         if any(trainer.is_lost for trainer in trainers):
-            return
+            return True
         begun = [(trainer, trainer.value) for trainer in trainers]
         end = self.clock.now + self.invariants.bounds.settling
         while idle := [trainer for trainer, value in begun if trainer.value is value]:
             if self.clock.now >= end:
+                unknown = self.invariants.unknown_deaths(self.dialling)
+                if all(each.awaited and unknown.issuperset(each.awaited) for each in idle):
+                    return False
                 who = ", ".join(trainer.process.name for trainer in idle)
                 raise Violation(
                     f"{who} made no step within {self.invariants.bounds.settling:g} s in one view "
                     f"with all others; {self.summary()}"
                 )
             self.run(STAYING / 2)
+        return True
 
     def _is_converged(self) -> bool:
         return self.invariants.why_not_converged() is None

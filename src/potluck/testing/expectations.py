@@ -9,6 +9,7 @@
 ``a was removed``         it learned that it was excluded, since its last start
 ``a says "no quorum"``    these words are in its present reason, or in a note since its last start
 ``a trained at least 20`` this many steps are in its state
+``a b await c``           their training waits for c, which may have its state
 ``a gave up steps``       it counted some that it lost in a merge, since its last start
 ``not …``                 the opposite of any of these
 ========================  =======================================================================
@@ -79,6 +80,12 @@ def _trained(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
     return trainer is not None and trainer.value.depth >= int(match[2])
 
 
+def _await(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    trainers = map(cluster.trainer_of, match[1].split())
+    past = cluster.place(match[2]).past
+    return all(each is not None and not past.isdisjoint(each.awaited) for each in trainers)
+
+
 def _gave_up(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
     return cluster.place(match[1]).process in cluster.invariants.ledger.losers
 
@@ -94,6 +101,7 @@ _CONDITIONS: tuple[
     (re.compile(r'(\w+) says "([^"]+)"'), _says),
     (re.compile(r"(\w+) trained at least (\d+)"), _trained),
     (re.compile(r"(\w+) gave up steps"), _gave_up),
+    (re.compile(rf"({NAMES}) awaits? (\w+)"), _await),
     (re.compile(rf"({NAMES}) (active|paused|joining|gone)"), _in_state),
 )
 

@@ -314,12 +314,7 @@ class Invariants:
             for place in self._places.values()
             if place.core is not None and place.card.role is Role.MEMBER
         ]
-        missing = {
-            str(who)
-            for place in self._places.values()
-            if place.core is None and not dialling.is_provable(place)
-            for who in place.past
-        }
+        missing = set(map(str, self.unknown_deaths(dialling)))
         working = set()
         for place in living:
             core = place.core
@@ -331,6 +326,15 @@ class Invariants:
             ):
                 return f"{place.name} does not wait for one that is missing: {core.reason}"
         return "two lineages are at work" if len(working) > 1 else None
+
+    def unknown_deaths(self, dialling: Dialling) -> set[ProcessId]:
+        """All starts of processes that are dead, and of which nobody can know that."""
+        return {
+            who
+            for place in self._places.values()
+            if place.core is None and not dialling.is_provable(place)
+            for who in place.past
+        }
 
     def why_not_converged(self) -> str | None:
         """What keeps the living members from being in one view; None if they are."""

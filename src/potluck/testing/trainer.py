@@ -90,6 +90,8 @@ class SimulatedTrainer:
         self.report = Report()
         self.is_lost = False
         """Whether the members that had the state are gone, so that it must be started again."""
+        self.awaited: dict[ProcessId, str] = {}
+        """Processes that it waits for, by name: one of them may have the state."""
         self.discarded = 0
         """Steps of which the user was told that they are not in the state any more."""
         self.saved: Checkpoint | None = None
@@ -114,7 +116,6 @@ class SimulatedTrainer:
         self._result: TrainingValue | None = None
         self._taken: Share = ()
         self._reserved: tuple[Share, ...] = ()
-        self._awaited: dict[ProcessId, str] = {}  # as agreed in the last view
 
     # --- life ---
 
@@ -156,10 +157,13 @@ class SimulatedTrainer:
         core = self.process.core
         assert core is not None
         founder = {view.lineage, *(lineage for lineage, _ in view.ancestry)} <= self._founded
-        awaited = {who: name for who, name in self._awaited.items() if not core.has_ended(who)}
-        missing = tuple({**awaited, **core.left_out}.items())
+        missing, ended = core.left_out(self.awaited)
         self.report = replace(
-            self.report, founder=founder, missing=missing, insists=core.is_insisting
+            self.report,
+            founder=founder,
+            missing=tuple(missing.items()),
+            insists=core.is_insisting,
+            ended=ended,
         )
         self._say("settle", number, _Standing(self.report, self.value, self._taken))
 
@@ -296,7 +300,7 @@ class SimulatedTrainer:
         view = self._view
         assert view is not None
         decision = trainer_report.agree(view, [each.report for each in standings])
-        self._awaited = dict(decision.missing)
+        self.awaited = dict(decision.missing)
         if decision.missing:
             self._clock.after(RETRY, self._do, self._report_again, view, number + 1)
             return

@@ -163,15 +163,19 @@ class Ground:
         ancestors = {lineage for lineage, _ in view.ancestry}
         return {view.lineage, *ancestors} <= self._founded
 
-    def left_out(self, awaited: Mapping[ProcessId, str]) -> tuple[Missing, bool]:
-        """Members that were left out and may be alive, and whether to continue without them.
+    def left_out(
+        self, awaited: Mapping[ProcessId, str]
+    ) -> tuple[Missing, tuple[ProcessId, ...], bool]:
+        """Members that were left out and may be alive, those that have ended, and one thing more.
 
-        ``awaited`` are those of whom the last decision told.
+        That is whether to continue without them.  ``awaited`` are those of whom the last decision
+        told.
         """
         if self._cluster is None:
-            return (), True
-        found, insists = self._cluster.innermost.left_out(awaited)  # type: ignore[attr-defined]
-        return tuple(found.items()), insists
+            return (), (), True
+        cluster = self._cluster.innermost
+        found, ended, insists = cluster.left_out(awaited)  # type: ignore[attr-defined]
+        return tuple(found.items()), ended, insists
 
     def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
         """Let people who ask know whom the training waits for; nobody, if it does not wait."""

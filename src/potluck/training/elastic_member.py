@@ -188,12 +188,13 @@ class Member:
         limit = self._group.timeout if self._timeout is None else self._timeout
         began = time.monotonic()
         while True:
-            missing, insists = self._ground.left_out(self._awaited)
+            missing, ended, insists = self._ground.left_out(self._awaited)
             self._report = replace(
                 self._report,
                 founder=self._ground.has_founded(view),
                 missing=missing,
                 insists=insists,
+                ended=ended,
             )
             standing = Standing(
                 self._report,

@@ -49,6 +49,7 @@ class _Told(Message, frozen=True):
     samples_held: Count
     missing: Annotated[tuple[tuple[ProcessId, Label], ...], msgspec.Meta(max_length=_MOST_MISSING)]
     insists: bool
+    ended: Annotated[tuple[ProcessId, ...], msgspec.Meta(max_length=_MOST_MISSING)]
     taken: Shares
     speed: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     condition: Condition
@@ -85,6 +86,7 @@ class Standing:
             min(report.samples_held, _LARGEST),
             report.missing[:_MOST_MISSING],
             report.insists,
+            report.ended[:_MOST_MISSING],
             self.taken,
             self.speed,
             self.condition,
@@ -107,6 +109,7 @@ class Standing:
             told.samples_held,
             told.missing,
             told.insists,
+            told.ended,
         )
         return cls(report, told.taken, told.speed, told.condition, told.waits, told.token)
 
