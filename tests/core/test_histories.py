@@ -50,11 +50,27 @@ def test_a_history_knows_what_it_consists_of() -> None:
     assert child.ancestry == (Branch(A, 3),)
     assert child.branches == (Branch(A, 3), Branch(B, 2))
     assert child.chain[-1] == Milestone(B, 2, 130, 1300)
-    assert all(child.contains(each) for each in (FRESH, Position(A, 1, 3), Position(A, 3, 120)))
-    assert child.contains(Position(B, 2, 130))
-    for foreign in ((A, 3, 121), (A, 4, 100), (A, 2, 121), (B, 2, 131), (C, 1, 1)):
-        assert not child.contains(Position(*foreign))
+    assert child.contains(child)
+    for part in (FRESH, Position(A, 1, 3), Position(A, 3, 120)):
+        assert child.contains(History(part))
+    for foreign in ((A, 3, 121), (A, 4, 100), (A, 2, 121), (C, 1, 1)):
+        assert not child.contains(History(Position(*foreign)))
+    assert not child.contains(grown([(A, 3, 120), (B, 2, 131)]))
     assert (History().chain, History().branches) == ((), ())
+
+
+def test_a_lineage_that_continues_with_another_state_contains_nothing_of_its_first_one() -> None:
+    """Those that had it ended; what is left of it, in a checkpoint, shares nothing with the new."""
+    first = grown([(A, 1, 4)])
+    other = grown([(B, 1, 3), (A, 3, 5)])
+    child = grown([(A, 1, 4), (C, 1, 8)])
+    assert not other.contains(first)
+    assert first.discarded_by(other) == (4, 40)
+    assert child.discarded_by(other) == (8, 80)
+    assert chosen(first, other) == other
+    again = grown([(A, 1, 4), (B, 1, 5), (A, 3, 6)])  # a lineage may be continued twice
+    assert again.contains(first)
+    assert not again.contains(other)
 
 
 def test_a_long_trail_keeps_its_newest_part() -> None:
@@ -258,8 +274,8 @@ def test_nothing_that_followed_longer_is_replaced(made: list[History]) -> None:
     """What counts loses to no other: neither is it contained in one, nor did one follow longer."""
     first = best(made)
     for each in made:
-        if each.position.lineage != first.position.lineage and not first.contains(each.position):
-            assert not each.contains(first.position)
+        if each.position.lineage != first.position.lineage and not first.contains(each):
+            assert not each.contains(first)
             assert order(each, first) <= 0
 
 

@@ -80,7 +80,7 @@ class History:
 
     >>> parent = History(Position("a", 3, 120), samples=1200)
     >>> child = parent.extended(Position("b", 1, 121), (Branch("a", 3),), 1210)
-    >>> child.contains(parent.position), child.contains(Position("a", 3, 130))
+    >>> child.contains(parent), child.contains(History(Position("a", 3, 130)))
     (True, False)
     """
 
@@ -105,12 +105,14 @@ class History:
             return ()
         return (*self.trail, Milestone(*self.position, self.samples))
 
-    def contains(self, position: Position) -> bool:
-        """Whether a state at this position is part of this one: nothing of it would be lost."""
-        return position == FRESH or any(
-            each.lineage == position.lineage and each[:3] >= position and each.step >= position.step
-            for each in self.chain
-        )
+    def contains(self, other: History) -> bool:
+        """Whether another state is part of this one: nothing of it would be lost."""
+        if other.position == FRESH:
+            return True
+        shared = _shared(other, self)
+        if shared is None or shared[0][:3] != other.position:
+            return False
+        return shared[1][:3] >= other.position and shared[1].step >= other.position.step
 
     def origin_of(self, lineage: str) -> tuple[Branch, ...]:
         """The ancestry of a lineage without a parent that continues from this state.
@@ -136,7 +138,7 @@ class History:
         >>> mine.discarded_by(History(Position("a", 2, 9), samples=90)) is None
         True
         """
-        if target.contains(self.position):
+        if target.contains(self):
             return None
         common = self.parting(target)
         return Discarded(self.position.step - common.step, max(0, self.samples - common.samples))
@@ -168,7 +170,7 @@ def best(histories: Sequence[History], ancestry: Sequence[tuple[str, int]] = ())
     left = [
         each
         for each in lines
-        if not any(other is not each and other.contains(each.position) for other in lines)
+        if not any(other is not each and other.contains(each) for other in lines)
     ]
     left = left or lines  # members that contradict each other still come to one result
     for lineage, _ in reversed(ancestry):
@@ -207,12 +209,25 @@ def order(one: History, other: History) -> int:
 
 
 def _shared(one: History, other: History) -> tuple[Milestone, Milestone] | None:
-    """The last steps that two states have of their nearest common lineage."""
-    theirs = {each.lineage: each for each in other.chain}
-    for mine in reversed(one.chain):
-        if mine.lineage in theirs:
-            return mine, theirs[mine.lineage]
+    """The last steps that two states have of their nearest common lineage.
+
+    When all that had the state of a lineage have ended, its members continue with another state.
+    So a lineage is common only to states that began it from the same step.
+    """
+    theirs = _begun(other)[::-1]
+    for begun, mine in reversed(_begun(one)):
+        for start, each in theirs:
+            if each.lineage == mine.lineage and (begun == start or None in (begun, start)):
+                return mine, each
     return None
+
+
+def _begun(history: History) -> list[tuple[Position | None, Milestone]]:
+    """The last step of each lineage, and the one from which it began; None where not kept."""
+    chain = history.chain
+    first = FRESH if len(history.trail) < MAX_BRANCHES else None
+    befores = [first, *(Position(*each[:3]) for each in chain)]
+    return list(zip(befores, chain, strict=False))
 
 
 def _left(history: History, milestone: Milestone) -> int:
