@@ -181,12 +181,20 @@ def abort_early(place: Place, store: str) -> bool:
             with pytest.raises(Exception, match="aborted"):
                 work.wait()
             eventually(tensor.untyped_storage().resizable)
-        return tensor.untyped_storage().resizable()
+        is_free = tensor.untyped_storage().resizable()
+        place.say("done")
+        place.hear("leave")  # the other one must see the abort, not that we left
+        return is_free
 
 
 def test_a_storage_can_be_resized_after_a_failure(ranks: Ranks, store: str) -> None:
     """What the operation held is given back however it ends."""
-    assert ranks.run(abort_early, 2, store) == [True, True]
+    started = ranks.start(abort_early, 2, store)
+    for rank in started:
+        rank.expect("done")
+    for rank in started:
+        rank.tell("leave")
+    assert [rank.value() for rank in started] == [True, True]
 
 
 def move_early(place: Place, store: str) -> str:

@@ -28,8 +28,12 @@ def test_an_interface_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture
 def test_a_thread_that_joins_a_job_again_leaves_it_first(caplog: pytest.LogCaptureFixture) -> None:
     """As a notebook cell does that is run twice: the first cluster must not stay a member."""
     job = new_job()
-    first = join(1, job)
-    with join(1, job) as second, join(1, new_job()) as other:
+    options: dict[str, Any] = {"multicast": False, "solo_delay": 0.0, "timeout": 30}
+    first = potluck.join(1, job=job, **options)
+    with (
+        potluck.join(1, job=job, **options) as second,
+        potluck.join(1, job=new_job(), **options) as other,
+    ):
         assert first.world_size == second.world_size == other.world_size == 1
         assert second.all_reduce(2.0) == 2.0
         with pytest.raises(potluck.DistributedError, match="closed"):

@@ -28,8 +28,11 @@ def new_job() -> str:
 
 
 def join(min_nodes: int, job: str, **options: Any) -> Cluster:
-    """One node."""
-    return potluck.join(min_nodes, job=job, timeout=PATIENCE, **{**OPTIONS, **options})
+    """One node, on a thread of its own: a thread is one node of a job at a time."""
+    (node,) = together(
+        lambda: potluck.join(min_nodes, job=job, timeout=PATIENCE, **{**OPTIONS, **options})
+    )
+    return node
 
 
 @contextlib.contextmanager

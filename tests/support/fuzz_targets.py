@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.apps.cli import trace_reading
+from potluck.apps.cli import run_ending, trace_reading
 from potluck.collective.compression.compressor import GradientCompressor
 from potluck.collective.compression.packing import CompressedGradient
 from potluck.collective.compression.sparse import Sparse
@@ -325,6 +325,13 @@ def targets() -> list[Target]:
             OUR,
             _pairing(),
             "msgpack",
+        ),
+        Target(
+            "last words",
+            lambda d: decode_json(d, run_ending.LastWords),
+            (msgspec.DecodeError,),
+            [msgspec.json.encode(run_ending.LastWords("ValueError", "m", "a.py:1", False, "t"))],
+            "json",
         ),
         Target("pairing, sealed", pairing_messages.decode_secret, OUR, _sealed(), "msgpack"),
         Target(

@@ -100,7 +100,9 @@ class Errands:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def probe(addresses: Iterable[Address], known_link: str | None = None) -> str | None:
+def probe(
+    addresses: Iterable[Address], known_link: str | None = None, within: float = PROBE_WITHIN
+) -> str | None:
     """Try a port: None if the machine itself refused the connection, else why that is no proof.
 
     A refusal counts only from the machine: over loopback, or on a network that we are attached to
@@ -109,7 +111,7 @@ def probe(addresses: Iterable[Address], known_link: str | None = None) -> str | 
     why = "no address of it is known"
     for address in addresses:
         try:
-            _try_port(address)
+            _try_port(address, within)
         except ConnectionRefusedError:
             if not is_attached(address.host):
                 why = f"{address} refuses, but it is not on a network of ours"
@@ -124,11 +126,11 @@ def probe(addresses: Iterable[Address], known_link: str | None = None) -> str | 
     return why
 
 
-def _try_port(address: Address) -> None:
+def _try_port(address: Address, within: float) -> None:
     family, kind, proto, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, proto) as sock:
         descriptors.track(sock)
-        sock.settimeout(PROBE_WITHIN)
+        sock.settimeout(within)
         sock.connect(target)
         if sock.getsockname() == sock.getpeername():
             # Dialling a free local port can, by chance, connect the socket to itself.

@@ -19,7 +19,7 @@ from potluck.net.incarnation import is_slot_free
 from potluck.runtime import clock
 from potluck.runtime.control_contacts import Contact, Contacts
 from potluck.runtime.control_doors import SAME_PROCESS
-from potluck.runtime.control_errands import Errands, probe
+from potluck.runtime.control_errands import PROBE_WITHIN, Errands, probe
 from potluck.runtime.control_lanes import LaneTable, OpenedLane
 from potluck.runtime.io import IoThread
 from potluck.runtime.io_lane import Frame, Lane
@@ -202,7 +202,7 @@ class Links:
             if _is_free(slot):
                 has_ended, what = True, "its slot on its machine is free"
             else:
-                why = probe(addresses, link)
+                why = probe(addresses, link, PROBE_WITHIN if slot is None else PROBE_HERE_WITHIN)
                 has_ended, what = why is None, why or "its port refuses connections"
             self._post(lambda: self._on_probed(process, what, has_ended=has_ended))
 
@@ -346,6 +346,14 @@ class Links:
                 if isinstance(event, Found):
                     self.counts.arrivals.inc()
                 self.contacts.sighted(event.sighting, now)
+
+
+PROBE_HERE_WITHIN = 0.05
+"""Seconds for a port of this machine.
+
+It answers at once or a firewall drops the question.  The system may release the slot of a process
+that was killed a moment after its connections, so the slot is looked at again soon.
+"""
 
 
 def _is_free(slot: int | None) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from potluck.forking import call_in_children
+
 __all__ = ["Hold"]
 
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)  # older versions have none
@@ -62,9 +64,16 @@ class _Held:
 
 
 _all: dict[int, _Held] = {}
-_lock = threading.Lock()
+_lock = threading.Lock()  # not one that its owner may take again: see _leaving
 _leaving: deque[_Held] = deque()
 """Uses that are over.  A finalizer may run inside the lock, so it only adds to this."""
+
+
+@call_in_children
+def _renew_lock() -> None:
+    """Another thread of the parent may have had it."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
 
 
 def _hold(storage: torch.UntypedStorage) -> _Held | None:
