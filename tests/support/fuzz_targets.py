@@ -129,7 +129,7 @@ def training_targets() -> list[Target]:
     place, told = ("f" * 32, 1, 2), elastic_settling._Told
     facts = (place, place[:2], place, True, False, (Branch(place[0], 1),), 5, (), 5)
     away = ((ProcessId(NodeId("b" * 32), 3), "attic"),)
-    report = told(*facts, away, False, ((0, 4),), 100, Condition(), False, "a1")
+    report = told(*facts, away, False, (), ((0, 4),), 100, Condition(), False, "a1")
 
     def plan(data: bytes) -> None:
         peer_messages._read(data, Plan, 1, "a plan").layout.check(1 << 20)
