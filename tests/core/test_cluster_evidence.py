@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -133,6 +134,68 @@ def test_a_lost_member_is_probed_until_it_is_clear() -> None:
     net.run(0.9)
     probes = [t for t, who, e in net.effects if who == b and e == Probe(a)]
     assert len(probes) >= 4
+
+
+def leaving_out(letters: str, *, how_many: int = 1) -> tuple[ClusterNet, list[ProcessId]]:
+    """A cluster whose last members went silent and were left out; the lanes to them have ended."""
+    net = ClusterNet()
+    members = net.form(letters)
+    here, away = members[:-how_many], members[-how_many:]
+    net.cut_off(here, away)
+    net.run(4.0 if how_many == 1 else 20.0)  # the pause grows with the number of members
+    for one in here:
+        for other in away:
+            net.sever(one, other)
+    assert sorted(net.agreed_by(here)) == list(letters[:-how_many])
+    return net, members
+
+
+def test_one_that_was_left_out_is_probed_until_it_is_known_to_have_ended() -> None:
+    """Once in a pause.  A refusal says it; no answer says nothing, however long that lasts."""
+    net, (a, b, c) = leaving_out("abc")
+    net.effects.clear()
+    net.run(10.0)
+    probes = [t for t, who, e in net.effects if who == a and e == Probe(c)]
+    pause = net.cores[a].config.health.pause_after
+    assert 10.0 / pause * 0.6 <= len(probes) <= 10.0 / pause + 1
+    assert net.cores[a].left_out({}) == ({c: "c"}, ())
+    net.dead.add(c)
+    net.cut.clear()
+    net.run(2 * pause)
+    net.effects.clear()
+    net.run(5.0)
+    assert all(net.cores[each].left_out({}) == ({}, (c,)) for each in (a, b))
+    assert not any(isinstance(effect, Probe) for _, _, effect in net.effects)
+
+
+def test_of_many_that_were_left_out_a_few_are_probed_at_a_time() -> None:
+    """All of them, in turn."""
+    net, members = leaving_out("abcdefghijklmnopqrstuvwx", how_many=11)
+    net.effects.clear()
+    net.run(10.0)
+    asked = [(t, e.peer) for t, who, e in net.effects if who == members[0] and isinstance(e, Probe)]
+    assert {peer for _, peer in asked} == set(members[-11:])
+    assert max(Counter(t for t, _ in asked).values()) == 8
+
+
+def test_a_later_start_in_its_place_ends_one_that_was_left_out() -> None:
+    """Another slot, or another machine, says nothing."""
+    net, (a, b, c) = leaving_out("abc")
+    assert net.cores[a].left_out({}) == ({c: "c"}, ())
+    for other in (card("c", 2, slot=1), card("d", 3)):
+        net.cores[a].connected(other, net.now)
+    assert net.cores[a].left_out({}) == ({c: "c"}, ())
+    net.cores[a].connected(card("c", 3), net.now)
+    assert net.cores[a].left_out({}) == ({}, (c,))
+    assert net.cores[b].left_out({c: "c"}) == ({c: "c"}, ())
+
+
+def test_one_that_others_await_may_be_one_that_we_know_to_have_ended() -> None:
+    """What we are told of is answered like what we know ourselves."""
+    net, (a, _, c) = leaving_out("abc")
+    stranger = ProcessId(NodeId("z" * 32), 1)
+    net.cores[a].ended(c, "its port refuses connections", net.now)
+    assert net.cores[a].left_out({c: "c", stranger: "z"}) == ({stranger: "z"}, (c,))
 
 
 def test_a_proof_that_was_wrong_is_taken_back() -> None:

@@ -69,6 +69,14 @@ def test_nobody_is_waited_for_if_the_state_is_here_or_a_person_says_so(other: Re
     assert decide(view(1), [newcomer("den"), newcomer("den")]).missing == ()
 
 
+def test_one_that_a_member_knows_to_have_ended_is_not_waited_for() -> None:
+    """The others need not know it; for those that may be alive they wait on."""
+    den, barn = newcomer("den", "barn").missing
+    told = replace(newcomer("barn"), ended=(den[0],))
+    assert decide(view(3), [newcomer("den", "barn"), told]).missing == (barn,)
+    assert decide(view(3), [newcomer("den"), replace(told, missing=())]).missing == ()
+
+
 def test_one_that_is_in_the_view_again_is_not_waited_for() -> None:
     """Its own report says what it has."""
     here = replace(newcomer(), missing=((view(3).members[0], "attic"),))

@@ -53,6 +53,7 @@ class _Author:
         self._chance = Random(seed ^ 0x5EED)  # noqa: S311 - not the network's own lots
         count = self._chance.choices((2, 3, 4, 5, 6), (12, 48, 24, 14, 2))[0]
         self._names = list("abcdef"[:count])
+        self._deserter = ""  # of two clusters that meet, the only member of one
         self._middle = self._chance.choices(
             (
                 self._anything,
@@ -119,7 +120,7 @@ class _Author:
             lines.append("links routed")
         if self._happens(0.25):
             lines.append(f"delay 0.0005 to {chance.choice((0.01, 0.05, 0.15))}")
-        if self._middle == self._rivalry:
+        if self._middle == self._rivalry or self._deserter:
             lines.append("trainers saving")
         elif self._happens(0.4):
             lines.append(chance.choice(("trainers", "trainers saving")))
@@ -128,6 +129,10 @@ class _Author:
     def _apart(self) -> list[str]:
         """Two clusters form without knowing of each other."""
         lines = [f"nodes {' '.join(self._names)}", self._split("|"), "founders 1"]
+        if name := self._deserter:  # it has trained for longer, and messages take their time
+            others = " ".join(other for other in self._names if other != name)
+            lines = ["delay 0.05 to 0.2", "founders 1", f"nodes {name}", "wait 2"]
+            lines += [f"nodes {others}", self._away(name)]
         return [*lines, f"wait {self._chance.uniform(1.0, 2.0):.3f}", "heal"]
 
     # --- what happens ---
@@ -277,12 +282,30 @@ class _Author:
 
     def _meeting(self) -> list[str]:
         """Two clusters meet while something happens to them."""
+        if self._happens(0.4):
+            return self._desertion()
         lines = [
             self._at_message(self._one(), _MEETINGS) for _ in range(self._chance.choice((1, 2, 3)))
         ]
         if self._happens(0.6):
             lines.append(f"after {self._chance.uniform(0.0, 1.0):.3f} {self._fault()}")
         return lines
+
+    def _desertion(self) -> list[str]:
+        """The one that wins is cut off before the others have its state; it may die meanwhile."""
+        chance, name = self._chance, self._one()
+        self._deserter = name
+        lines = [f"wait {chance.uniform(0.8, 2.0):.2f}", self._away(name)]
+        if self._happens(0.5):
+            lines.append(f"wait {chance.uniform(1.0, 3.5):.2f}")
+        lines.append(f"{chance.choice(('kill', 'kill', 'unplug', 'pause'))} {name}")
+        if self._happens(0.3):
+            lines.append(f"restart {name}")
+        return [*lines, f"wait {chance.uniform(0.5, 3.5):.2f}"]
+
+    def _away(self, name: str) -> str:
+        others = " ".join(other for other in self._names if other != name)
+        return f"cut {name} | {others}{self._losing()}"
 
     def _at_message(self, sender: str, kinds: list[str]) -> str:
         fault = self._chance.choices(
@@ -292,8 +315,7 @@ class _Author:
 
     def _blow(self, name: str) -> str:
         """What takes one member from the others, with or without a word."""
-        others = " ".join(other for other in self._names if other != name)
-        away = f"cut {name} | {others}{self._losing()}"
+        away = self._away(name)
         return self._chance.choice((f"kill {name}", f"unplug {name}", f"pause {name}", away, away))
 
     def _provocation(self) -> str:
