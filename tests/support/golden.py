@@ -1,0 +1,367 @@
+"""What this version writes, on the wire and on disk, as files that later versions must read.
+
+Each example is made with fixed values and has a file in ``tests/golden``.  A change of a format is
+seen there as a change of bytes.  ``PYTHONPATH=tests python -m support.golden`` writes the files
+that are missing; an existing one is never written again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from potluck.core import cluster_messages as membership
+from potluck.core import election_messages as election
+from potluck.core import pairing_messages as pairing
+from potluck.core.ancestry import Branch
+from potluck.core.calls_encoding import RpcRequest, RpcResponse
+from potluck.core.calls_failures import Failure
+from potluck.core.calls_frames import Hello as CallHello
+from potluck.core.cluster_cards import ProcessCard
+from potluck.core.roster import Roster
+from potluck.core.roster_records import commitment_to
+from potluck.core.topology_nodes import Accelerator, NodeProfile
+from potluck.messages import (
+    Control,
+    ControlOpened,
+    Hello,
+    Introduction,
+    Join,
+    Lane,
+    LaneOpened,
+    Peer,
+    Shortcut,
+    Sync,
+    Table,
+    Told,
+    pack,
+    unpack,
+)
+from potluck.net import frames
+from potluck.net.addresses import Address
+from potluck.net.discovery_records import Advert, Sighting, job_tag
+from potluck.net.known_peers import KnownPeers
+from potluck.net.namespace import NetworkNamespace
+from potluck.net.whereabouts import Whereabouts
+from potluck.runtime import control_reports as reports
+from potluck.runtime import object_codec
+from potluck.runtime.notices import Notice, Word
+from potluck.runtime.observing_journal import EpochLine, EventLine, Journal
+from potluck.training import elastic_settling, trees
+from potluck.training.checkpoint import Checkpointer
+from potluck.training.checkpoint_manifest import Manifest, Piece
+from potluck.training.shares import Condition
+from potluck.training.state_chunks import Chunks
+from potluck.training.state_sync import Plan, Replica
+from potluck.vocabulary import NodeId, ProcessId
+from support.machines import TOY_VERIFIER, machine
+
+FOLDER = Path(__file__).parent.parent / "golden"
+HOME = FOLDER / "home"
+WHEN = 1_000_000.0
+STATE: dict[str, Any] = {
+    "model": {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2)},
+    "steps": 3,
+    "betas": (0.9, None),
+}
+
+A, B = ProcessId(NodeId("a" * 32), 1), ProcessId(NodeId("b" * 32), 7)
+LINEAGE = "f" * 32
+BRANCH = Branch("e" * 32, 4)
+SAID = Introduction(b"r" * 32, "m" * 16, "b" * 16, 1, 77)
+PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
+CARD = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
+CAUSE = election.Cause(B, election.CauseCode.SILENT, "attic", "10.0.0.2", 3.5, "no heartbeat")
+CHARTER = election.Charter("any", (BRANCH,), (BRANCH,))
+PROPOSAL = election.Proposal((A, B), "a newcomer", "d" * 32, 2, (B,), (CAUSE,), 0.5, 2.5, CHARTER)
+VALUE = {"step": 7, "big": 1 << 70, "at": (0.5, None, "x"), "bytes": [b"raw", True]}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One message or file: how it is made, and how its bytes are read and written again."""
+
+    name: str
+    made: bytes
+    again: Callable[[bytes], bytes]
+
+
+def _frames() -> Iterator[Example]:
+    def again(data: bytes) -> bytes:
+        return _frame(frames.decode(data, 0, 1 << 20))
+
+    for kind in frames.Kind:
+        length = 40 if kind is frames.Kind.EAGER else 4
+        made = frames.encode(kind, group=1, epoch=2, tag=3, operation=4, piece=5, length=length)
+        yield Example(f"frame-{kind.name.lower()}", made, again)
+
+
+def _frame(header: frames.Header) -> bytes:
+    fields = header._asdict()
+    kind = fields.pop("kind")
+    return frames.encode(frames.Kind(kind), **fields)
+
+
+def _openings() -> Iterator[Example]:
+    hellos = {
+        "join": Join(rank=1, world_size=2, peer=PEER, introduction=SAID),
+        "lane": Lane(session=b"s" * 16, rank=1, to=0, shortcut=Shortcut(b"n", b"t", ["a", "b"])),
+        "sync": Sync(introduction=SAID),
+        "control": Control(job="train", card=b"c" * 40, version="1.0", profile=b"p"),
+    }
+    read_hello: Any = Hello
+    for name, message in hellos.items():
+        yield Example(f"opening-{name}", pack(message), lambda d: pack(unpack(d, read_hello)))
+    answers: dict[str, msgspec.Struct] = {
+        "table": Table(b"s" * 16, [PEER]),
+        "told": Told(b"r" * 99, b"s"),
+        "lane-opened": LaneOpened(3),
+        "control-opened": ControlOpened(job="train", card=b"c", version="1"),
+        "process-card": CARD,
+    }
+    for name, answer in answers.items():
+        kind = type(answer)
+        yield Example(
+            f"opening-{name}",
+            pack(answer),
+            lambda d, kind=kind: pack(unpack(d, kind)),  # type: ignore[misc]
+        )
+
+
+def _membership() -> Iterator[Example]:
+    messages = (
+        membership.Heartbeat(1, 0, 0.5, membership.Phase.ACTIVE, (1, 2), lineage=LINEAGE, leader=A),
+        membership.Acquaintances((CARD,)),
+        membership.Lost(LINEAGE, 3, A, "its cable was pulled", is_proved=True, is_expelled=True),
+        membership.Departed(LINEAGE, 3, 2, 1, PROPOSAL, "it left", is_leaving=True),
+        membership.Found(LINEAGE, PROPOSAL, CHARTER, is_forced=True),
+        membership.Founded(LINEAGE, is_agreed=True, reason="agreed"),
+        membership.MergeRequest(LINEAGE, 3, "d" * 32, (BRANCH,), 100, 2),
+        membership.MergeAnswer(LINEAGE, 3, "d" * 32, True, (A, B), "yes", 4, CHARTER),
+        membership.Relayed(A, B, b"content"),
+        election.Canvass(LINEAGE, 3, 1),
+        election.Leaning(LINEAGE, 3, 1, True, 0, (A,), "because"),
+        election.VoteRequest(LINEAGE, 3, 1),
+        election.Vote(LINEAGE, 3, 1, True, 1, 0, PROPOSAL, (A,)),
+        election.Propose(LINEAGE, 3, 1, PROPOSAL),
+        election.Accepted(LINEAGE, 3, 1, True, 1, (A,), (B,)),
+        election.Commit(LINEAGE, 3, PROPOSAL, CHARTER),
+    )
+    for message in messages:
+        tag = type(message).__struct_config__.tag
+        made = membership.encode(message)
+        yield Example(f"membership-{tag}", made, lambda d: membership.encode(membership.decode(d)))
+
+
+def _reports() -> Iterator[Example]:
+    report = reports.Report(
+        node="a" * 32,
+        incarnation=3,
+        name="desk",
+        members=[reports.MemberLine("a" * 32, 1, "desk")],
+        peers=[reports.HealthLine("a" * 32, 1, "desk", "good", "it answers", 0.1)],
+        missing=[reports.MissingLine("b" * 32, 1, "attic", 2.5)],
+        facts={"script": "train.py"},
+    )
+    journal = Journal(
+        node="a" * 32,
+        incarnation=3,
+        events=[EventLine(1, 2.0, "attic joined")],
+        epochs=[EpochLine(1, 2.0, ["desk", "attic"], "founded", LINEAGE)],
+        up=5,
+        down=6,
+        latency=[1, 2],
+    )
+    for message in (reports.Ask(4), reports.Continue("train"), report, journal):
+        tag = type(message).__struct_config__.tag
+        made = reports.write(message)
+        yield Example(f"control-{tag}", made, lambda d: reports.write(reports.read_said(d)))
+
+
+def _pairing() -> Iterator[Example]:
+    me = machine("desktop")
+    key = me.card.public_key
+    public = (
+        pairing.Hello(pairing.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)),
+        pairing.Reply(me.node_id, "desk", b"B" + bytes(32)),
+        pairing.Confirm(bytes(32)),
+        pairing.Sealed(bytes(100)),
+        pairing.Refused(next(iter(pairing.Refusal))),
+    )
+    for message in public:
+        tag = type(message).__struct_config__.tag
+        made = pairing.encode(message)
+        yield Example(
+            f"pairing-{tag}",
+            made,
+            lambda d: pairing.encode(pairing.decode(d, pairing.PUBLIC_LIMIT)),
+        )
+    secret = (
+        pairing.Offer("home", bytes(32), b"roster", key, bytes(64)),
+        pairing.Accept(me.node_id, key, bytes(64)),
+        pairing.Decline(),
+        pairing.Admitted(b"roster"),
+    )
+    for hidden in secret:
+        tag = type(hidden).__struct_config__.tag
+        made = pairing.encode(hidden)
+        yield Example(f"pairing-{tag}", made, lambda d: pairing.encode(pairing.decode_secret(d)))
+
+
+def _calls() -> Iterator[Example]:
+    request = RpcRequest(1, "f", b"x").serialize()
+    yield Example("call-request", request, lambda d: RpcRequest.deserialize(d).serialize())
+    response = RpcResponse(1, b"x").serialize()
+    yield Example("call-response", response, lambda d: RpcResponse.deserialize(d).serialize())
+    hello = CallHello(8, 1 << 20, 1 << 30).pack()
+    yield Example("call-hello", hello, lambda d: CallHello.unpack(d).pack())
+    failure = msgspec.msgpack.encode(Failure("raised", "w", "n"))
+    yield Example("call-failure", failure, _same_struct(Failure))
+
+
+def _training() -> Iterator[Example]:
+    chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
+    place, told = (LINEAGE, 1, 2), elastic_settling._Told
+    facts = (place, place[:2], place, True, False, (Branch(LINEAGE, 1),), 5, (), 5)
+    report = told(*facts, ((B, "attic"),), False, ((0, 4),), 100, Condition(), False, "a1")
+    for name, message in {
+        "plan": Plan(chunks.layout, bytes(32)),
+        "replica": Replica(bytes(16), "x86"),
+        "report": report,
+    }.items():
+        made = msgspec.msgpack.encode(message)
+        yield Example(f"training-{name}", made, _same_struct(type(message)))
+
+
+def _same_struct(kind: Any) -> Callable[[bytes], bytes]:
+    return lambda data: msgspec.msgpack.encode(msgspec.msgpack.decode(data, type=kind))
+
+
+def _values() -> Iterator[Example]:
+    made = object_codec.encode(VALUE)
+    yield Example("values-object", made, lambda d: object_codec.encode(object_codec.decode(d)))
+    tree = {"a": [1, (2, "x")]}
+    yield Example(
+        "values-tree", trees.written(tree)[0], lambda d: trees.written(trees.read(d, {}))[0]
+    )
+    profile = NodeProfile(host="attic", cores=8, accelerators=(Accelerator("cuda"),))
+    yield Example(
+        "node-profile", profile.to_bytes(), lambda d: NodeProfile.from_bytes(d).to_bytes()
+    )
+    where = Whereabouts("m", ["10.0.0.5"], [29500])
+    yield Example(
+        "whereabouts", where.to_bytes(), lambda d: Whereabouts.from_bytes(d, "a peer").to_bytes()
+    )
+    notice = Notice(Word.LOST, 1, 2, text="why")
+    yield Example("notice", notice.pack(), _notice_again)
+
+
+def _notice_again(data: bytes) -> bytes:
+    notice = Notice.unpack(data)
+    assert notice is not None
+    return notice.pack()
+
+
+def _files() -> Iterator[Example]:
+    roster = Roster.found(machine("desktop"), b"c" * 32, b"n" * 32)
+    yield Example(
+        "file-roster", roster.to_bytes(), lambda d: Roster.from_bytes(d, TOY_VERIFIER).to_bytes()
+    )
+    manifest = Manifest(
+        checkpoint="x",
+        lineage=LINEAGE,
+        epoch=1,
+        step=2,
+        rank=0,
+        world_size=1,
+        begins=0,
+        size=8,
+        checksums=("c" * 8,),
+        pieces=(Piece("a", "F32", (2,), 0, 2, 0),),
+        shape=object_codec.encode([]),
+    )
+    yield Example("file-manifest", manifest.encode(), lambda d: Manifest.decode(d).encode())
+
+
+def derived(namespace: NetworkNamespace) -> dict[str, str]:
+    """What a namespace shows of its secret, and the tag of a job."""
+    return {
+        "discovery tag": namespace.discovery_tag,
+        "job tag": job_tag(namespace, "train.py"),
+        "subkey": namespace.subkey("golden", 32).hex(),
+        "commitment": commitment_to(namespace.secret).hex(),
+    }
+
+
+def write_home(home: Path) -> None:
+    """What a machine keeps: a namespace, the peers it knows, and a checkpoint."""
+    namespace = NetworkNamespace("lab", b"s" * 32, (b"p" * 32,), home=home)
+    namespace.save()
+    advert = Advert.of(namespace, A, job="train.py", port=29500)
+    seen = Sighting(
+        key="b",
+        sources=("mdns",),
+        node=B.node,
+        incarnation=7,
+        job_tag=advert.job_tag,
+        version=1,
+        addresses=(Address("10.0.0.2", 29500),),
+        name="attic",
+    )
+    KnownPeers(home, clock=lambda: WHEN).remember(advert, [seen])
+    with Checkpointer(home / "checkpoints", rank=0, world_size=1) as saver:
+        saver.save(STATE, 3, lineage=LINEAGE, epoch=2)
+
+
+def files_of(home: Path) -> dict[str, bytes]:
+    """Every file below a folder that says something."""
+    return {
+        path.relative_to(home).as_posix(): path.read_bytes()
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and not path.name.endswith("lock")
+    }
+
+
+def examples() -> list[Example]:
+    """All of them."""
+    return [
+        *_frames(),
+        *_openings(),
+        *_membership(),
+        *_reports(),
+        *_pairing(),
+        *_calls(),
+        *_training(),
+        *_values(),
+        *_files(),
+    ]
+
+
+def main() -> None:
+    """Write the files that are missing."""
+    FOLDER.mkdir(exist_ok=True)
+    for example in examples():
+        file = FOLDER / f"{example.name}.bin"
+        if not file.exists():
+            file.write_bytes(example.made)
+    keys = FOLDER / "derived.json"
+    if not keys.exists():
+        values = derived(NetworkNamespace("lab", b"s" * 32))
+        keys.write_bytes(msgspec.json.format(msgspec.json.encode(values)) + b"\n")
+    if not HOME.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            write_home(Path(folder))
+            for name, content in files_of(Path(folder)).items():
+                file = HOME / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
