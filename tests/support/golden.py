@@ -229,7 +229,7 @@ def _training() -> Iterator[Example]:
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
     place, told = (LINEAGE, 1, 2), elastic_settling._Told
     facts = (place, place[:2], place, True, False, (Branch(LINEAGE, 1),), 5, (), 5)
-    report = told(*facts, ((B, "attic"),), False, ((0, 4),), 100, Condition(), False, "a1")
+    report = told(*facts, ((B, "attic"),), False, (), ((0, 4),), 100, Condition(), False, "a1")
     for name, message in {
         "plan": Plan(chunks.layout, bytes(32)),
         "replica": Replica(bytes(16), "x86"),
