@@ -128,8 +128,9 @@ def training_targets() -> list[Target]:
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
     place, told = ("f" * 32, 1, 2), elastic_settling._Told
     facts = (place, place[:2], place, True, False, (Branch(place[0], 1),), 5, (), 5)
-    away = ((ProcessId(NodeId("b" * 32), 3), "attic"),)
-    report = told(*facts, away, False, (), ((0, 4),), 100, Condition(), False, "a1")
+    away, ended = ProcessId(NodeId("b" * 32), 3), ProcessId(NodeId("c" * 32), 1)
+    missing = ((away, "attic"),)
+    report = told(*facts, missing, False, (ended,), ((0, 4),), 100, Condition(), False, "a1")
 
     def plan(data: bytes) -> None:
         peer_messages._read(data, Plan, 1, "a plan").layout.check(1 << 20)

@@ -91,6 +91,14 @@ class Families:
         """A person asked a process to continue without those it misses."""
         self._told.add(process)
 
+    def insists(self, view: View | None) -> bool:
+        """Whether a member of a view continues without those left out, whatever they have."""
+        return view is not None and any(
+            place.core is not None and place.core.is_insisting
+            for place in self._places.values()
+            if place.process in view.members
+        )
+
     def has_been_in_a_view(self, process: ProcessId) -> bool:
         """Whether a process belongs to a lineage."""
         return process in self._last

@@ -105,6 +105,8 @@ class Ledger:
         epoch: int,
     ) -> None:
         """Whether the last step of a lineage that a living process applied is in a state."""
+        if self._families.insists(view):
+            return
         for step in reversed(self._in_lineage.get(lineage, ())):
             if step.value.position.epoch > epoch or not any(map(self._is_alive, step.appliers)):
                 continue
@@ -156,7 +158,8 @@ class Ledger:
         counted = self._counted.get(process.process)
         if counted is None or new.contains(counted):
             return
-        if not self._families.has_lost_a_merge(process.process):
+        view = None if process.core is None else process.core.view
+        if not (self._families.has_lost_a_merge(process.process) or self._families.insists(view)):
             raise Violation(
                 f"{process.name} counted {counted.position}, and gives it up for {new.position} "
                 f"although it has not lost a merge (it had {old.position})"

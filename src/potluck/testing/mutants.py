@@ -109,7 +109,7 @@ MUTANTS = (
         "excludes after one pause",
         "A silent member is left out after one pause time instead of two.",
         _exclude_after_one_pause,
-        0,
+        29,
     ),
     Mutant(
         "forgets the checkpoint",
