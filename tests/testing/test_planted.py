@@ -134,7 +134,7 @@ def _work_on_in_an_old_view(trainer: SimulatedTrainer, effect: effects.Effect) -
     [
         ("tells", _work_while_paused, 29, "applies a step although it is paused"),
         ("tells", _work_on_in_an_old_view, 22, "applies a step in no view"),
-        ("_discarded_by", lambda *_: 0, 36, "tells its user that 0 steps are discarded"),
+        ("_discarded_by", lambda *_: 0, 8, "tells its user that 0 steps are discarded"),
     ],
 )
 def test_a_trainer_that_breaks_a_rule_is_noticed(

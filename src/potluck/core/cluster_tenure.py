@@ -180,7 +180,7 @@ class Tenure:
         if word is None or word.epoch < commit.epoch:
             word = never_in(commit, "it has gone another way meanwhile")
             s.archive.depart(word)
-            s.archive.record(commit)  # whoever else is in it may be at work
+            s.archive.record(commit)  # the others in it may be at work
         s.send(sender, word)
 
     def _since(self, commit: Commit) -> tuple[Commit, ...]:

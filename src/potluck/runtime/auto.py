@@ -210,9 +210,9 @@ class AutoDiscoveryBackend(InOneView):
     def left_out(
         self, awaited: Mapping[ProcessId, str]
     ) -> tuple[dict[ProcessId, str], tuple[ProcessId, ...], bool]:
-        """Members that were left out and may be alive, those that have ended, and one thing more.
+        """Who was left out and may be alive, who has ended, and whether to continue without them.
 
-        That is whether to continue without them.  ``awaited`` are some that others have told of.
+        ``awaited`` are some that others have told of.
         """
         core = self._node.control.core
         return *core.left_out(awaited), core.is_insisting

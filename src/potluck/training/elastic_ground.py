@@ -166,10 +166,9 @@ class Ground:
     def left_out(
         self, awaited: Mapping[ProcessId, str]
     ) -> tuple[Missing, tuple[ProcessId, ...], bool]:
-        """Members that were left out and may be alive, those that have ended, and one thing more.
+        """Who was left out and may be alive, who has ended, and whether to continue without them.
 
-        That is whether to continue without them.  ``awaited`` are those of whom the last decision
-        told.
+        ``awaited`` are those of whom the last decision told.
         """
         if self._cluster is None:
             return (), (), True
