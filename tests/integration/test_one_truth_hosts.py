@@ -255,6 +255,17 @@ def test_a_person_frees_members_that_wait_for_the_state_of_their_lineage(
     assert not any(team.words(host, "discarded") for host in losers)
 
 
+def test_members_that_wait_for_a_state_continue_when_the_process_that_had_it_has_ended(
+    stateless: Team, site: Site
+) -> None:
+    """Its machine is back and refuses its port: no step can come from it any more."""
+    team, winner, losers = stateless, site.hosts[0], site.hosts[1:]
+    team.nodes.pop(winner.name).kill()
+    site.heal(winner)
+    team.wait_for_steps(losers, 3)
+    team.finish()
+
+
 def test_a_process_with_another_quorum_is_refused_and_both_sides_say_why(
     ranks: Ranks, site: Site
 ) -> None:
