@@ -14,7 +14,7 @@ import msgspec
 
 from potluck.core.cluster_bounds import Ancestry, Count, Label, Lineage, Message
 from potluck.core.histories import Trail
-from potluck.core.steps import Action, Decision, Position, Report, decide
+from potluck.core.steps import FRESH, Action, Decision, Position, Report, decide
 from potluck.errors import BackendUnavailable
 from potluck.runtime.distributed import DistributedBackend
 from potluck.training.peer_messages import Shares, check_intervals, gather, malformed
@@ -140,6 +140,8 @@ class Settlement:
     """Ranks that have computed the next step already."""
     tokens: tuple[str, ...] = ()
     """In rank order: the marks they have left in their folders."""
+    trained: tuple[int, ...] = ()
+    """Ranks that had made a step before."""
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
         """In rank order, what members still have in hand; None for what does not count.
@@ -190,6 +192,7 @@ def settle(
             if each.waits and decision.actions[rank] is Action.KEEP
         ),
         tuple(each.token for each in told),
+        tuple(rank for rank, each in enumerate(told) if each.report.position != FRESH),
     )
 
 
