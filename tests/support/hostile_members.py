@@ -209,15 +209,17 @@ class Saboteur:
         setattr(Chunks, "read", lying)  # noqa: B010
 
     def _spoil_state(self) -> None:
-        """Claim to be ahead of all others, with a state that none of them can use."""
+        """Claim to be ahead of all others, with a state that none of them can use, or too far."""
+        step = {"other parts": 1 << 30, "the last step": (1 << 62) - 1}[self._how]
 
         def lying(group: Any, view: Any, mine: Any, size: int | None = None) -> Any:
-            ahead = Position(view.lineage, view.epoch, 1 << 30)
+            ahead = Position(view.lineage, view.epoch, step)
             report = replace(mine.report, position=ahead, attended=(view.lineage, view.epoch))
             return elastic_settling.settle(group, view, replace(mine, report=report), size)
 
         setattr(elastic_member, "settle", lying)  # noqa: B010
-        setattr(TrainingState, "capture", lambda _: {"other": np.ones(3)})  # noqa: B010
+        if self._how == "other parts":
+            setattr(TrainingState, "capture", lambda _: {"other": np.ones(3)})  # noqa: B010
 
 
 def rest() -> Any:

@@ -32,6 +32,8 @@ Token = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
 
 _Place = tuple[Lineage, Count, Count]
 _LARGEST = (1 << 62) - 1
+_MANY_STEPS = 1 << 40  # a thousand a second for 34 years
+_NEAR = 1 << 20  # steps
 _MOST_MISSING = 32  # processes that a report names
 
 
@@ -125,6 +127,17 @@ def _check(rank: int, standing: Standing, view: View, size: int | None) -> None:
         raise malformed(rank, WHAT, wrong)
 
 
+def _check_steps(steps: Sequence[int]) -> None:
+    """Raise if a member alone claims a step that no training reaches.
+
+    The others would follow it, and their own next step could be one that no message can tell.
+    """
+    for rank, step in enumerate(steps):
+        near = sum(each >= step - _NEAR for each in steps)
+        if step >= _MANY_STEPS and 2 * near <= len(steps):
+            raise malformed(rank, WHAT, f"step {step}, which no training reaches")
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What the members of a view have found out."""
@@ -173,6 +186,7 @@ def settle(
     told = [Standing.of(each) for each in gather(group, mine.message(), _Told, WHAT)]
     for rank, each in enumerate(told):
         _check(rank, each, view, size)
+    _check_steps([each.report.position.step for each in told])
     decision = decide(view, [each.report for each in told])
     if decision.is_lost:
         raise BackendUnavailable(
