@@ -46,7 +46,7 @@ class WeakPassphrase(DistributedError, ValueError):
             f"a namespace needs {MIN_BITS}, because anybody on the network can try at leisure",
             expected=MIN_BITS,
             got=bits,
-            hint="Take six or more random words that make no sentence, or 20 random characters. "
+            hint="Take six or more random words that make no sentence, or 24 random characters. "
             "Or do without one: `potluck pair` joins two machines with a short one-time code.",
         )
 
