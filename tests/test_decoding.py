@@ -266,6 +266,15 @@ def test_clean_text_is_handed_on_as_it_is() -> None:
     assert decode_msgpack(msgspec.msgpack.encode(told), Told) == told
 
 
+def test_an_id_with_a_line_end_behind_it_is_refused() -> None:
+    """A pattern that ends in $ allows one."""
+    kind: Any = Annotated[str, msgspec.Meta(pattern="^[a-z]{4}$")]
+    assert decode_json(b'"abcd"', kind) == "abcd"
+    for read, data in ((decode_json, b'"abcd\\n"'), (decode_msgpack, b"\xa5abcd\n")):
+        with pytest.raises(msgspec.DecodeError):
+            read(data, kind)
+
+
 def test_names_that_differ_only_in_hidden_letters_are_refused() -> None:
     """One of them would be lost."""
     with pytest.raises(msgspec.DecodeError, match="cannot be shown"):

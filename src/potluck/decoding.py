@@ -324,7 +324,7 @@ class _Cleaning:
                     return None
                 return printable_lines if extra == _AS_LINES else self._of(inner)
             case inspect.StrType(pattern=pattern):
-                return printable if pattern is None else None  # a pattern allows no such letters
+                return printable if pattern is None else _visible
             case inspect.IntType(ge=None, gt=None) | inspect.IntType(le=None, lt=None):
                 return _short if self._is_json else None
             case inspect.StructType() | inspect.DataclassType():
@@ -442,6 +442,13 @@ def _short(number: int) -> int:
     if not -(1 << 64) < number < 1 << 64:
         raise msgspec.DecodeError("A number has more than 64 bits")
     return number
+
+
+def _visible(text: str) -> str:
+    """Text that has to be as it is, such as an id: a pattern that ends in $ allows a line end."""
+    if not text.isprintable():
+        raise msgspec.DecodeError("A text has letters that cannot be shown")
+    return text
 
 
 def _is(one: object, other: object) -> bool:

@@ -195,6 +195,12 @@ def test_a_guest_that_makes_another_call_is_named_and_removed(ranks: Ranks, how:
     visit(ranks, [("call", how, 0)])
 
 
+@pytest.mark.parametrize("how", ["other parts", "the last step"])
+def test_a_guest_whose_state_is_of_no_use_is_named_and_removed(ranks: Ranks, how: str) -> None:
+    """It claims to be ahead of all; the others have their own state, and train on."""
+    visit(ranks, [("state", how, 0)])
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_every_other_call(ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ from potluck.net import acceptor_callers, handshakes, tcp
 from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
 from potluck.net.client_hello import read_hello
-from potluck.net.handshakes import ADDRESS, MEMBERS, STRANGERS, THREADS, Handshakes
+from potluck.net.handshakes import ADDRESS, MEMBERS, STRANGERS, THREADS, Handshakes, source_of
 from potluck.net.opening import answer, exchange_hello
 from potluck.net.secure_socket import OpeningSocket
 from potluck.net.security import Security
@@ -259,6 +259,17 @@ def test_an_address_of_members_is_always_heard(desk: Handshakes, clock: Clock) -
     desk.charge("10.0.0.5", 100 * MEMBERS.burst)
     assert desk.admit("10.0.0.5")
     assert not desk.admit("10.0.0.9")
+
+
+def test_a_machine_that_calls_itself_frees_none_of_its_neighbours(
+    desk: Handshakes, clock: Clock
+) -> None:
+    """Of IPv6 a network counts as one address, and this machine is in one."""
+    own, neighbour = "fd00:1::7", "fd00:1::8"
+    assert desk.admit(source_of(own, called=own), is_local=True)
+    desk.charge(source_of(neighbour, called=own), 10.0)
+    assert not desk.admit(source_of(neighbour, called=own))
+    assert desk.admit(source_of(own, called=own), is_local=True)
 
 
 def test_what_is_remembered_of_addresses_is_bounded(desk: Handshakes, clock: Clock) -> None:

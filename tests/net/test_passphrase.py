@@ -24,6 +24,14 @@ WEAK = [
     "correct horse battery staple",
     "correcthorsebatterystaple",
     "to be or not to be that is the question",
+    "tobeornottobethatisthequestion",
+    "AskNotWhatYourCountryCanDoForYou",
+    "itwasthebestoftimesitwastheworstoftimes",
+    "vater unser im himmel geheiligt werde dein name",
+    "au clair de la lune mon ami pierrot prête moi ta plume",
+    "lorem ipsum dolor sit amet consectetur adipiscing elit",
+    "en un lugar de la mancha de cuyo nombre no quiero acordarme",
+    "nel mezzo del cammin di nostra vita mi ritrovai",
     "we all live in a yellow submarine",
     "potluck potluck potluck home network cluster",
     "Summer2024!Summer2025!Summer2026!",
@@ -55,6 +63,8 @@ STRONG = [
     "8f14e45fceea167a5a36dedd4bea2543",
     "Zw!x7)Lq#2pV$9k&Rd~u",
     "the key is k9Fw2-xQv7r-Zp4Lm-t8Bc",
+    "unrulycoppermigrantwalnuttracingspoof",
+    "qzhwtvkxnpjrbmyfoeuagd",
 ]
 
 

@@ -256,6 +256,14 @@ class Odd(Exception):
 Odd.__qualname__ = "O\ud800dd"
 
 
+def doubled(depth: int) -> Exception:
+    """A group that stands for two errors to the power of its depth."""
+    error: Exception = ValueError("one")
+    for _ in range(depth):
+        error = ExceptionGroup("two", [error, error])
+    return error
+
+
 def recurse() -> None:
     """For ever."""
     recurse()
@@ -283,6 +291,7 @@ class Explosive:
         Odd(),
         RpcInvalidMessage("one of its own"),
         ExceptionGroup("several", [ValueError("\ud800"), Mute()]),
+        doubled(60),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -9,11 +9,13 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from potluck.core.steps import Position
 from potluck.errors import CollectiveMismatch
 from potluck.runtime.notices import Notices
 from potluck.runtime.vigil import Vigil
@@ -26,6 +28,7 @@ from potluck.training import (
 )
 from potluck.training.elastic_record import LENGTH, Record
 from potluck.training.elastic_try import Try
+from potluck.training.state import TrainingState
 from potluck.training.state_chunks import Chunks
 from support.threads import PATIENCE
 
@@ -112,6 +115,8 @@ class Saboteur:
             self._spoil_calls()
         elif kind == "chunk":
             self._spoil_chunks()
+        elif kind == "state":
+            self._spoil_state()
         for module in (elastic_member, elastic_settling, state_sync):
             if hasattr(module, "gather"):
                 setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
@@ -202,6 +207,19 @@ class Saboteur:
             return bytes(len(data))
 
         setattr(Chunks, "read", lying)  # noqa: B010
+
+    def _spoil_state(self) -> None:
+        """Claim to be ahead of all others, with a state that none of them can use, or too far."""
+        step = {"other parts": 1 << 30, "the last step": (1 << 62) - 1}[self._how]
+
+        def lying(group: Any, view: Any, mine: Any, size: int | None = None) -> Any:
+            ahead = Position(view.lineage, view.epoch, step)
+            report = replace(mine.report, position=ahead, attended=(view.lineage, view.epoch))
+            return elastic_settling.settle(group, view, replace(mine, report=report), size)
+
+        setattr(elastic_member, "settle", lying)  # noqa: B010
+        if self._how == "other parts":
+            setattr(TrainingState, "capture", lambda _: {"other": np.ones(3)})  # noqa: B010
 
 
 def rest() -> Any:

@@ -251,3 +251,33 @@ def test_the_source_leaves_in_the_middle_of_a_transfer(monkeypatch: pytest.Monke
         left, reached, joined = together(source, survivor, newcomer)
         assert left < joined <= reached
         assert np.array_equal(weights[1][3:], weights[2][3:])
+
+
+def test_a_state_that_those_who_have_trained_cannot_use_is_blamed_on_its_sender(
+    group: list[DistributedContext],
+) -> None:
+    """They keep their own, although a part of it was replaced already; a newcomer has no say."""
+    states = [{"a": np.full(3, 1.0), "b": np.full(2, 1.0)} for _ in group]
+    states[0] = {"a": np.full(3, 9.0), "c": np.full(2, 9.0)}
+
+    def run(rank: int, trained: list[int]) -> None:
+        sync = StateSync(TrainingState(**states[rank]))
+        sync._state.restore = lambda tree: restore(states[rank], tree)  # type: ignore[method-assign]
+        sync.run(group[rank], [0], "same", trained)
+
+    def restore(state: Any, tree: Any) -> None:
+        for name, array in state.items():
+            array[:] = tree[name]
+
+    def blamed(rank: int) -> None:
+        with pytest.raises(MalformedFrame, match="Rank 0 sent its state") as found:
+            run(rank, [0, 1, 2])
+        assert found.value.rank == 0
+
+    def alone(rank: int) -> None:
+        with pytest.raises(KeyError) if rank else contextlib.nullcontext():
+            run(rank, [0])
+
+    for what in (blamed, alone):
+        together(*(lambda rank=rank, what=what: what(rank) for rank in range(4)))
+        assert all((each["a"] == 1).all() and (each["b"] == 1).all() for each in states[1:])

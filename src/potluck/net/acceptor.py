@@ -135,18 +135,21 @@ class Acceptor:
                 time.sleep(0.05)
                 return
             host = str(address[0])
-            if self._handshakes.admit(source_of(host), is_local=_is_local(sock, host)):
-                self._accept(sock, host, int(address[1]))
+            called = _address_of(sock)
+            source = source_of(host, called)
+            if self._handshakes.admit(source, is_local=host == called):
+                is_known = self._handshakes.is_known(source)
+                self._accept(Caller(sock, host, int(address[1]), source, is_known=is_known))
             else:
                 self._turn_away(sock, host)
 
-    def _accept(self, sock: socket.socket, host: str, port: int) -> None:
+    def _accept(self, caller: Caller) -> None:
         begin = time.thread_time()
+        sock = caller.sock
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # some systems refuse when it has hung up already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # hellos go back and forth
         descriptors.track(sock)
-        caller = Caller(sock, host, port, is_known=self._handshakes.is_known(source_of(host)))
         try:
             if self._security is not None:
                 caller.channel = self._security.answer_channel(caller.name)
@@ -336,12 +339,12 @@ class Acceptor:
         del self._callers[caller.sock.fileno()]
 
 
-def _is_local(sock: socket.socket, host: str) -> bool:
-    """Whether a caller comes from the very address that it calls, so from this machine."""
+def _address_of(sock: socket.socket) -> str:
+    """The address that a caller calls; a caller that comes from there is on this machine."""
     try:
-        return str(sock.getsockname()[0]) == host
+        return str(sock.getsockname()[0])
     except OSError:  # gone already
-        return False
+        return ""
 
 
 def _mirrored(error: VersionMismatch) -> str:

@@ -36,11 +36,11 @@ class Caller:
     """Somebody at the door."""
 
     def __init__(
-        self, sock: socket.socket, host: str, port: int, *, is_known: bool = False
+        self, sock: socket.socket, host: str, port: int, source: str = "", *, is_known: bool = False
     ) -> None:
         self.sock = sock
         self.host = host
-        self.source = source_of(host)
+        self.source = source or source_of(host)
         self.is_known = is_known
         """Whether a member has come from its address before."""
         self.cpu = 0.0

@@ -306,12 +306,18 @@ def _rank(one: _Source) -> tuple[bool, int, float]:
     return not one.is_known, one.running, one.account.debt
 
 
-def source_of(host: str) -> str:
+def source_of(host: str, called: str = "") -> str:
     """What counts as one address: an IPv4 address, or the network of an IPv6 one.
+
+    ``called`` is the address that it calls.  This machine is not one with its neighbours.
 
     >>> source_of("::ffff:10.0.0.5"), source_of("fe80::1%eth0"), source_of("2001:db8::7")
     ('10.0.0.5', 'fe80::1', '2001:db8::/64')
+    >>> source_of("2001:db8::7", called="2001:db8::7")
+    '2001:db8::7'
     """
+    if host == called:
+        return host
     host = unmapped(host).partition("%")[0]
     try:
         address = ipaddress.ip_address(host)

@@ -31,6 +31,8 @@ _CHOSEN = 2.0  # bits: that a character occurs at all
 _SENTENCE = 36.0  # bits: all lines of all books and songs are fewer than 2**36
 _SMALL_WORD = 250  # the rank of a word in use; half of all that is said is made of these
 _SENTENCES_HAVE = 0.3  # of their words, at least; lists for passphrases hardly have any
+_LONGEST_WORD = 20  # letters
+_BITS_OF_LETTER = 3.0  # in a sentence; letters drawn by chance are worth 4.7
 _KNOWN_FROM = 8  # digits
 _SEPARATORS = re.compile(r"[\s\-_.,;:!?'\"]+")
 
@@ -44,7 +46,7 @@ class WeakPassphrase(DistributedError, ValueError):
             f"a namespace needs {MIN_BITS}, because anybody on the network can try at leisure",
             expected=MIN_BITS,
             got=bits,
-            hint="Take six or more random words that make no sentence, or 20 random characters. "
+            hint="Take six or more random words that make no sentence, or 24 random characters. "
             "Or do without one: `potluck pair` joins two machines with a short one-time code.",
         )
 
@@ -83,6 +85,7 @@ def estimate_bits(passphrase: str) -> float:
         *(math.log2(each["guesses"]) for each in estimates),
         *(_sum_of_pieces(each["sequence"]) for each in estimates),
         _as_sentence(words),
+        _as_sentence(_parted(compact)),
         _as_digits(compact),
         _variety_bound(text),
     )
@@ -119,6 +122,28 @@ def _as_sentence(words: list[str]) -> float:
         return math.inf
     others = "".join(word for word in words if not word.isalpha())
     return _SENTENCE + (math.log2(zxcvbn(others)["guesses"]) if others else 0.0)
+
+
+def _parted(text: str) -> list[str]:
+    """The words of a sentence without spaces; none if words hardly say its letters any shorter."""
+    from zxcvbn.matching import RANKED_DICTIONARIES
+
+    text = text.lower()
+    if not text.isalpha():
+        return []
+    ranks = RANKED_DICTIONARIES["english_wikipedia"], RANKED_DICTIONARIES["us_tv_and_film"]
+    best: list[tuple[float, list[str]]] = [(0.0, [])]
+    for end in range(1, len(text) + 1):
+        options = [(math.inf, [""])]
+        for start in range(max(0, end - _LONGEST_WORD), end):
+            word = text[start:end]
+            rank = min(each.get(word, math.inf) for each in ranks)
+            if rank < math.inf and (len(word) > 1 or word in "ai"):
+                bits, before = best[start]
+                options.append((bits + math.log2(rank + 1), [*before, word]))
+        best.append(min(options))
+    bits, words = best[-1]
+    return words if bits < _BITS_OF_LETTER * len(text) else []
 
 
 def _as_digits(text: str) -> float:

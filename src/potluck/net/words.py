@@ -33,6 +33,14 @@ _LITTLE_WORDS = """
 a an and are as at be but by can do for from had has have he her him his how i if in is it its me
 my no not of on or our she so that the their them they this to too us was we were what when who
 why will with you your der die das und ist ein eine le la les de et un une el los y
+am auf aus bei bin bis da dass dein den dem des dich dir doch du er es für hat ich ihr im mein mich
+mir mit nach nicht nur sein sich sie sind so uns unser von vom war was wer werde wie wir zu zum zur
+au aux ce dans des du elle en est il ils je ma mes moi mon ne nous on ou où par pas pour qu que qui
+sa se ses son sur ta te toi ton tu vous al con cuyo del ella ellos en es la las lo mi mis muy ni que
+quiero se sin su sus te tus una yo che chi ci col da dal dei del della di era gli ho il io la ma mi
+ne nel nella noi non nostra nostro per più quel si sono tra vi ao as com do dos em eu já mas na nas
+nos não o os para sem seu sua um uma ad amet cum dolor ergo et ex id ipsum lorem nec non pro quam
+qui quod sed sit sum tu ut vel
 """
 
 # What passwords are made of, and what somebody who guesses a namespace would try first.

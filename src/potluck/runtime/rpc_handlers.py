@@ -26,6 +26,9 @@ __all__ = ["CANCELLED", "Handlers", "RpcHandler"]
 
 logger = get_logger(__name__)
 
+_MOST_ERRORS = 20_000
+"""Errors that are looked at: causes, contexts and members of groups, as often as they occur."""
+
 CANCELLED = Failure("cancelled", words="The caller cancelled the call")
 
 RpcHandler: TypeAlias = Callable[..., Any]
@@ -170,8 +173,25 @@ def _raised(error: BaseException) -> Failure:
         words = f"(no words: {_name_of(type(second))})"
     trace = ""
     with contextlib.suppress(BaseException):  # nor show where it was raised
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(
+            traceback.format_tb(error.__traceback__)
+            if _is_vast(error)
+            else traceback.format_exception(error)
+        )
     return Failure("raised", name=name, words=words, traceback=trace)
+
+
+def _is_vast(error: BaseException) -> bool:
+    """Whether an error stands for more errors than can be told, as groups of groups do."""
+    waiting: list[BaseException | None] = [error]
+    for _ in range(_MOST_ERRORS):
+        if not waiting:
+            return False
+        each = waiting.pop()
+        if each is not None:
+            waiting += (each.__cause__, each.__context__)
+            waiting += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    return True
 
 
 def _name_of(kind: type) -> str:

@@ -236,7 +236,7 @@ class Checkpointer(Closing):
         return _Job(self.folder / name, manifest, copies)
 
     def _write(self, job: _Job) -> Path:
-        is_new = not self.folder.exists()
+        is_new = not os.path.lexists(self.folder)  # false, and no error, for a name too long
         with Folder.open(self.folder) as whole:
             try:
                 with whole.enter(job.folder.name) as folder:

@@ -41,6 +41,7 @@ _HINTS = {
     errno.EPERM: "This user may not write there: choose another folder, or change its owner.",
     errno.ENOENT: "A folder on the way is missing, or a link leads nowhere: choose another folder.",
     errno.ELOOP: "A symbolic link is in the way: remove it.",
+    errno.ENAMETOOLONG: "The name of the folder is too long: choose another folder.",
     errno.EISDIR: "A folder is in the way of a file: remove it, or choose another folder.",
     errno.ENOTDIR: "Something that is no folder is in the way: remove it, or choose another one.",
 }

@@ -167,7 +167,7 @@ class Member:
             self._report = replace(self._report, attempt=None, holds=False)
         alike: Sequence[int] = decision.sources
         if decision.receivers:
-            self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM)
+            self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM, found.trained)
             alike = self.last_sync.servers
         self._pace.conditions = found.conditions
         self._others_wait = any(rank != self._group.rank for rank in found.waiting)
@@ -342,7 +342,8 @@ class Member:
         """See whether all have the same state and how they are; put right what differs."""
         mine = measure_condition()
         self._pace.conditions = tuple(gather(self._group, mine, Condition, "its condition"))
-        return self._sync.run(self._group, range(len(view.members)), PLATFORM)
+        ranks = range(len(view.members))
+        return self._sync.run(self._group, ranks, PLATFORM, ranks)
 
     def _check(self, records: Sequence[Record]) -> None:
         """Whatever is wrong with what somebody brings, all find it before anybody holds it."""

@@ -14,7 +14,7 @@ import msgspec
 
 from potluck.core.cluster_bounds import Ancestry, Count, Label, Lineage, Message
 from potluck.core.histories import Trail
-from potluck.core.steps import Action, Decision, Position, Report, decide
+from potluck.core.steps import FRESH, Action, Decision, Position, Report, decide
 from potluck.errors import BackendUnavailable
 from potluck.runtime.distributed import DistributedBackend
 from potluck.training.peer_messages import Shares, check_intervals, gather, malformed
@@ -32,6 +32,8 @@ Token = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
 
 _Place = tuple[Lineage, Count, Count]
 _LARGEST = (1 << 62) - 1
+_MANY_STEPS = 1 << 40  # a thousand a second for 34 years
+_NEAR = 1 << 20  # steps
 _MOST_MISSING = 32  # processes that a report names
 
 
@@ -125,6 +127,17 @@ def _check(rank: int, standing: Standing, view: View, size: int | None) -> None:
         raise malformed(rank, WHAT, wrong)
 
 
+def _check_steps(steps: Sequence[int]) -> None:
+    """Raise if a member alone claims a step that no training reaches.
+
+    The others would follow it, and their own next step could be one that no message can tell.
+    """
+    for rank, step in enumerate(steps):
+        near = sum(each >= step - _NEAR for each in steps)
+        if step >= _MANY_STEPS and 2 * near <= len(steps):
+            raise malformed(rank, WHAT, f"step {step}, which no training reaches")
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What the members of a view have found out."""
@@ -140,6 +153,8 @@ class Settlement:
     """Ranks that have computed the next step already."""
     tokens: tuple[str, ...] = ()
     """In rank order: the marks they have left in their folders."""
+    trained: tuple[int, ...] = ()
+    """Ranks that had made a step before."""
 
     def kept(self, alike: Container[int]) -> list[Intervals | None]:
         """In rank order, what members still have in hand; None for what does not count.
@@ -171,6 +186,7 @@ def settle(
     told = [Standing.of(each) for each in gather(group, mine.message(), _Told, WHAT)]
     for rank, each in enumerate(told):
         _check(rank, each, view, size)
+    _check_steps([each.report.position.step for each in told])
     decision = decide(view, [each.report for each in told])
     if decision.is_lost:
         raise BackendUnavailable(
@@ -190,6 +206,7 @@ def settle(
             if each.waits and decision.actions[rank] is Action.KEEP
         ),
         tuple(each.token for each in told),
+        tuple(rank for rank, each in enumerate(told) if each.report.position != FRESH),
     )
 
 

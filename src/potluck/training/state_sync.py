@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from potluck.core.cluster_bounds import Message
+from potluck.core.cluster_bounds import Message, Sentence, clip
 from potluck.errors import MalformedFrame
 from potluck.logs import get_logger
 from potluck.metrics import DistributedMetrics
@@ -57,6 +57,7 @@ LEAST = 64 << 20
 _PLAN_LEAST = 1 << 20  # the same of a plan
 
 REPLICA, PLAN, WISHES = "the hash of its state", "the layout of its state", "its wishes"
+STATE, FIT = "its state", "what it made of the state"
 """What the messages are called in errors."""
 
 Wishes = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]]
@@ -117,14 +118,28 @@ class StateSync:
         self._metrics = metrics
         self._arrived: dict[bytes, bytes] = {}
 
-    def run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
+    def run(
+        self,
+        group: DistributedBackend,
+        sources: Sequence[int],
+        platform: str,
+        trained: Sequence[int] = (),
+    ) -> SyncReport:
         """Give all members the state of ``sources``; all of them call this, with the same ones.
 
-        Where sources differ, the state of most of them counts, else that of the first.
+        Where sources differ, the state of most of them counts, else that of the first.  If most of
+        those that have ``trained`` before cannot use it, its sender is to blame, and all of them
+        have the state that they had.
         """
-        return count_sync(self._metrics, lambda: self._run(group, sources, platform))
+        return count_sync(self._metrics, lambda: self._run(group, sources, platform, trained))
 
-    def _run(self, group: DistributedBackend, sources: Sequence[int], platform: str) -> SyncReport:
+    def _run(
+        self,
+        group: DistributedBackend,
+        sources: Sequence[int],
+        platform: str,
+        trained: Sequence[int],
+    ) -> SyncReport:
         mine = Chunks(self._state.capture())
         replica = Replica(mine.digest, platform[:255], machine_name())
         told = gather(group, replica, Replica, REPLICA)
@@ -152,9 +167,19 @@ class StateSync:
         room = 16 * len(digests) + 64
         wishes = gather(group, needed, Wishes, WISHES, limit=room)
         _check_wishes(wishes, receivers, len(digests))
-        received = self._exchange(group, mine, wishes, (servers, layout, digests))
-        if group.rank in receivers:
-            self._assemble(mine, layout, digests)
+        received, wrong = self._exchange(group, mine, wishes, (servers, layout, digests))
+        problem: Exception | None = None
+        if group.rank in receivers and wrong is None:
+            problem = self._assemble(mine, layout, digests)
+        refusals = gather(group, clip(ascii(problem)) if problem else "", Sentence, FIT)
+        refusing = [rank for rank in trained if refusals[rank]]
+        if 2 * len(refusing) > len(trained):
+            why = f"most members cannot use it: {refusals[refusing[0]]}"
+            raise malformed(servers[0], STATE, why)
+        if wrong is not None:
+            raise wrong
+        if problem is not None:
+            raise problem
         return SyncReport(tuple(receivers), tuple(servers), received, layout.nbytes)
 
     def _needed(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> list[int]:
@@ -173,11 +198,14 @@ class StateSync:
         mine: Chunks,
         wishes: list[list[int]],
         plan: tuple[list[int], Layout, list[bytes]],
-    ) -> int:
-        """Rounds in which servers send chunks to those who wish for them; bytes received."""
+    ) -> tuple[int, MalformedFrame | None]:
+        """Rounds in which servers send chunks to those who wish for them.
+
+        Bytes received, and what is wrong with a part; all rounds take place, or others would wait.
+        """
         servers, layout, digests = plan
         ranks, total = range(len(wishes)), layout.nbytes
-        received = 0
+        received, wrong = 0, None
         for start in range(0, max(map(len, wishes)), ROUND):
             # Each chunk of a receiver comes from another server, so that all of them send.
             parcels = [
@@ -197,15 +225,17 @@ class StateSync:
                     chunk = data[place : place + size_of(number, total)]
                     place += len(chunk)
                     if chunk_digest(chunk) != digests[number]:
-                        raise MalformedFrame(
+                        wrong = MalformedFrame(
                             f"Rank {who} sent a part of the state that is not what it announced",
                             rank=who,
                             cause="its memory may be faulty, or its state changed meanwhile",
                         )
-                    self._arrived[digests[number]] = chunk
-        return received
+                    else:
+                        self._arrived[digests[number]] = chunk
+        return received, wrong
 
-    def _assemble(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> None:
+    def _assemble(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> Exception | None:
+        """Use what has arrived; if that fails, why, and the state is what it was."""
         stream = bytearray(layout.nbytes)
         is_alike = mine.layout.arrays == layout.arrays
         for number, digest in enumerate(digests):
@@ -215,8 +245,14 @@ class StateSync:
             if chunk is None:  # the same content elsewhere in our own state
                 chunk = mine.read(mine.digests.index(digest))
             stream[number * CHUNK : number * CHUNK + len(chunk)] = chunk
-        self._state.restore(trees.read(layout.shape, layout.parts(stream)))
         self._arrived.clear()
+        before = bytearray().join(mine.read(number) for number in range(len(mine.digests)))
+        try:
+            self._state.restore(trees.read(layout.shape, layout.parts(stream)))
+        except Exception as error:  # noqa: BLE001 - whatever the user's own functions make of it
+            self._state.restore(trees.read(mine.layout.shape, mine.layout.parts(before)))
+            return error
+        return None
 
 
 def _server(servers: list[int], number: int, receiver: int) -> int:
