@@ -155,7 +155,7 @@ def overlap(options: Options) -> None:
     """Seconds of steps with and without overlap, turn by turn."""
     import torch
 
-    from potluck.training.elastic_torch import ElasticOptimizer
+    from potluck.torch.elastic import ElasticOptimizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

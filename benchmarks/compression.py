@@ -33,11 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck import DistributedContext, GradientCompressor, NetworkNamespace, TcpBackend
-from potluck.collective.compression.base import Floats, Turn
-from potluck.collective.compression.codecs import codec_for
-from potluck.collective.compression.registry import method_for
-from potluck.collective.compression.strategy import CompressionStrategy
-from potluck.collective.reduce import quiet
+from potluck.compression.base import Floats, Turn
+from potluck.compression.choice import method_for
+from potluck.compression.codecs import codec_for
+from potluck.compression.strategy import CompressionStrategy
+from potluck.schedule.reduce import quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the emulated hosts
 

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from _overhead import Rounds, compare, join, run, take_turns
 from potluck import DistributedContext, DistributedMetrics
-from potluck.collective.task import Collective, Task
-from potluck.metrics.operations import LONG
-from potluck.runtime.call import Call
-from potluck.runtime.counting import count
+from potluck.collective.call import Call
+from potluck.collective.collectives import count
+from potluck.metrics.instruments import LONG
+from potluck.schedule.task import Collective, Task
 
 BAR = 0.02
 """What the overhead may be at most."""

@@ -22,9 +22,9 @@ from rich.console import Console
 
 from _overhead import Rounds, compare, join, run, take_turns
 from potluck import DistributedContext, SimulatedBackend
-from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
-from potluck.runtime.group import Group
+from potluck.collective.call import Call
+from potluck.collective.group import Group
+from potluck.schedule.task import Collective, Task
 
 BAR = 0.01
 """What the overhead may be at most."""

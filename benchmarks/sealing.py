@@ -36,9 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck import NetworkNamespace, SecurityWarning, TcpBackend
-from potluck.backend.sealed import SEALED_PIECE
-from potluck.net.ciphers import preferred_cipher
-from potluck.net.sealing import TAG_SIZE, derive_keys
+from potluck.backend.framing import SEALED_PIECE
+from potluck.net.aead import TAG_SIZE, derive_keys, preferred_cipher
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the emulated hosts
 

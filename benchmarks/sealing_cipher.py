@@ -23,9 +23,16 @@ import cryptography
 from rich.console import Console
 from rich.table import Table
 
-from potluck.net.ciphers import Cipher, local_speeds, preferred_cipher
+from potluck.net.aead import (
+    SECRET_SIZE,
+    TAG_SIZE,
+    Cipher,
+    derive_keys,
+    local_speeds,
+    preferred_cipher,
+    seal_context,
+)
 from potluck.net.frames import HEADER_SIZE
-from potluck.net.sealing import SECRET_SIZE, TAG_SIZE, derive_keys, seal_context
 
 SIZES = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]  # bytes
 POOL = 16 << 20  # bytes: several times a core's own cache

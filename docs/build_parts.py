@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from potluck import messages as wire
-from potluck.core import cluster_bounds
-from potluck.net import acceptor_callers, frames, tls
-from potluck.runtime import io_lane
-from potluck.runtime.diagnosis import CHECKS
-from potluck.runtime.diagnosis.checks.keys import check_keys
+from potluck import wire_messages as wire
+from potluck.cluster import io
+from potluck.doctor.checks import CHECKS, check_keys
+from potluck.membership import messages as membership_messages
+from potluck.net import frames, listener, tls
 from support import architecture
 
 __all__ = [
@@ -39,17 +38,27 @@ _TITLES = {
 TESTS = Path(__file__).parent.parent / "tests"
 
 HOLDS = {
-    "ground": "the errors, words and messages that everyone shares",
-    "core": "decisions: state machines that take a message and the time and return what to do",
-    "collective": "arrays in motion: who sends which part to whom, as data",
-    "net": "bytes: frames, sealing, sockets, addresses",
+    "ground": "errors, small types, clocks, decoding and logs that all layers share",
+    "arrays": "arrays of every framework as flat memory",
+    "metrics": "what a process counts",
+    "identity": "keys, names, namespaces and the private files that hold them",
+    "schedule": "collectives as data: algorithms, cost, choice and proof",
+    "net": "bytes: frames, sockets, TLS, encrypted records, dialling, listening",
+    "compression": "gradients in fewer bytes",
+    "discovery": "how nodes find each other",
+    "trust": "pairing, the roster and admission",
     "backend": "messages between ranks over TCP, in process, or within a subgroup",
-    "runtime": "control loop, executor, groups, remote calls",
-    "training": "elastic steps, checkpoints, the PyTorch process group",
+    "membership": "decisions: state machines that take a message and the time",
+    "trace": "the flight recorder and its dumps",
+    "collective": "schedules are run: groups, executor, public collectives",
+    "cluster": "control thread, connections, views as calls see them, observers",
+    "rpc": "remote calls",
+    "training": "elastic steps, checkpoints, samplers",
+    "doctor": "why nodes do not meet",
+    "torch": "`potluck.torch`: the process group of PyTorch",
+    "root": "`potluck/__init__.py`: the public names, loaded when first used",
     "apps": "the programs a person runs",
     "testing": "fakes that ship with the library; nothing else imports them",
-    "torch": "the façade `potluck.torch` that registers the PyTorch backend",
-    "root": "`potluck/__init__.py`: the public names, loaded when first used",
 }
 
 
@@ -128,16 +137,16 @@ def messages() -> str:
 
 def limits() -> str:
     """What a peer may cost, before and after it is known."""
-    callers = acceptor_callers
+    callers = listener
     places = f"{callers.SLOTS} places, {callers.SLOTS_PER_HOST} for one host"
     rows = [
         f"| a caller who has not said who it is | {callers.PATIENCE:g} s, {places} |",
         f"| bytes of a TLS handshake | {_size(tls.MAX_HANDSHAKE)} |",
         f"| payload of a frame, unless said otherwise | {_size(frames.MAX_CONTROL)} |",
         f"| payload of a `DATA` or `COLLECTIVE` frame | {_size(frames.MAX_PIECE)} |",
-        f"| a message of the cluster's core | {_size(cluster_bounds.MAX_MESSAGE)} |",
-        f"| members of a view | {cluster_bounds.MAX_MEMBERS} |",
-        f"| bytes that wait for a peer who does not read | {_size(io_lane.MAX_OUTBOX)} |",
+        f"| a message of the cluster's core | {_size(membership_messages.MAX_MESSAGE)} |",
+        f"| members of a view | {membership_messages.MAX_MEMBERS} |",
+        f"| bytes that wait for a peer who does not read | {_size(io.MAX_OUTBOX)} |",
     ]
     return _table("| what | at most |", rows)
 
@@ -157,7 +166,7 @@ def doctor_checks() -> str:
     rows = []
     for check in (check_keys, *CHECKS):
         module = inspect.getmodule(check)
-        family = check.__module__.rpartition(".")[2]
+        family = check.__name__.removeprefix("check_")
         question = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".")
         causes = (inspect.getdoc(check) or "").splitlines()[0]
         rows.append(f"| `{family}` | {question} | {causes} |")

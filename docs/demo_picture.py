@@ -10,11 +10,7 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.text import Text
 
-from potluck.apps.cli.demo_crew import Crew, Settings
-from potluck.apps.cli.demo_scene import Scene
-from potluck.apps.cli.demo_screen import event
-from potluck.apps.cli.demo_story import Story
-from potluck.apps.cli.demo_view import picture
+from potluck.apps.cli.demo_story import Crew, Scene, Settings, Story, event, picture
 
 PICTURE = Path(__file__).with_name("demo.svg")
 COLUMNS = 96

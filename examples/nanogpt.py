@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+import potluck
 import potluck.torch
 
 TEXT = Path(__file__).with_name("nanogpt.txt")

@@ -10,20 +10,21 @@ MODULES = architecture.load(Path(__file__).parent.parent / "src" / "potluck")
 
 # Function -> what keeps the size small.
 BOUNDED = {
-    "potluck.core.calls_assembly.Assembly.__init__": "what Assembly.accept has found allowed",
+    "potluck.backend.framing.SealedWire.push": "bytes that our own caller handed over",
+    "potluck.rpc.protocol.Assembly.__init__": "what Assembly.accept has found allowed",
     "potluck.net.secure_socket.SecureSocket.__init__": "a copy of bytes that are here",
-    "potluck.backend.carried.CarriedStream._advance": "checked against CHUNK just before",
-    "potluck.backend.engines.mpi.MpiBackend._receive": "checked against CHUNK just before",
-    "potluck.backend.engines.plain.PlainMesh._receive": "checked against CHUNK just before",
-    "potluck.net.whereabouts._machine": "a file of this machine's own kernel",
-    "potluck.backend.inbox.Inbox._begin_eager": "Limits.eager, and the sender's credit",
-    "potluck.backend.inbox.Inbox.complete_small": "a copy, within the sender's credit",
-    "potluck.backend.inbox.Inbox.send_to_myself": "a copy, within Limits.courtesy",
-    "potluck.backend.inbox.Inbox.take_offers": "Limits.courtesy",
-    "potluck.backend.message.Message.keep": "the size of a receive that our own caller posted",
-    "potluck.backend.sealed.SealedReader._landing": "a frame's header is checked: MAX_PIECE",
-    "potluck.backend.sealed.SealedWriter._enter": "our own frames: MAX_PIECE",
-    "potluck.backend.sealed.SealedWriter._take_spare": "one of ROOMS",
+    "potluck.backend.fallback_stream.CarriedStream._advance": "checked against CHUNK just before",
+    "potluck.backend.adapters.mpi.MpiBackend._receive": "checked against CHUNK just before",
+    "potluck.backend.adapters.base.PlainMesh._receive": "checked against CHUNK just before",
+    "potluck.net.tcp._machine": "a file of this machine's own kernel",
+    "potluck.backend.messages.Inbox._begin_eager": "Limits.eager, and the sender's credit",
+    "potluck.backend.messages.Inbox.complete_small": "a copy, within the sender's credit",
+    "potluck.backend.messages.Inbox.send_to_myself": "a copy, within Limits.courtesy",
+    "potluck.backend.messages.Inbox.take_offers": "Limits.courtesy",
+    "potluck.backend.messages.Message.keep": "the size of a receive that our own caller posted",
+    "potluck.backend.framing.SealedReader._landing": "a frame's header is checked: MAX_PIECE",
+    "potluck.backend.framing.SealedWriter._enter": "our own frames: MAX_PIECE",
+    "potluck.backend.framing.SealedWriter._take_spare": "one of ROOMS",
 }
 
 

@@ -9,12 +9,30 @@ from pathlib import Path
 import pytest
 
 from support import architecture
+from support.architecture_debts import DEBTS
 
 ROOT = Path(__file__).parent.parent
 MODULES = architecture.load(ROOT / "src" / "potluck")
 
 # Module -> why it is longer than 800 lines.  1,300 is the most.
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+    "potluck.apps.cli.demo_story": "the demo: its cast, its story, its screen and its report",
+    "potluck.cluster.connections": "control connections: which to dial, open, keep and close",
+    "potluck.cluster.views": "a view as calls see it, from its building to its end",
+    "potluck.collective.collectives": "one class: every collective of the public interface",
+    "potluck.doctor.checks": "one table of checks, each a short function",
+    "potluck.membership.core": "what a member does with each message and with time",
+    "potluck.membership.state": "what a member knows, and all that changes it",
+    "potluck.membership.views": "proposing, accepting and installing views is one argument",
+    "potluck.rpc.peer": "calls to one rank, from the first dial to the last answer",
+    "potluck.rpc.protocol": "frames, windows and fairness of one protocol",
+    "potluck.rpc.server": "the reader thread, the workers and what they answer",
+    "potluck.testing.invariants": "all promises about membership and training",
+    "potluck.torch.process_group": "one class: every operation that torch.distributed has",
+    "potluck.training.checkpoint_files": "one file format: how it is written, checked and read",
+    "potluck.training.elastic": "one step is one transaction: attempt, settling and end",
+    "potluck.trust.pairing_protocol": "both sides of one protocol, which are read together",
+}
 
 
 def planted(**sources: str) -> dict[str, architecture.Module]:
@@ -48,17 +66,21 @@ def test_the_whole_package_is_read() -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("core__election", "import potluck.net.frames"),
-        ("core__election", "from potluck.collective import ring"),
-        ("collective__ring", "from potluck.core.election import Election"),
+        ("schedule__ring", "import potluck.net.frames"),
+        ("schedule__ring", "from potluck.metrics import registry"),
+        ("metrics__registry", "from potluck.schedule.task import Task"),
         ("net__tcp", "from ..backend.base import Backend"),
-        ("net__tcp", "def late():\n    from potluck.runtime import control"),
-        ("backend__mesh", "from potluck.runtime.control import Control"),
-        ("runtime__control", "from potluck.training import elastic"),
+        ("net__tcp", "def late():\n    from potluck.cluster import control"),
+        ("membership__election", "from potluck.backend.mesh import MeshBackend"),
+        ("backend__mesh", "from potluck.membership.election import ElectionManager"),
+        ("backend__mesh", "from potluck.cluster.control import Control"),
+        ("cluster__control", "from potluck.rpc import agent"),
+        ("cluster__control", "from potluck.training import elastic"),
+        ("training__elastic", "from potluck.torch import hooks"),
         ("training__elastic", "from potluck.apps.cli import main"),
-        ("errors", "from potluck.core import election"),
+        ("errors", "from potluck.membership import election"),
         ("errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import potluck.net"),
-        ("torch", "from potluck.runtime import control"),
+        ("torch__work", "from potluck.testing import clock"),
         ("testing__clock", "from potluck.apps import cli"),
         ("apps__cli", "from potluck.testing import clock"),
         ("net__tcp", "from potluck import TcpBackend"),
@@ -76,11 +98,11 @@ def test_an_import_that_points_up_is_found(room: str, source: str) -> None:
     [
         ("net__tcp", "from potluck.errors import IoError"),
         ("net__tcp", "from . import frames"),
-        ("backend__mesh", "from ..net import tcp\nfrom potluck.core.barrier import Barrier"),
-        ("runtime__control", "import potluck.collective.ring, potluck.backend.mesh"),
+        ("backend__mesh", "from ..net import tcp\nfrom potluck.trust.roster import Roster"),
+        ("cluster__control", "import potluck.schedule.task, potluck.membership.core"),
         ("apps__cli", "from potluck import join"),
-        ("torch", "from potluck.training.process_group import register"),
-        ("testing__cluster", "from potluck.runtime import control"),
+        ("torch__hooks", "from potluck.training.elastic import ElasticTrainer"),
+        ("testing__cluster", "from potluck.cluster import control"),
     ],
 )
 def test_an_import_that_points_down_is_welcome(room: str, source: str) -> None:
@@ -91,18 +113,23 @@ def test_an_import_that_points_down_is_welcome(room: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("core__health", "import threading"),
-        ("core__health", "import time"),
-        ("core__health", "from random import random"),
-        ("core__health", "import socket"),
-        ("core__topology", "import numpy as np"),
-        ("collective__ring", "import os"),
-        ("messages", "import queue"),
+        ("membership__health", "import threading"),
+        ("membership__health", "import time"),
+        ("membership__health", "from random import random"),
+        ("trust__roster", "import socket"),
+        ("trust__roster", "import secrets"),
+        ("rpc__protocol", "import selectors"),
+        ("training__steps", "import os"),
+        ("backend__matching", "import threading"),
+        ("membership__topology", "import numpy as np"),
+        ("schedule__algorithms__ring", "import os"),
+        ("wire_messages", "import queue"),
         ("training__elastic", "from concurrent.futures import ThreadPoolExecutor"),
-        ("vocabulary", "import ssl"),
+        ("_types", "import ssl"),
         ("backend__mesh", "import torch"),
+        ("training__elastic", "import torch"),
         ("arrays__numpy", "import torch.nn"),
-        ("runtime__control", "import asyncio"),
+        ("cluster__control", "import asyncio"),
         ("net__frames", "import pickle"),
         ("apps__cli", "def late():\n    import marshal"),
         ("net__frames", "__import__('shelve')"),
@@ -110,17 +137,18 @@ def test_an_import_that_points_down_is_welcome(room: str, source: str) -> None:
 )
 def test_a_tool_in_the_wrong_layer_is_found(room: str, source: str) -> None:
     """Threads, clocks, sockets, arrays, torch, event loops and pickles stay where they belong."""
-    assert len(architecture.banned_imports(planted(**{room: source}))) == 1
+    assert architecture.banned_imports(planted(**{room: source})) != []
 
 
 @pytest.mark.parametrize(
     ("room", "source"),
     [
         ("net__tcp", "import socket, threading, time"),
-        ("collective__ring", "import numpy"),
-        ("backend__engines__gloo", "import torch.distributed"),
+        ("trust__pairing", "import socket, secrets"),
+        ("schedule__algorithms__ring", "import numpy"),
+        ("backend__adapters__gloo", "import torch.distributed"),
         ("arrays__torch", "import torch"),
-        ("torch", "import torch"),
+        ("torch__work", "import torch"),
         ("apps__dashboard", "import asyncio"),
     ],
 )
@@ -167,7 +195,7 @@ def test_an_import_cycle_is_found() -> None:
 
 
 def test_a_file_over_the_budget_is_found() -> None:
-    """301 lines need a reason, 401 have none, and a reason without need is an error."""
+    """801 lines need a reason, 1,301 have none, and a reason without need is an error."""
     longer = planted(net__frames="x = 1\n" * 800)
     assert len(architecture.file_sizes(longer, {})) == 1
     assert architecture.file_sizes(longer, {"potluck.net.frames": "one table"}) == []
@@ -209,6 +237,83 @@ def test_a_wide_signature_is_found(signature: str, violations: int) -> None:
 def test_a_module_without_a_sentence_is_found(text: str) -> None:
     """A module opens with at least one sentence."""
     assert len(architecture.docstrings(architecture.parse({"potluck.net": text}))) == 1
+
+
+@pytest.mark.parametrize("check", architecture.SHRINKING, ids=lambda check: str(check.__name__))
+def test_a_rule_that_does_not_hold_everywhere_is_broken_nowhere_else(
+    check: architecture.Check,
+) -> None:
+    """What is listed may stay; what is new is refused, and what is gone leaves the list."""
+    assert check(MODULES) == DEBTS[check.__name__]
+
+
+def test_a_crowded_folder_is_found() -> None:
+    """Twenty-five modules pass, one more does not; packages that only document are not counted."""
+    crowd = {f"net__m{number}": "x = 1" for number in range(25)}
+    assert architecture.folders(planted(**crowd)) == []
+    assert len(architecture.folders(planted(**crowd, net__more="x = 1"))) == 1
+    many = {f"p{folder}__m{number}": "" for folder in range(10) for number in range(20)}
+    assert architecture.folders(planted(**many)) == ["potluck has 200 modules"]
+
+
+def test_a_fragment_is_found() -> None:
+    """A few lines that one neighbour imports belong to it; two importers make a module of them."""
+    user = "from potluck.net import b"
+    assert len(architecture.fragments(planted(net__a=user, net__b="x = 1"))) == 1
+    assert architecture.fragments(planted(net__a=user, net__c=user, net__b="x = 1")) == []
+    assert architecture.fragments(planted(rpc__a=user, net__b="x = 1")) == []
+    assert architecture.fragments(planted(net__a=user, net__b="x = 1\n" * 200)) == []
+
+
+def test_a_class_name_that_exists_twice_is_found() -> None:
+    """Two public classes of one name are one too many; private ones are nobody's business."""
+    twice = planted(net__a="class Frame: ...", rpc__a="class Frame: ...")
+    assert architecture.class_names(twice) == ["Frame is defined in net.a, rpc.a"]
+    assert architecture.class_names(planted(net__a="class _A: ...", rpc__a="class _A: ...")) == []
+
+
+def test_a_class_that_is_cut_is_found() -> None:
+    """A base that exists for one class is part of it; two heirs, errors and protocols are not."""
+    heir = "from potluck.net.a import Part\nclass Whole(Part): ..."
+    (sentence,) = architecture.cut_classes(planted(net__a="class Part: ...", net__b=heir))
+    assert sentence == "net.b.Whole is the only heir of net.a.Part"
+    shared = planted(net__a="class Part: ...", net__b=heir, net__c="class Other(Part): ...")
+    assert architecture.cut_classes(shared) == []
+    assert architecture.cut_classes(planted(net__a="class Part(Exception): ...", net__b=heir)) == []
+    assert architecture.cut_classes(planted(net__a="class Part(Protocol): ...", net__b=heir)) == []
+
+
+def test_a_protocol_with_one_implementation_is_found() -> None:
+    """One class has no need of it; a second one, or a fake for tests, gives it a reason."""
+    protocol = "class Door(Protocol):\n    def open(self): ...\n    def close(self): ..."
+    first = "class Real:\n    def open(self): ...\n    def close(self): ..."
+    found = architecture.single_protocols(planted(net__a=protocol, net__b=first))
+    assert found == ["net.a.Door has 1 implementations"]
+    fake = "class Fake(Door): ..."
+    assert (
+        architecture.single_protocols(planted(net__a=protocol, net__b=first, testing__c=fake)) == []
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["vars(x)['_a'] = 1", "y = x.__dict__['_a']", "y = getattr(x, 'inner', x)"],
+)
+def test_smuggled_state_is_found(source: str) -> None:
+    """Through vars, __dict__ or a literal getattr; the objects of a framework are looked at so."""
+    assert len(architecture.smuggled_state(planted(collective__group=source))) == 1
+    assert architecture.smuggled_state(planted(arrays__torch=source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["class A:\n    locals().update({'f': g})", "for name in NAMES:\n    setattr(A, name, g)"],
+)
+def test_a_generated_method_is_found(source: str) -> None:
+    """Neither by the names of a class body nor from outside."""
+    assert len(architecture.generated_methods(planted(cluster__cluster=source))) == 1
+    inside = "def f(self):\n    setattr(self, 'x', 1)"
+    assert architecture.generated_methods(planted(cluster__cluster=inside)) == []
 
 
 def test_the_document_and_the_rules_agree() -> None:

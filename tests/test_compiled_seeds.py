@@ -15,8 +15,8 @@ from support.compiled_seeds import SOURCE, build, can_be_compiled, digest, main,
 def test_the_heart_of_the_membership_is_compiled() -> None:
     """Commands and messages stay as they are."""
     names = modules(SOURCE)
-    assert {"potluck/core/cluster.py", "potluck/testing/invariants.py"} <= set(names)
-    assert not {"potluck/core/cluster_messages.py", "potluck/testing/seeds.py"} & set(names)
+    assert {"potluck/membership/core.py", "potluck/testing/invariants.py"} <= set(names)
+    assert not {"potluck/membership/messages.py", "potluck/testing/seeds.py"} & set(names)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,15 @@ def test_classes_that_mypyc_has_no_form_for_stay_as_they_are(source: str) -> Non
 def test_the_digest_follows_the_membership_alone(tmp_path: Path) -> None:
     """A change elsewhere does not make the seeds that were played worthless."""
     package = tmp_path / "potluck"
-    for path in (*SOURCE.glob("core/*.py"), *SOURCE.glob("testing/*.py"), SOURCE / "vocabulary.py"):
+    parts = ("membership/*.py", "testing/*.py", "training/steps.py", "_types.py")
+    for path in (path for part in parts for path in SOURCE.glob(part)):
         copy = package / path.relative_to(SOURCE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     assert digest(package) == digest(SOURCE)
-    (package / "core" / "calls.py").write_text("", encoding="utf-8")
+    (package / "training" / "elastic.py").write_text("", encoding="utf-8")
     assert digest(package) == digest(SOURCE)
-    (package / "core" / "quorum.py").write_text("", encoding="utf-8")
+    (package / "membership" / "election.py").write_text("", encoding="utf-8")
     assert digest(package) != digest(SOURCE)
 
 
@@ -81,7 +82,7 @@ def test_a_run_continues_where_it_was(
 def test_the_compiled_core_does_the_same_as_the_source(tmp_path: Path) -> None:
     """Story by story: how long each took to settle is the same to the last digit."""
     build(tmp_path / "copy")
-    assert list((tmp_path / "copy").glob("potluck/core/cluster.*.so"))
+    assert list((tmp_path / "copy").glob("potluck/membership/core.*.so"))
     fast, slow = play(tmp_path / "copy", 0, 100, 1), check_seeds(range(100)).as_dict()
     assert not fast["failures"]
     for name in ("seeds", "exceptions", "taken_back", "settled_in_seconds"):

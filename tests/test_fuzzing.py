@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from potluck import decoding
-from potluck.decoding import KeyCheck
+from potluck import _decode, _values
+from potluck._decode import KeyCheck
+from potluck.arrays import trees
 from potluck.errors import MalformedFrame
-from potluck.runtime import object_codec
-from potluck.training import trees
 from support.fuzz_targets import targets
 from support.fuzzing import Figures, Target, expensive, fuzz, try_one
 
-SOURCE = Path(decoding.__file__).parent
+SOURCE = Path(_decode.__file__).parent
 
 
 def test_no_decoder_is_surprised_by_hostile_bytes() -> None:
@@ -54,9 +53,9 @@ def test_keys_of_a_tree_are_checked_before_they_are_hashed() -> None:
     """They come in pairs, so the codec of objects does not see that they are keys."""
     pairs = [((number + 9) * ((1 << 61) - 1), 0) for number in range(3000)]
     shape, _ = trees.written({"a": 1})
-    kind, _ = object_codec.decode(shape)
+    kind, _ = _values.decode(shape)
     with pytest.raises(MalformedFrame, match="share a hash"):
-        trees.read(object_codec.encode([kind, [[key, value] for key, value in pairs]]), {})
+        trees.read(_values.encode([kind, [[key, value] for key, value in pairs]]), {})
 
 
 def test_the_fuzzer_knows_every_module_that_decodes() -> None:
@@ -65,8 +64,8 @@ def test_the_fuzzer_knows_every_module_that_decodes() -> None:
     apart = {
         "decoding.py": "defines them",
         "messages.py": "unpack: hello, table, told, lane opened, control opened",
-        "runtime/auto_config.py": "what `potluck run` hands to its own children",
-        "runtime/observing_window.py": "what a child of this process answers",
+        "cluster/config.py": "what `potluck run` hands to its own children",
+        "cluster/observer.py": "what a child of this process answers",
         "apps/dashboard/__main__.py": "what the parent of this process asks",
         "apps/cli/demo_messages.py": "what the demo and its children tell each other",
     }

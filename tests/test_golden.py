@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from potluck import NetworkNamespace
-from potluck.core.cluster_messages import ClusterMessage
-from potluck.core.pairing_messages import Message, Secret
-from potluck.net.discovery_records import Advert
+from potluck.cluster.reports import Said
+from potluck.discovery.local import KnownPeers
+from potluck.discovery.records import Advert
+from potluck.membership.messages import ClusterMessage
 from potluck.net.frames import Kind
-from potluck.net.known_peers import KnownPeers
-from potluck.runtime.control_reports import Said
 from potluck.training.checkpoint import latest
+from potluck.trust.pairing_protocol import Message, Secret
 from support import golden
 
 EXAMPLES = {example.name: example for example in golden.examples()}

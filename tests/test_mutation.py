@@ -138,10 +138,10 @@ def test_a_fault_that_cannot_be_planted_is_not_taken_for_one_that_survived() -> 
 
 def test_a_fault_is_caught_survives_or_hangs(capfd: pytest.CaptureFixture[str]) -> None:
     """Each in a process of its own: here nothing changes."""
-    source = (CORE / "quorum.py").read_text(encoding="utf-8")
-    mutant = next(m for m in mutants_of("quorum", source) if m.old == "if not votes:")
-    quorum = importlib.import_module("potluck.core.quorum")
-    lines = {str(CORE / "quorum.py"): {mutant.line}}
+    source = (CORE / "membership" / "election.py").read_text(encoding="utf-8")
+    mutant = next(m for m in mutants_of("membership/election", source) if m.old == "if not votes:")
+    quorum = importlib.import_module("potluck.membership.election")
+    lines = {str(CORE / "membership" / "election.py"): {mutant.line}}
 
     def holds() -> bool:
         return bool(quorum.has_quorum([1, 2, 3], [1, 2], set()))
@@ -174,13 +174,17 @@ def test_every_explanation_is_of_a_fault_that_exists() -> None:
 @pytest.mark.parametrize(
     ("module", "old", "is_enough"),
     [
-        ("ancestry", "samples: int = 0", True),  # a default of a dataclass
-        ("election", "_QUICK_ATTEMPTS = 5", True),  # only functions read it
-        ("ancestry", "MAX_BRANCHES = 32", False),  # a type of a message was made with it
-        ("election", "_NO_VIEW = View('', 0, ())", False),  # an object of a class
-        ("health_config", "interval: float = 0.2", False),  # a default has been made of the class
-        ("cluster_messages", "samples: Count = 0", False),  # a message, not a dataclass
-        ("ancestry", "return 0", True),
+        ("membership/messages", "samples: int = 0", True),  # a default of a dataclass
+        ("membership/election", "_QUICK_ATTEMPTS = 5", True),  # only functions read it
+        ("membership/messages", "MAX_BRANCHES = 32", False),  # a type of a message was made with it
+        ("membership/election", "_NO_VIEW = View('', 0, ())", False),  # an object of a class
+        (
+            "membership/health",
+            "interval: float = 0.2",
+            False,
+        ),  # a default has been made of the class
+        ("membership/messages", "samples: Count = 0", False),  # a message, not a dataclass
+        ("membership/messages", "return 0", True),
     ],
 )
 def test_what_was_made_at_import_needs_a_fresh_interpreter(

@@ -107,7 +107,7 @@ BACKEND_DOCUMENT: dict[str, Place] = {
     "FerrotorchError": Instead("potluck.DistributedError is the root of every error."),
     "FerrotorchResult": EXCEPTIONS,
     # Named in the documentation comments of that document.
-    "collective": At("potluck.runtime.functions"),
+    "collective": At("potluck.collective.context"),
     "collective.allreduce": At("potluck.allreduce"),
     "collective.all_gather": At("potluck.all_gather"),
     "collective.reduce_scatter": At("potluck.reduce_scatter"),
@@ -117,30 +117,30 @@ BACKEND_DOCUMENT: dict[str, Place] = {
     "fsdp": TRAINING,
     "fsdp.ShardingStrategy": TRAINING,
     "fsdp.ShardingStrategy.HybridShard": TRAINING,
-    "hybrid_backend": At("potluck.backend.engines.hybrid"),
-    "nccl_backend": At("potluck.backend.engines.torch"),
+    "hybrid_backend": At("potluck.backend.adapters.hybrid"),
+    "nccl_backend": At("potluck.backend.adapters.torch"),
     "NcclBackend": Instead("potluck.TorchBackend, over a process group of PyTorch that uses NCCL."),
-    "gpu_collective": At("potluck.training.gpu"),
-    "gpu_collective.gpu_allreduce": At("potluck.training.gpu.gpu_allreduce"),
-    "gpu_collective.gpu_broadcast": At("potluck.training.gpu.gpu_broadcast"),
+    "gpu_collective": At("potluck.torch.gpu"),
+    "gpu_collective.gpu_allreduce": At("potluck.torch.gpu.gpu_allreduce"),
+    "gpu_collective.gpu_broadcast": At("potluck.torch.gpu.gpu_broadcast"),
 }
 
 RPC_DOCUMENT: dict[str, Place] = {
-    "rpc": At("potluck.runtime.rpc"),
-    "MAX_RPC_MSG_SIZE": At("potluck.runtime.rpc.MAX_RPC_MSG_SIZE"),
+    "rpc": At("potluck.rpc.agent"),
+    "MAX_RPC_MSG_SIZE": At("potluck.rpc.agent.MAX_RPC_MSG_SIZE"),
     "RpcError": At("potluck.RpcError"),
     "RpcError.FunctionNotFound": At("potluck.RpcFunctionNotFound"),
     "RpcError.InvalidMessage": At("potluck.RpcInvalidMessage"),
     "RpcError.NoConnection": At("potluck.RpcNoConnection"),
     "RpcError.Internal": At("potluck.RpcInternal"),
     "RpcError.Timeout": At("potluck.RpcTimeout"),
-    "RpcRequest": At("potluck.core.calls_encoding.RpcRequest"),
-    "RpcRequest.serialize": At("potluck.core.calls_encoding.RpcRequest.serialize"),
-    "RpcRequest.deserialize": At("potluck.core.calls_encoding.RpcRequest.deserialize"),
-    "RpcResponse": At("potluck.core.calls_encoding.RpcResponse"),
-    "RpcResponse.serialize": At("potluck.core.calls_encoding.RpcResponse.serialize"),
-    "RpcResponse.deserialize": At("potluck.core.calls_encoding.RpcResponse.deserialize"),
-    "RpcHandler": At("potluck.runtime.rpc_handlers.RpcHandler"),
+    "RpcRequest": At("potluck.rpc.protocol.RpcRequest"),
+    "RpcRequest.serialize": At("potluck.rpc.protocol.RpcRequest.serialize"),
+    "RpcRequest.deserialize": At("potluck.rpc.protocol.RpcRequest.deserialize"),
+    "RpcResponse": At("potluck.rpc.protocol.RpcResponse"),
+    "RpcResponse.serialize": At("potluck.rpc.protocol.RpcResponse.serialize"),
+    "RpcResponse.deserialize": At("potluck.rpc.protocol.RpcResponse.deserialize"),
+    "RpcHandler": At("potluck.rpc.server.RpcHandler"),
     "TcpRpcBackend": At("potluck.TcpRpcBackend"),
     "TcpRpcBackend.new": CONSTRUCTOR,
     "TcpRpcBackend.send": At("potluck.TcpRpcBackend.send"),
@@ -159,20 +159,20 @@ RPC_DOCUMENT: dict[str, Place] = {
 }
 
 ROOT_DOCUMENT: dict[str, Place] = {
-    "auto": At("potluck.runtime.auto"),
-    "config": At("potluck.runtime.config"),
-    "discovery": At("potluck.net.discovery"),
+    "auto": At("potluck.cluster"),
+    "config": At("potluck.collective.context"),
+    "discovery": At("potluck.discovery.service"),
     "error": At("potluck.errors"),
-    "identity": At("potluck.net.identity"),
-    "ring": At("potluck.runtime.ring"),
-    "topology": At("potluck.core.topology"),
+    "identity": At("potluck.identity.node"),
+    "ring": At("potluck.collective.context"),
+    "topology": At("potluck.membership.topology"),
     "transport": At("potluck.net.transport"),
-    "collective": At("potluck.collective"),
-    "compression": At("potluck.collective.compression"),
-    "election": At("potluck.core.election"),
-    "health": At("potluck.core.health"),
+    "collective": At("potluck.schedule"),
+    "compression": At("potluck.compression"),
+    "election": At("potluck.membership"),
+    "health": At("potluck.membership.health"),
     "metrics": At("potluck.metrics"),
-    "namespace": At("potluck.net.namespace"),
+    "namespace": At("potluck.identity.namespace"),
     "prelude": Instead("`from potluck import ...`: the package root is the prelude."),
     "AutoDiscoveryBackend": At("potluck.AutoDiscoveryBackend"),
     "AutoDiscoveryBackend.new": CONSTRUCTOR,
@@ -201,16 +201,24 @@ ROOT_DOCUMENT: dict[str, Place] = {
     "NodeIdentity": At("potluck.NodeIdentity"),
     "DistributedMetrics": At("potluck.DistributedMetrics"),
     "DistributedMetrics.all_reduce": At("potluck.DistributedMetrics.all_reduce"),
-    "DistributedMetrics.all_reduce.duration_ms": At("potluck.metrics.OperationMetrics.duration_ms"),
-    "DistributedMetrics.all_reduce.bytes_processed": At(
-        "potluck.metrics.OperationMetrics.bytes_processed"
+    "DistributedMetrics.all_reduce.duration_ms": At(
+        "potluck.metrics.registry.OperationMetrics.duration_ms"
     ),
-    "DistributedMetrics.all_reduce.completed": At("potluck.metrics.OperationMetrics.completed"),
-    "DistributedMetrics.all_reduce.failed": At("potluck.metrics.OperationMetrics.failed"),
+    "DistributedMetrics.all_reduce.bytes_processed": At(
+        "potluck.metrics.registry.OperationMetrics.bytes_processed"
+    ),
+    "DistributedMetrics.all_reduce.completed": At(
+        "potluck.metrics.registry.OperationMetrics.completed"
+    ),
+    "DistributedMetrics.all_reduce.failed": At("potluck.metrics.registry.OperationMetrics.failed"),
     "DistributedMetrics.barrier": At("potluck.DistributedMetrics.barrier"),
-    "DistributedMetrics.barrier.duration_ms": At("potluck.metrics.OperationMetrics.duration_ms"),
-    "DistributedMetrics.barrier.completed": At("potluck.metrics.OperationMetrics.completed"),
-    "DistributedMetrics.barrier.failed": At("potluck.metrics.OperationMetrics.failed"),
+    "DistributedMetrics.barrier.duration_ms": At(
+        "potluck.metrics.registry.OperationMetrics.duration_ms"
+    ),
+    "DistributedMetrics.barrier.completed": At(
+        "potluck.metrics.registry.OperationMetrics.completed"
+    ),
+    "DistributedMetrics.barrier.failed": At("potluck.metrics.registry.OperationMetrics.failed"),
     "DistributedMetrics.snapshot": At("potluck.DistributedMetrics.snapshot"),
     "MetricsSnapshot": At("potluck.MetricsSnapshot"),
     "SharedMetrics": At("potluck.SharedMetrics"),
@@ -311,12 +319,12 @@ ORIGIN_TESTS: dict[str, At | Planned] = {
     "test_subbackend_barrier": At("backend/test_sub.py"),
     "test_subbackend_to_global_to_local": At("backend/test_sub.py"),
     "test_subbackend_sorts_and_dedups_members": At("backend/test_sub.py"),
-    "test_rpc_request_roundtrip": At("core/test_calls_encoding.py"),
-    "test_rpc_response_roundtrip_ok": At("core/test_calls_encoding.py"),
-    "test_rpc_response_roundtrip_error": At("core/test_calls_encoding.py"),
-    "test_max_message_size_constant": At("core/test_calls_encoding.py"),
-    "test_rpc_agent_register_lookup": At("runtime/test_rpc.py"),
-    "test_rpc_agent_lookup_missing": At("runtime/test_rpc.py"),
+    "test_rpc_request_roundtrip": At("rpc/test_protocol.py"),
+    "test_rpc_response_roundtrip_ok": At("rpc/test_protocol.py"),
+    "test_rpc_response_roundtrip_error": At("rpc/test_protocol.py"),
+    "test_max_message_size_constant": At("rpc/test_protocol.py"),
+    "test_rpc_agent_register_lookup": At("rpc/test_agent.py"),
+    "test_rpc_agent_lookup_missing": At("rpc/test_agent.py"),
 }
 
 TABLES = {"backend": BACKEND_DOCUMENT, "rpc": RPC_DOCUMENT, "root": ROOT_DOCUMENT}

@@ -8,18 +8,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from collectives.memory import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    REDUCE_SCATTER,
-    Memory,
-)
+from collectives.memory import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Memory
 from potluck import DistributedContext, NetworkNamespace, SecurityWarning, TcpBackend
-from potluck.collective.reduce import ReduceOp, Reducer
-from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
+from potluck.collective.call import Call
+from potluck.schedule.reduce import ReduceOp, Reducer
+from potluck.schedule.task import Collective, Task
 
 __all__ = ["GLOO", "OPEN_MPI", "PLAIN", "SEALED", "Contender", "enter"]
 

@@ -14,12 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from potluck.collective.call import Work
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from collectives.contenders import PATIENCE, Contender, Potluck, call_for, enter
 from collectives.memory import Memory
 from collectives.plan import BACKGROUND, MEMORY, Case, Session
-from potluck.runtime.work import Work
 
 Result = dict[str, Any]
 

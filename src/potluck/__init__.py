@@ -54,57 +54,27 @@ from potluck.errors import (
 )
 
 if _typing.TYPE_CHECKING:
+    from potluck._types import ProcessId, View
+    from potluck.backend.adapters.hybrid import HybridBackend
+    from potluck.backend.adapters.mpi import MpiBackend
+    from potluck.backend.adapters.torch import TorchBackend
     from potluck.backend.base import Backend
-    from potluck.backend.engines.hybrid import HybridBackend
-    from potluck.backend.engines.mpi import MpiBackend
-    from potluck.backend.engines.torch import TorchBackend
     from potluck.backend.operation import Operation
     from potluck.backend.simulated import SimulatedBackend, SimulatedFaults
     from potluck.backend.sub import SubBackend
     from potluck.backend.tcp import TcpBackend
-    from potluck.collective.compression.compressor import GradientCompressor
-    from potluck.collective.compression.packing import CompressedGradient
-    from potluck.collective.compression.strategy import CompressionStrategy, QuantizationType
-    from potluck.collective.config import CollectiveConfig
-    from potluck.collective.reduce import ReduceOp
-    from potluck.collective.strategies import AllReduceStrategy, BroadcastStrategy, ReduceStrategy
-    from potluck.core.calls_errors import (
-        RpcBusy,
-        RpcCancelled,
-        RpcError,
-        RpcFunctionNotFound,
-        RpcInternal,
-        RpcInvalidMessage,
-        RpcNoConnection,
-        RpcRemoteError,
-        RpcTimeout,
-        RpcTooLarge,
-    )
-    from potluck.core.election import ElectionManager
-    from potluck.core.election_events import (
-        ElectionConfig,
-        ElectionEvent,
-        ElectionKind,
-        ElectionRole,
-        ElectionState,
-    )
-    from potluck.core.health import HealthMonitor
-    from potluck.core.health_config import HealthConfig
-    from potluck.core.health_records import HealthEvent, HealthStatus, HealthSummary
-    from potluck.core.topology import ClusterTopology
-    from potluck.core.topology_links import ConnectionProfile
-    from potluck.core.topology_nodes import NodeProfile
-    from potluck.metrics import DistributedMetrics, MetricsSnapshot, SharedMetrics
-    from potluck.net.identity import NodeIdentity
-    from potluck.net.namespace import NetworkNamespace, SecurityWarning
-    from potluck.runtime.auto import AutoDiscoveryBackend
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
-    from potluck.runtime.cluster import Cluster
-    from potluck.runtime.cluster_events import ClusterEvent, ViewChange
-    from potluck.runtime.config import DistributedConfig
-    from potluck.runtime.context import DistributedContext
-    from potluck.runtime.distributed import DistributedBackend
-    from potluck.runtime.functions import (
+    from potluck.cluster.backend import AutoDiscoveryBackend, join
+    from potluck.cluster.cluster import Cluster
+    from potluck.cluster.config import AutoDiscoveryConfig
+    from potluck.cluster.events import ClusterEvent, ViewChange
+    from potluck.cluster.metrics_endpoint import MetricsCollector, MetricsEndpoint
+    from potluck.cluster.topology import SharedTopology
+    from potluck.collective.call import Work
+    from potluck.collective.collectives import DistributedBackend
+    from potluck.collective.context import (
+        DistributedConfig,
+        DistributedContext,
+        RingBackend,
         all_gather,
         all_reduce,
         all_to_all,
@@ -116,24 +86,57 @@ if _typing.TYPE_CHECKING:
         reduce_scatter,
         scatter,
     )
-    from potluck.runtime.joining import join
-    from potluck.runtime.metrics_endpoint import MetricsEndpoint
-    from potluck.runtime.metrics_exposition import MetricsCollector
-    from potluck.runtime.ring import RingBackend
-    from potluck.runtime.rpc import RpcAgent
-    from potluck.runtime.rpc_calls import RpcFuture
-    from potluck.runtime.rpc_config import RpcConfig
-    from potluck.runtime.rpc_tcp import TcpRpcBackend
-    from potluck.runtime.topology import SharedTopology
-    from potluck.runtime.work import Work
+    from potluck.compression.compressor import CompressedGradient, GradientCompressor
+    from potluck.compression.strategy import CompressionStrategy, QuantizationType
+    from potluck.identity.namespace import NetworkNamespace, SecurityWarning
+    from potluck.identity.node import NodeIdentity
+    from potluck.membership.election import ElectionManager
+    from potluck.membership.events import (
+        ElectionConfig,
+        ElectionEvent,
+        ElectionKind,
+        ElectionRole,
+        ElectionState,
+    )
+    from potluck.membership.health import (
+        HealthConfig,
+        HealthEvent,
+        HealthMonitor,
+        HealthStatus,
+        HealthSummary,
+    )
+    from potluck.membership.topology import ClusterTopology, ConnectionProfile, NodeProfile
+    from potluck.metrics.instruments import MetricsSnapshot
+    from potluck.metrics.registry import DistributedMetrics, SharedMetrics
+    from potluck.rpc.agent import RpcAgent, TcpRpcBackend
+    from potluck.rpc.calls import RpcConfig, RpcFuture
+    from potluck.rpc.errors import (
+        RpcBusy,
+        RpcCancelled,
+        RpcError,
+        RpcFunctionNotFound,
+        RpcInternal,
+        RpcInvalidMessage,
+        RpcNoConnection,
+        RpcRemoteError,
+        RpcTimeout,
+        RpcTooLarge,
+    )
+    from potluck.schedule.reduce import ReduceOp
+    from potluck.schedule.task import (
+        AllReduceStrategy,
+        BroadcastStrategy,
+        CollectiveConfig,
+        ReduceStrategy,
+    )
+    from potluck.training.averaging import DiscardedWork, StepOutcome
     from potluck.training.checkpoint import Checkpointer
-    from potluck.training.checkpoint_reading import Checkpoint
+    from potluck.training.checkpoint_files import Checkpoint
     from potluck.training.elastic import ElasticTrainer
-    from potluck.training.elastic_outcome import DiscardedWork, StepOutcome
     from potluck.training.local_sgd import LocalSgd
     from potluck.training.sampler import ElasticSampler
     from potluck.training.state import TrainingState
-    from potluck.vocabulary import ProcessId, View
+
 
 __version__ = "0.1.0"
 
@@ -249,92 +252,92 @@ __all__ = [
 # Where the names live that are loaded when first used; tests/test_exports.py compares this with the
 # imports for type checkers above.
 _HOMES = {
-    "AllReduceStrategy": "potluck.collective.strategies",
-    "AutoDiscoveryBackend": "potluck.runtime.auto",
-    "AutoDiscoveryConfig": "potluck.runtime.auto_config",
+    "AllReduceStrategy": "potluck.schedule.task",
+    "AutoDiscoveryBackend": "potluck.cluster.backend",
+    "AutoDiscoveryConfig": "potluck.cluster.config",
     "Backend": "potluck.backend.base",
-    "BroadcastStrategy": "potluck.collective.strategies",
-    "Checkpoint": "potluck.training.checkpoint_reading",
+    "BroadcastStrategy": "potluck.schedule.task",
+    "Checkpoint": "potluck.training.checkpoint_files",
     "Checkpointer": "potluck.training.checkpoint",
-    "Cluster": "potluck.runtime.cluster",
-    "ClusterEvent": "potluck.runtime.cluster_events",
-    "ClusterTopology": "potluck.core.topology",
-    "CollectiveConfig": "potluck.collective.config",
-    "CompressedGradient": "potluck.collective.compression.packing",
-    "CompressionStrategy": "potluck.collective.compression.strategy",
-    "ConnectionProfile": "potluck.core.topology_links",
-    "DiscardedWork": "potluck.training.elastic_outcome",
-    "DistributedBackend": "potluck.runtime.distributed",
-    "DistributedConfig": "potluck.runtime.config",
-    "DistributedContext": "potluck.runtime.context",
-    "DistributedMetrics": "potluck.metrics",
+    "Cluster": "potluck.cluster.cluster",
+    "ClusterEvent": "potluck.cluster.events",
+    "ClusterTopology": "potluck.membership.topology",
+    "CollectiveConfig": "potluck.schedule.task",
+    "CompressedGradient": "potluck.compression.compressor",
+    "CompressionStrategy": "potluck.compression.strategy",
+    "ConnectionProfile": "potluck.membership.topology",
+    "DiscardedWork": "potluck.training.averaging",
+    "DistributedBackend": "potluck.collective.collectives",
+    "DistributedConfig": "potluck.collective.context",
+    "DistributedContext": "potluck.collective.context",
+    "DistributedMetrics": "potluck.metrics.registry",
     "ElasticSampler": "potluck.training.sampler",
     "ElasticTrainer": "potluck.training.elastic",
-    "ElectionConfig": "potluck.core.election_events",
-    "ElectionEvent": "potluck.core.election_events",
-    "ElectionKind": "potluck.core.election_events",
-    "ElectionManager": "potluck.core.election",
-    "ElectionRole": "potluck.core.election_events",
-    "ElectionState": "potluck.core.election_events",
-    "GradientCompressor": "potluck.collective.compression.compressor",
-    "HealthConfig": "potluck.core.health_config",
-    "HealthEvent": "potluck.core.health_records",
-    "HealthMonitor": "potluck.core.health",
-    "HealthStatus": "potluck.core.health_records",
-    "HealthSummary": "potluck.core.health_records",
-    "HybridBackend": "potluck.backend.engines.hybrid",
+    "ElectionConfig": "potluck.membership.events",
+    "ElectionEvent": "potluck.membership.events",
+    "ElectionKind": "potluck.membership.events",
+    "ElectionManager": "potluck.membership.election",
+    "ElectionRole": "potluck.membership.events",
+    "ElectionState": "potluck.membership.events",
+    "GradientCompressor": "potluck.compression.compressor",
+    "HealthConfig": "potluck.membership.health",
+    "HealthEvent": "potluck.membership.health",
+    "HealthMonitor": "potluck.membership.health",
+    "HealthStatus": "potluck.membership.health",
+    "HealthSummary": "potluck.membership.health",
+    "HybridBackend": "potluck.backend.adapters.hybrid",
     "LocalSgd": "potluck.training.local_sgd",
-    "MetricsCollector": "potluck.runtime.metrics_exposition",
-    "MetricsEndpoint": "potluck.runtime.metrics_endpoint",
-    "MetricsSnapshot": "potluck.metrics",
-    "MpiBackend": "potluck.backend.engines.mpi",
-    "NetworkNamespace": "potluck.net.namespace",
-    "NodeIdentity": "potluck.net.identity",
-    "NodeProfile": "potluck.core.topology_nodes",
+    "MetricsCollector": "potluck.cluster.metrics_endpoint",
+    "MetricsEndpoint": "potluck.cluster.metrics_endpoint",
+    "MetricsSnapshot": "potluck.metrics.instruments",
+    "MpiBackend": "potluck.backend.adapters.mpi",
+    "NetworkNamespace": "potluck.identity.namespace",
+    "NodeIdentity": "potluck.identity.node",
+    "NodeProfile": "potluck.membership.topology",
     "Operation": "potluck.backend.operation",
-    "ProcessId": "potluck.vocabulary",
-    "QuantizationType": "potluck.collective.compression.strategy",
-    "ReduceOp": "potluck.collective.reduce",
-    "ReduceStrategy": "potluck.collective.strategies",
-    "RingBackend": "potluck.runtime.ring",
-    "RpcAgent": "potluck.runtime.rpc",
-    "RpcBusy": "potluck.core.calls_errors",
-    "RpcCancelled": "potluck.core.calls_errors",
-    "RpcConfig": "potluck.runtime.rpc_config",
-    "RpcError": "potluck.core.calls_errors",
-    "RpcFunctionNotFound": "potluck.core.calls_errors",
-    "RpcFuture": "potluck.runtime.rpc_calls",
-    "RpcInternal": "potluck.core.calls_errors",
-    "RpcInvalidMessage": "potluck.core.calls_errors",
-    "RpcNoConnection": "potluck.core.calls_errors",
-    "RpcRemoteError": "potluck.core.calls_errors",
-    "RpcTimeout": "potluck.core.calls_errors",
-    "RpcTooLarge": "potluck.core.calls_errors",
-    "SecurityWarning": "potluck.net.namespace",
-    "SharedMetrics": "potluck.metrics",
-    "SharedTopology": "potluck.runtime.topology",
+    "ProcessId": "potluck._types",
+    "QuantizationType": "potluck.compression.strategy",
+    "ReduceOp": "potluck.schedule.reduce",
+    "ReduceStrategy": "potluck.schedule.task",
+    "RingBackend": "potluck.collective.context",
+    "RpcAgent": "potluck.rpc.agent",
+    "RpcBusy": "potluck.rpc.errors",
+    "RpcCancelled": "potluck.rpc.errors",
+    "RpcConfig": "potluck.rpc.calls",
+    "RpcError": "potluck.rpc.errors",
+    "RpcFunctionNotFound": "potluck.rpc.errors",
+    "RpcFuture": "potluck.rpc.calls",
+    "RpcInternal": "potluck.rpc.errors",
+    "RpcInvalidMessage": "potluck.rpc.errors",
+    "RpcNoConnection": "potluck.rpc.errors",
+    "RpcRemoteError": "potluck.rpc.errors",
+    "RpcTimeout": "potluck.rpc.errors",
+    "RpcTooLarge": "potluck.rpc.errors",
+    "SecurityWarning": "potluck.identity.namespace",
+    "SharedMetrics": "potluck.metrics.registry",
+    "SharedTopology": "potluck.cluster.topology",
     "SimulatedBackend": "potluck.backend.simulated",
     "SimulatedFaults": "potluck.backend.simulated",
-    "StepOutcome": "potluck.training.elastic_outcome",
+    "StepOutcome": "potluck.training.averaging",
     "SubBackend": "potluck.backend.sub",
     "TcpBackend": "potluck.backend.tcp",
-    "TcpRpcBackend": "potluck.runtime.rpc_tcp",
-    "TorchBackend": "potluck.backend.engines.torch",
+    "TcpRpcBackend": "potluck.rpc.agent",
+    "TorchBackend": "potluck.backend.adapters.torch",
     "TrainingState": "potluck.training.state",
-    "View": "potluck.vocabulary",
-    "ViewChange": "potluck.runtime.cluster_events",
-    "Work": "potluck.runtime.work",
-    "all_gather": "potluck.runtime.functions",
-    "all_reduce": "potluck.runtime.functions",
-    "all_to_all": "potluck.runtime.functions",
-    "allreduce": "potluck.runtime.functions",
-    "barrier": "potluck.runtime.functions",
-    "broadcast": "potluck.runtime.functions",
-    "gather": "potluck.runtime.functions",
-    "join": "potluck.runtime.joining",
-    "reduce": "potluck.runtime.functions",
-    "reduce_scatter": "potluck.runtime.functions",
-    "scatter": "potluck.runtime.functions",
+    "View": "potluck._types",
+    "ViewChange": "potluck.cluster.events",
+    "Work": "potluck.collective.call",
+    "all_gather": "potluck.collective.context",
+    "all_reduce": "potluck.collective.context",
+    "all_to_all": "potluck.collective.context",
+    "allreduce": "potluck.collective.context",
+    "barrier": "potluck.collective.context",
+    "broadcast": "potluck.collective.context",
+    "gather": "potluck.collective.context",
+    "join": "potluck.cluster.backend",
+    "reduce": "potluck.collective.context",
+    "reduce_scatter": "potluck.collective.context",
+    "scatter": "potluck.collective.context",
 }
 
 
@@ -343,7 +346,7 @@ def __getattr__(name: str) -> _typing.Any:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     if name == "TcpBackend":
-        _import_module("potluck.runtime.presence")  # shows its groups to `potluck status`
+        _import_module("potluck.cluster.presence")  # shows its groups to `potluck status`
     value = getattr(_import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
@@ -354,4 +357,4 @@ def __dir__() -> list[str]:
 
 
 if "POTLUCK_LAST_WORDS" in _os.environ:  # started by `potluck run`, which asks why a script failed
-    _import_module("potluck.runtime.last_words").install()
+    _import_module("potluck.launch_env").install()

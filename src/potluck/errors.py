@@ -7,18 +7,19 @@ process.  Errors of the operating system become ours in one place: :func:`from_o
 
 What only one part of the library raises is defined there, below a class of this tree:
 
-* ``DistributedError``: ``Cancelled`` (backend.operation), ``CircleChanged`` (backend.circles),
-  ``DamagedFile``, ``UnsafeFile`` (net.private_files), ``DiscoveryUnavailable`` (net.mdns),
-  ``InvalidCode`` (core.pairing_code), ``InvalidNamespaceName``, ``NamespaceExists``,
-  ``UnknownNamespace`` (net.namespace_files), ``PairingFailed`` (runtime.pairing), ``RosterRefused``
-  (core.roster_records), ``RpcError`` and those below it (core.calls_errors), ``ScenarioError``
-  (testing.scenario), ``WeakPassphrase`` (net.passphrase)
-* ``HandshakeRefused``: ``AnotherNamespace``, ``NodeMismatch`` (net.tls_errors), ``Declined``,
-  ``SecretChanged`` (backend.introduction), ``RefusedByPeer``, ``RefusedForNow`` (net.opening)
-* ``IoError``: ``Incomplete`` (training.checkpoint_reading)
+* ``DistributedError``: ``Cancelled`` (backend.operation), ``CircleChanged``
+  (trust.membership_store), ``DamagedFile``, ``UnsafeFile`` (identity.private_files),
+  ``DiscoveryUnavailable`` (discovery.mdns), ``InvalidCode`` (trust.pairing_code),
+  ``InvalidNamespaceName``, ``NamespaceExists``, ``UnknownNamespace`` (identity.namespace),
+  ``PairingFailed`` (trust.pairing), ``RosterRefused`` (trust.roster_records), ``RpcError`` and
+  those below it (rpc.errors), ``ScenarioError`` (testing.scenario), ``WeakPassphrase``
+  (identity.namespace)
+* ``HandshakeRefused``: ``AnotherNamespace``, ``NodeMismatch`` (net.tls), ``Declined``,
+  ``SecretChanged`` (trust.connect), ``RefusedByPeer``, ``RefusedForNow`` (net.opening)
+* ``IoError``: ``Incomplete`` (training.checkpoint_files)
 * ``MalformedFrame``: ``VersionMismatch`` (net.frames)
-* of the command: ``CannotAsk`` (apps.cli.circle), ``NodeFailed`` (apps.cli.demo_process),
-  ``UnknownMember`` (apps.cli.change), ``UnreadableDump`` (apps.cli.trace_reading)
+* of the command: ``CannotAsk`` (apps.cli.membership), ``NodeFailed`` (apps.cli.demo_story),
+  ``UnknownMember`` (apps.cli.membership), ``UnreadableDump`` (apps.cli.trace_analysis)
 
 ::
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from potluck.arrays.adapters import allocate, lend
 from potluck.arrays.base import Access
-from potluck.arrays.lending import allocate, lend
 
 
 class StandIn:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.arrays.adapters import allocate, lend
 from potluck.arrays.base import Access
-from potluck.arrays.lending import allocate, lend
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16),

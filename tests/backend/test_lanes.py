@@ -1,9 +1,12 @@
-"""Lanes between two nodes: keys that no other has, and shortcuts that both sides have taken."""
+"""The door of a complete group: further lanes for its members, and not any number of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from unittest import mock
 
@@ -11,17 +14,149 @@ import pytest
 from msgspec import structs
 
 from potluck import NetworkNamespace, SecurityWarning, TcpBackend
-from potluck.backend.lanes import answer_lane, dial_lane
-from potluck.backend.membership import Membership
-from potluck.errors import MalformedFrame
-from potluck.messages import Lane, LaneOpened, Shortcut
-from potluck.net.opening import answer
-from potluck.net.security import Security
+from potluck.backend import lanes
+from potluck.backend.lanes import OpenLane, answer_lane, dial_lane
+from potluck.errors import HandshakeRefused, MalformedFrame
+from potluck.net.addresses import Address
+from potluck.net.opening import RefusedForNow, answer, exchange_hello
+from potluck.net.secure_socket import OpeningSocket, Security
+from potluck.trust.connect import Call, dial
+from potluck.trust.membership_store import Membership
+from potluck.wire_messages import Lane, LaneOpened, Shortcut, Table
+from support.circles import soon
 from support.doors import socket_pair
 from support.ranks import new_master
 from support.sealed_pair import record_keys
 from support.shortcuts import shortcuts
-from support.threads import together
+from support.threads import eventually, together
+
+
+class Group:
+    """Two ranks in this process, and a program of rank 1's node that knows their session."""
+
+    def __init__(self, backends: list[TcpBackend], namespace: NetworkNamespace) -> None:
+        self.zero, self.one = backends
+        self.table: Table = self.one._lanes._table
+        self.members = Membership(Security(namespace))
+
+    def dial(self) -> OpeningSocket:
+        """A connection to rank 0 that has asked for nothing yet."""
+        where = Address("127.0.0.1", self.table.peers[0].port)
+        return dial(self.members, Call(where, soon()))
+
+    def hello(self, purpose: str) -> Lane:
+        """Rank 1 asks for a lane."""
+        return Lane(self.table.session, 1, 0, purpose)
+
+    def open(self, purpose: str) -> OpenLane:
+        """Rank 1 opens a lane."""
+        line = self.dial()
+        try:
+            return dial_lane(line, self.hello(purpose), self.members, soon())
+        except BaseException:
+            line.close()
+            raise
+
+    @contextlib.contextmanager
+    def half_open(self, purpose: str) -> Iterator[OpeningSocket]:
+        """A lane that rank 0 has granted, and of which rank 1 says nothing more."""
+        with contextlib.closing(self.dial()) as line:
+            hello = Lane(self.table.session, 1, 0, purpose, bytes(32))
+            exchange_hello(line, hello, LaneOpened, soon())
+            yield line
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """A group that works."""
+    namespace, master = NetworkNamespace.generate("lab"), new_master()
+    backends = together(*[partial(TcpBackend, n, 2, master, namespace=namespace) for n in (0, 1)])
+    with contextlib.ExitStack() as stack:
+        for backend in backends:
+            stack.enter_context(backend)
+        yield Group(backends, namespace)
+
+
+def answering() -> int:
+    """How many threads are busy with lanes."""
+    return sum(thread.name == "potluck-lane" for thread in threading.enumerate())
+
+
+def test_a_rank_that_is_far_ahead_is_sent_away_and_comes_again(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a lane is granted: none is open on one side alone, and nothing is lost by waiting."""
+    monkeypatch.setattr(lanes, "AHEAD", 3)
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            stack.callback(group.open(f"{number}").sock.close)
+        with pytest.raises(RefusedForNow, match="too many connections of rank 1 wait here"):
+            group.open("3")
+        taken = group.zero.open_stream(1, "0", soon(), lambda: None)
+        stack.callback(taken.stream.close)
+        stack.callback(group.open("3").sock.close)
+
+
+def test_whoever_stalls_takes_few_threads_and_hinders_nobody(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that begins lanes and never finishes them."""
+    monkeypatch.setattr(lanes, "AT_ONCE", 4)
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            stack.enter_context(group.half_open(f"{number}"))
+        assert answering() == 4
+        with pytest.raises(RefusedForNow, match="too many"), group.half_open("4"):
+            pass
+        assert answering() == 4
+        group.zero.send(b"soup", 1)
+        dish = bytearray(4)
+        group.one.recv(dish, 0)
+        assert dish == b"soup"
+    eventually(lambda: answering() == 0)
+    group.open("5").sock.close()
+
+
+def test_a_lane_that_is_granted_after_the_end_is_closed(group: Group) -> None:
+    """Nobody will ever ask for it."""
+    with group.half_open("late") as line:
+        group.zero.close()
+        bare, _ = line.release(soon())  # type: ignore[union-attr]
+        bare.settimeout(30)
+        assert bare.recv(1) == b""
+
+
+def test_a_system_without_threads_to_give_is_no_reason_to_close_the_door(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller may come again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(RefusedForNow, match="no thread left"):
+            group.open("first")
+    group.open("second").sock.close()
+
+
+def _no_thread(_: threading.Thread) -> None:
+    msg = "can't start new thread"
+    raise RuntimeError(msg)
+
+
+def test_a_stranger_to_the_group_gets_no_lane(group: Group) -> None:
+    """A member that does not know its session, or asks for what the group has already."""
+    for session, purpose, reason in (
+        (bytes(16), "more", "another group"),
+        (group.table.session, "messages", "complete"),
+    ):
+        with (
+            contextlib.closing(group.dial()) as line,
+            pytest.raises(HandshakeRefused, match=reason),
+        ):
+            dial_lane(line, Lane(session, 1, 0, purpose), group.members, soon())
+
+
+# --------------------------------------------------------------------------------------------------
+# Lanes between two nodes: keys that no other has, and shortcuts that both sides have taken.
 
 SESSION = b"the same session"  # what names a group; otherwise it is new each time
 

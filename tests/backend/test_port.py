@@ -7,25 +7,29 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from potluck.backend import port_lobby
-from potluck.backend.introduction import Call, dial
-from potluck.backend.port import NodePort, proved_node
-from potluck.backend.port_lobby import Lobby
+from potluck.backend import port
+from potluck.backend.port import Lobby, NodePort, proved_node
+from potluck.backend.view import ViewBackend
 from potluck.errors import BackendUnavailable, DistributedError, HandshakeRefused, MalformedFrame
-from potluck.messages import Control, ControlOpened, Introduction, Join, Lane, Peer
+from potluck.identity.node import NodeIdentity
 from potluck.net.addresses import Address
 from potluck.net.frames import Kind
 from potluck.net.opening import RefusedByPeer, RefusedForNow, exchange_hello, refuse
-from potluck.net.secure_socket import OpeningSocket, SecureSocket
+from potluck.net.secure_socket import OpeningSocket, SecureSocket, Security
+from potluck.trust.connect import Call, dial
+from potluck.wire_messages import Control, ControlOpened, Introduction, Join, Lane, Peer
+from support.circles import change_secret, impostor
 from support.doors import LOOPBACKS
 from support.forks import in_child
 from support.hellos import frame
+from support.homes import Home, pair
 from support.reception import last_words
-from support.threads import Background, eventually
-from support.views import Neighbourhood, black_hole, neighbourhood, soon
+from support.threads import Background, eventually, together
+from support.views import Neighbourhood, black_hole, neighbourhood, peer_of, soon, sums, view_of
 
 HELLO = Control(job="soup", card=b"a card", version="1.2")
 LANE = Lane(session=b"v" * 16, rank=1, to=0)
@@ -276,7 +280,7 @@ def test_an_early_lane_waits_until_its_view_is_served(secure: Neighbourhood) -> 
 
 def test_lanes_do_not_wait_for_ever(secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sent away for now; nothing of them is left."""
-    monkeypatch.setattr(port_lobby, "WAIT", 0.05)
+    monkeypatch.setattr(port, "WAIT", 0.05)
     one, other = secure.machine(), secure.machine()
     with pytest.raises(RefusedForNow, match="not known here yet"):
         ask(one, other)
@@ -299,8 +303,8 @@ def test_one_node_cannot_take_all_the_seats(
     secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others still find one, until there is none left at all."""
-    monkeypatch.setattr(port_lobby, "SEATS_EACH", 2)
-    monkeypatch.setattr(port_lobby, "SEATS", 3)
+    monkeypatch.setattr(port, "SEATS_EACH", 2)
+    monkeypatch.setattr(port, "SEATS", 3)
     greedy, modest, late, other = (secure.machine() for _ in range(4))
     lobby: Lobby = other._lobby
     waiting = [Background(lambda: ask(greedy, other)) for _ in range(2)]
@@ -327,3 +331,67 @@ def test_in_clear_seats_are_counted_by_address() -> None:
         other.close()
         with pytest.raises(RefusedForNow, match="leaving"):
             waiting.result()
+
+
+# --------------------------------------------------------------------------------------------------
+# Ports of machines with rosters: every opening agrees on who belongs, as all others do.
+
+MEMBERS_HELLO = Control(job="soup")
+
+
+@contextlib.contextmanager
+def port_of(home: Home) -> Iterator[NodePort]:
+    """A process of a machine, which answers whoever opens a control lane."""
+    identity = NodeIdentity.load_or_generate(home.path / "node_keypair")
+    with NodePort(security=Security(home.namespace(), identity)) as port:
+
+        def welcome(sock: OpeningSocket, _: Control) -> None:
+            port.answer_control(sock, ControlOpened(job="soup"))
+            sock.close()
+
+        port.on_control(welcome)
+        yield port
+
+
+def call(one: NodePort, other: NodePort) -> None:
+    """Open a control lane and close it again."""
+    address = Address("127.0.0.1", other.port)
+    one.dial_control(address, other.process.node, MEMBERS_HELLO, soon())[0].close()
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> tuple[Home, Home, Home]:
+    """Two machines that were paired, and one with a stolen secret."""
+    desk, laptop = Home(tmp_path, "desk"), Home(tmp_path, "laptop")
+    pair(desk, laptop)
+    return desk, laptop, impostor(tmp_path, desk)
+
+
+def test_a_secret_alone_opens_no_lane(homes: tuple[Home, Home, Home]) -> None:
+    """Whoever is on no roster is refused, and does not accept others either."""
+    with contextlib.ExitStack() as stack:
+        desk, laptop, thief = (stack.enter_context(port_of(home)) for home in homes)
+        call(laptop, desk)
+        for one, other in ((thief, desk), (desk, thief)):
+            with pytest.raises(HandshakeRefused, match=r"not a member|another circle"):
+                call(one, other)
+
+
+@pytest.mark.parametrize("dials", ["who was away", "who has the secret"])
+def test_who_was_away_while_the_secret_changed_gets_it(
+    homes: tuple[Home, Home, Home], dials: str
+) -> None:
+    """In one call, whichever side dials; afterwards the two form a view."""
+    desk_home, laptop_home, _ = homes
+    change_secret(desk_home, laptop_home)
+    assert desk_home.namespace().secret != laptop_home.namespace().secret
+    with port_of(desk_home) as desk, port_of(laptop_home) as laptop:
+        call(*((laptop, desk) if dials == "who was away" else (desk, laptop)))
+        assert desk_home.namespace().secret == laptop_home.namespace().secret
+        view, peers = view_of(desk, laptop), [peer_of(desk), peer_of(laptop)]
+        backends = together(
+            lambda: ViewBackend(desk, view, desk.process, peers, deadline=soon()),
+            lambda: ViewBackend(laptop, view, laptop.process, peers, deadline=soon()),
+        )
+        with backends[0], backends[1]:
+            assert sums(backends) == [3.0] * 2

@@ -6,35 +6,35 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from socket import socketpair
 
+import numpy as np
 import pytest
 
-from potluck.backend import view_gathering
-from potluck.backend.introduction import Call, dial
-from potluck.backend.lanes import dial_lane
+from potluck import DistributedContext
+from potluck._types import View
+from potluck.backend import view
+from potluck.backend.base import NOTICES, Switchboard
+from potluck.backend.lanes import MESSAGES, OpenLane, Route, dial_lane, open_lane
 from potluck.backend.port import NodePort
-from potluck.backend.routes import Route, open_lane
-from potluck.backend.view import ViewBackend
-from potluck.core.handshake import Refused
+from potluck.backend.view import Gathering, ViewBackend
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
+    ChannelClosed,
+    DistributedError,
     HandshakeRefused,
     NoConnection,
+    PeerLost,
 )
-from potluck.messages import Lane
 from potluck.net.addresses import Address
-from potluck.vocabulary import View
+from potluck.net.secure_socket import OpeningSocket
+from potluck.trust.admission import Refused
+from potluck.trust.connect import Call, dial
+from potluck.wire_messages import Lane, Peer
+from support.forks import in_child
 from support.threads import PATIENCE, Background, eventually, together
-from support.views import (
-    Neighbourhood,
-    black_hole,
-    neighbourhood,
-    peer_of,
-    soon,
-    sums,
-    view_of,
-)
+from support.views import Neighbourhood, black_hole, neighbourhood, peer_of, soon, sums, view_of
 
 SUPERSEDED = Aborted("view 1 is over")
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_reached_is_not_dialled_by_everybody_at_once(
     secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large view has a bounded number of diallers, and all members are connected in the end."""
-    monkeypatch.setattr(view_gathering, "AT_ONCE", 2)
+    monkeypatch.setattr(view, "AT_ONCE", 2)
     ports = [secure.machine() for _ in range(5)]
     assert sums(secure.open(view_of(*ports), ports)) == [15.0] * 5
 
@@ -351,3 +351,167 @@ def test_a_member_that_does_not_belong_ends_the_opening_at_once(
     is_over.set()
     with contextlib.suppress(Aborted):  # or it was connected for a moment
         waiting.result().close()
+
+
+# --------------------------------------------------------------------------------------------------
+# The end of a view: everything that runs on its mesh ends at once, and the ports go on.
+
+ENDINGS_SUPERSEDED = Aborted("view 1 is over")
+
+
+def is_waited_for(backend: ViewBackend) -> bool:
+    """Whether rank 0 has told this one that it is in an operation and waits."""
+    backend.progress(0)
+    return backend.has_message(0, group=NOTICES)
+
+
+def test_abort_ends_an_all_reduce_in_the_middle(here: Neighbourhood) -> None:
+    """With the very error given, on a rank whose partner is in no operation at all."""
+    ports = [here.machine(), here.machine(), here.machine()]
+    backends = here.open(view_of(*ports), ports)
+    assert sums(backends) == [6.0] * 3  # their streams are open
+    context = DistributedContext.with_metrics(backends[0])
+    values = np.ones(1 << 22, np.float32)
+    reducing = Background(lambda: context.all_reduce(values))
+    opening = Background(lambda: backends[0].open_stream(2, "soup", soon(), lambda: None))
+    messaging = Background(lambda: backends[0].recv(bytearray(4), 2))
+    gathering = Background(backends[0].barrier)
+    eventually(lambda: is_waited_for(backends[1]) or is_waited_for(backends[2]))
+    begin = time.monotonic()
+    backends[0].abort(ENDINGS_SUPERSEDED)
+    for waiting in (reducing, opening, messaging, gathering):
+        with pytest.raises(Aborted, match="view 1 is over"):
+            waiting.result()
+    assert time.monotonic() - begin < 5
+    with pytest.raises(Aborted, match="view 1 is over"):
+        context.all_reduce(values)
+    with pytest.raises(Aborted, match="view 1 is over"):
+        backends[0].send(b"more", 1)
+    assert isinstance(backends[0].loss_of(1), Aborted)
+
+
+def test_abort_ends_work_that_was_started(secure: Neighbourhood) -> None:
+    """Also what nobody waits for yet, and what is still behind it."""
+    ports = [secure.machine(), secure.machine()]
+    left, _ = secure.open(view_of(*ports), ports)
+    context = DistributedContext.with_metrics(left)
+    started = [context.all_reduce(np.ones(1 << 20), async_op=True) for _ in range(3)]
+    left.abort(ENDINGS_SUPERSEDED)
+    for work in started:
+        with pytest.raises(Aborted, match="view 1 is over"):
+            work.wait(PATIENCE)
+    left.close()
+
+
+def test_abort_ends_a_stream_that_is_being_dialled(secure: Neighbourhood) -> None:
+    """The other side has the hello and does not answer."""
+    ann, ben = secure.machine(), secure.machine()
+    backends = secure.open(view_of(ann, ben), [ann, ben])
+    asked = threading.Event()
+    with contextlib.ExitStack() as held:
+
+        def keep(sock: OpeningSocket, _: Lane) -> None:
+            held.callback(sock.close)
+            asked.set()
+
+        ann.serve(backends[0].view.session, keep)
+        opening = Background(lambda: backends[1].open_stream(0, "soup", soon(), lambda: None))
+        assert asked.wait(PATIENCE)
+        backends[1].abort(ENDINGS_SUPERSEDED)
+        with pytest.raises(Aborted, match="view 1 is over"):
+            opening.result(2)
+
+
+def test_the_others_are_told_that_a_rank_has_left(secure: Neighbourhood) -> None:
+    """They lose it at once, whether it closed or was aborted; the first ending counts."""
+    ports = [secure.machine() for _ in range(3)]
+    ann, ben, cleo = secure.open(view_of(*ports), ports)
+    waiting = Background(lambda: cleo.recv(bytearray(4), 0))
+    ann.abort(ENDINGS_SUPERSEDED)
+    ann.abort(ChannelClosed("too late"))
+    ann.close()
+    with pytest.raises(PeerLost, match="Rank 0"):
+        waiting.result()
+    with pytest.raises(Aborted, match="view 1 is over"):
+        ann.barrier()
+    ben.close()
+    ben.abort(ENDINGS_SUPERSEDED)
+    with pytest.raises(ChannelClosed, match="has closed"):
+        ben.barrier()
+    with pytest.raises(PeerLost):
+        cleo.recv(bytearray(4), 1)
+
+
+def test_one_view_ends_while_the_next_is_being_opened(secure: Neighbourhood) -> None:
+    """On the same ports, by other threads."""
+    ports = [secure.machine() for _ in range(3)]
+    for epoch in range(1, 5):
+        before = secure.open(view_of(*ports, epoch=epoch), ports)
+        reducing = [
+            Background(lambda one=one: sums([one]))  # type: ignore[misc]
+            for one in before[:2]
+        ]
+        after, *_ = together(
+            lambda epoch=epoch: secure.open(view_of(*ports, epoch=epoch + 10), ports),  # type: ignore[misc]
+            *(lambda one=one: one.abort(ENDINGS_SUPERSEDED) or [] for one in before),
+        )
+        for waiting in reducing:
+            with pytest.raises(DistributedError):
+                waiting.result()
+        assert sums(after) == [6.0] * 3
+        for backend in (*before, *after):
+            backend.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # that is the case here
+def test_a_forked_child_is_no_member(secure: Neighbourhood) -> None:
+    """It can use nothing, may close everything, and its parent notices none of it."""
+    ports = [secure.machine(), secure.machine()]
+    backends = secure.open(view_of(*ports), ports)
+    assert sums(backends) == [3.0] * 2
+
+    def misuse() -> str:
+        try:
+            backends[0].send(b"from a child", 1)
+        except BackendUnavailable as error:
+            for backend, port in zip(backends, ports, strict=True):
+                backend.abort(ENDINGS_SUPERSEDED)
+                backend.close()
+                port.close()
+            return str(error)
+        return "it works"
+
+    assert "belongs to the parent process" in in_child(misuse)
+    assert sums(backends) == [3.0] * 2
+    assert sums(secure.open(view_of(*ports, epoch=2), ports)) == [3.0] * 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Gathering the lanes of a view: those of members who are still there.
+
+SOMEBODY = Peer(["127.0.0.1"], 1, "somebody", "")
+
+
+def never(rank: int, check: object) -> OpenLane:
+    """Dials nobody: the first rank only waits."""
+    raise AssertionError(rank, check)
+
+
+def test_a_lane_that_was_given_up_is_not_taken_for_its_member() -> None:
+    """Who gave up and comes again is awaited, also when all others are here by then."""
+    switchboard = Switchboard()
+    (gone, theirs), (kept, other), (again, far) = socketpair(), socketpair(), socketpair()
+    try:
+        switchboard.put(1, MESSAGES, OpenLane(gone))
+        theirs.close()
+        gathering = Gathering(0, [SOMEBODY] * 3, switchboard, never)
+        end = time.monotonic() + PATIENCE
+        gathered = Background(lambda: gathering.gather(end, lambda: None, lambda: None))
+        switchboard.put(2, MESSAGES, OpenLane(kept))
+        eventually(lambda: switchboard.absent([1, 2], MESSAGES) == [1])
+        assert gone.fileno() == -1  # closed on this side as well
+        switchboard.put(1, MESSAGES, OpenLane(again))
+        assert {rank: lane.sock for rank, lane in gathered.result().items()} == {1: again, 2: kept}
+    finally:
+        for sock in (gone, theirs, kept, other, again, far):
+            sock.close()

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from potluck import HandshakeRefused, NetworkNamespace, NodeIdentity
-from potluck.messages import Join, Lane, LaneOpened, Peer
-from potluck.net.certificates import Authority
 from potluck.net.opening import exchange_hello, hello_frame
-from potluck.net.security import Security
+from potluck.net.secure_socket import Security
+from potluck.net.tls import Authority
+from potluck.wire_messages import Join, Lane, LaneOpened, Peer
 from support.ranks import Ranks
 from support.threads import PATIENCE
 from support.tls_pair import client_hello, stranger

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 import pytest
 
 from potluck import HandshakeRefused, NetworkNamespace, NodeIdentity, TcpBackend
+from potluck._types import NodeId
 from potluck.backend.lanes import OpenLane, dial_lane
-from potluck.backend.membership import Membership
 from potluck.backend.mesh import MeshBackend
-from potluck.messages import Join, Lane, LaneOpened, Peer, Table
 from potluck.net.opening import await_answer, exchange_hello
-from potluck.net.pollers import make_poller
-from potluck.net.secure_socket import OpeningSocket
-from potluck.net.security import Security
+from potluck.net.secure_socket import OpeningSocket, Security
+from potluck.net.tcp import make_poller
 from potluck.net.tls import NodeMismatch
-from potluck.vocabulary import NodeId
+from potluck.trust.membership_store import Membership
+from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Table
 from support.newcomers import dial, is_open, meet, start_rank_0
 from support.place import Place
 from support.ranks import Ranks, new_master, start_together

@@ -15,10 +15,10 @@ TRIES = 5
 
 PROBE = """
 import socket, sys, time
-from potluck.backend.streams import PeerStream
-from potluck.net.pollers import make_poller
+from potluck.backend.base import PeerStream
+from potluck.net.tcp import make_poller
 from potluck.net.tcp import TcpStream
-from potluck.runtime.bandwidth import measure_bandwidth
+from potluck.cluster.bandwidth import measure_bandwidth
 
 def probe(line, first):
     stream, poller = TcpStream(line), make_poller()

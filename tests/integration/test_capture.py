@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck import DistributedContext, RpcAgent, TcpBackend
-from potluck.net.namespace import NetworkNamespace
+from potluck.identity.namespace import NetworkNamespace
 from support.hosts import Hosts
 from support.paired_hosts import captured, home, pair, variables
 from support.place import Place

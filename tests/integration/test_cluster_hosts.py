@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import potluck
-from potluck.collective.planner import Planner
-from potluck.collective.task import Collective, Task
+from potluck.schedule.planner import Planner
+from potluck.schedule.task import Collective, Task
 from support.cluster_programs import Crowd
 from support.clusters import new_job
 from support.command import COMMAND

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from potluck import NetworkNamespace, SubBackend, TcpBackend
-from potluck.collective import verify
-from potluck.collective.reduce import ReduceOp, Reducer
-from potluck.collective.task import Collective, Task
+from potluck.collective.call import Call, Work
+from potluck.collective.group import Group
 from potluck.errors import DistributedError
-from potluck.runtime.call import Call
-from potluck.runtime.group import Group
-from potluck.runtime.work import Work
+from potluck.schedule import verify
+from potluck.schedule.reduce import ReduceOp, Reducer
+from potluck.schedule.task import Collective, Task
 from support.collectives import task
 from support.groups import sum_call
 from support.place import Place, as_failure

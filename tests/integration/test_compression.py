@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext, GradientCompressor, NetworkNamespace, TcpBackend
-from potluck.collective.compression.base import Codec, Floats
-from potluck.collective.compression.bfloat16 import BFloat16
-from potluck.collective.compression.int8 import Int8
-from potluck.collective.compression.onebit import OneBit
-from potluck.collective.compression.sparse import Sparse
+from potluck.collective.call import Work
+from potluck.collective.compressed import Exchange
+from potluck.compression.base import Codec, Floats
+from potluck.compression.codecs import BFloat16, Int8, OneBit
+from potluck.compression.sparse import Sparse
 from potluck.errors import DistributedError, MalformedFrame
-from potluck.runtime.compressed import Exchange
-from potluck.runtime.work import Work
 from support.gradients import normal, relative_error
 from support.place import Place, as_failure
 from support.ranks import Ranks

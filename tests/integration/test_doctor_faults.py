@@ -105,7 +105,7 @@ def inject(hosts: Hosts) -> None:
 
 def clinic_key(folder: Path, clinic: Host, copy: Host) -> None:
     """A home directory that was copied to another machine; made by a short look beforehand."""
-    code = "from potluck.net.identity import NodeIdentity; NodeIdentity.load_or_generate()"
+    code = "from potluck.identity.node import NodeIdentity; NodeIdentity.load_or_generate()"
     environment = os.environ | {"POTLUCK_HOME": str(home(folder, clinic))}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     shutil.copy(home(folder, clinic) / "node_keypair", home(folder, copy) / "node_keypair")

@@ -11,15 +11,7 @@ import pytest
 import potluck
 from support.clusters import OPTIONS, new_job
 from support.elastic_programs import Crew, Stoppable, check
-from support.hostile_members import (
-    CALLS,
-    FALSE_ALARM,
-    LAYOUTS,
-    MUTATIONS,
-    RECORDS,
-    Saboteur,
-    rest,
-)
+from support.hostile_members import CALLS, FALSE_ALARM, LAYOUTS, MUTATIONS, RECORDS, Saboteur, rest
 from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE, eventually
@@ -44,7 +36,7 @@ class Told(logging.Handler):
 def honest(place: Place, job: str, min_nodes: int, options: dict[str, Any]) -> dict[str, Any]:
     """Train until the test says "stop", and say what was learnt of members that were removed."""
     told = Told()
-    logger = logging.getLogger("potluck.training.elastic_member")
+    logger = logging.getLogger("potluck.training.elastic")
     logger.addHandler(told)
     logger.setLevel(logging.INFO)
     try:

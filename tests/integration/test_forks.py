@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from potluck import Backend, DistributedContext, TcpBackend
-from potluck.runtime.work import Work
+from potluck.collective.call import Work
 from support.place import Failure, Place, as_failure
 from support.ports import free_port
 from support.ranks import Ranks

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.messages import Join, Lane, LaneOpened, Peer, pack
-from potluck.net.acceptor import SLOTS
 from potluck.net.frames import HEADER_SIZE, Kind, encode
+from potluck.net.listener import SLOTS
+from potluck.wire_messages import Join, Lane, LaneOpened, Peer, pack
 from support.ranks import Ranks
 from support.tls_pair import client_hello
 from support.victims import LEAKED, Target, dial, hear, say, work

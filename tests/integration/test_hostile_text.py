@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
-from potluck.runtime import control
-from potluck.runtime.control_reports import Report, write
-from potluck.runtime.observing_journal import Journal
+from potluck.cluster import control
+from potluck.cluster.reports import Journal, Report, write
 from support import traces
 from support.browser import browser
 from support.clusters import clusters, new_job
@@ -40,8 +39,8 @@ JOIN = """
 import sys
 import potluck
 from msgspec.structs import replace
-from potluck.runtime import cluster_node
-from potluck.core.cards import NAME_LIMIT
+from potluck.cluster import node as cluster_node
+from potluck.trust.roster_records import NAME_LIMIT
 
 job, name, dump = sys.argv[1:]
 if name:

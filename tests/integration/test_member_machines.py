@@ -6,7 +6,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from potluck.net import incarnation
+from potluck.identity import node
 from support.circles import gather, leave, meet, meet_soon, start_all, start_on, stay
 from support.command import potluck
 from support.homes import Home, pair
@@ -138,12 +138,12 @@ def test_a_private_namespace_is_unused_until_another_machine_is_met(
 
 def on_another_machine(place: Place, home: str) -> int:
     """Take part as a copy of the home directory on a machine of its own would."""
-    with mock.patch.object(incarnation, "_machine_facts", return_value=[b"another"]):
-        incarnation._known.clear()
+    with mock.patch.object(node, "_machine_facts", return_value=[b"another"]):
+        node._known.clear()
         try:
             return meet_soon(place, home)
         finally:
-            incarnation._known.clear()
+            node._known.clear()
 
 
 def test_a_key_that_was_copied_to_another_machine_is_named(ranks: Ranks, desk: Home) -> None:

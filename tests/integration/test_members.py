@@ -7,15 +7,19 @@ from unittest import mock
 
 import pytest
 
-from potluck.backend.circles import write_roster
-from potluck.backend.introduction import Call, dial, say_hello
-from potluck.backend.membership import Membership
-from potluck.core.roster import Status, commitment_to
-from potluck.core.roster_history import History
-from potluck.core.roster_records import Rotation, record_id, statement
 from potluck.errors import HandshakeRefused
-from potluck.messages import Hello, Join, Lane, LaneOpened, Peer, Sync
 from potluck.net.addresses import Address
+from potluck.trust.connect import Call, dial, say_hello
+from potluck.trust.membership_store import Membership, write_roster
+from potluck.trust.roster_records import (
+    History,
+    Rotation,
+    Status,
+    commitment_to,
+    record_id,
+    statement,
+)
+from potluck.wire_messages import Hello, Join, Lane, LaneOpened, Peer, Sync
 from support.circles import (
     gather,
     impostor,

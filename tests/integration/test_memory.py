@@ -1,6 +1,6 @@
 """What a rank does not take in stays with its sender: nobody's memory grows without bound."""
 
-from potluck.backend.limits import Limits
+from potluck.backend.messages import Limits
 from support.place import Place, resident
 from support.ranks import Ranks
 from support.threads import PATIENCE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.net.namespace import NetworkNamespace
+from potluck.identity.namespace import NetworkNamespace
 from support.hosts import Host, Hosts
 from support.paired_hosts import showing, type_code
 from support.threads import PATIENCE
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.netns
 # Somebody else's machine: claims a number, and writes down what it is told.
 FORGER = """
 import socket, sys
-from potluck.core.pairing_messages import VERSION
-from potluck.net.pairing_discovery import PairingDiscovery
+from potluck.trust.pairing_protocol import VERSION
+from potluck.trust.pairing_net import PairingDiscovery
 slot, file = int(sys.argv[1]), sys.argv[2]
 with socket.create_server(("", 0)) as door, PairingDiscovery() as discovery:
     for port in (door.getsockname()[1], 9):  # his own, and one where nobody answers

@@ -20,8 +20,8 @@ while True:
 
 ORDER = """
 import json, sys
-from potluck.messages import Peer
-from potluck.runtime.paths import PathFinder
+from potluck.wire_messages import Peer
+from potluck.cluster.topology import PathFinder
 
 clock = [0.0]
 finder = PathFinder(lambda: clock[0])

@@ -7,7 +7,7 @@ from typing import cast
 
 import potluck
 from potluck import Cluster, RpcAgent, RpcNoConnection
-from potluck.vocabulary import ProcessId
+from potluck._types import ProcessId
 from support.clusters import OPTIONS, new_job
 from support.place import Failure, Place
 from support.ranks import Ranks

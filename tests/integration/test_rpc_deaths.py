@@ -9,8 +9,8 @@ from typing import cast
 from unittest import mock
 
 from potluck import NetworkNamespace, RpcAgent, RpcTimeout, TcpBackend
-from potluck.core.calls_frames import FrameKind, Hello, Mark, pack_frame
-from potluck.runtime.rpc_opening import PURPOSE
+from potluck.rpc.peer import PURPOSE
+from potluck.rpc.protocol import FrameKind, Hello, Mark, pack_frame
 from support.place import Failure, Place, resident
 from support.ranks import Ranks
 from support.threads import PATIENCE

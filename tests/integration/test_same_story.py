@@ -8,9 +8,9 @@ import signal
 
 from typer.testing import CliRunner
 
-from potluck.apps.cli.doctor_jobs import findings_of, look_at_jobs
 from potluck.apps.cli.main import app
-from potluck.runtime.diagnosis import Severity
+from potluck.apps.cli.status_facts import findings_of, look_at_jobs
+from potluck.doctor.facts import Severity
 from support.cluster_programs import Crowd
 from support.clusters import new_job
 from support.ranks import Ranks

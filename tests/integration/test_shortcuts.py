@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext, NetworkNamespace, RpcAgent, TcpBackend
-from potluck.backend.laned import LaneBackend
+from potluck.backend.stream_backend import LaneBackend
+from potluck.collective.executor import measure
 from potluck.errors import DistributedError
 from potluck.net.tcp import LocalStream, TcpStream
-from potluck.runtime.survey import measure
 from support.place import Place
 from support.ranks import Ranks
 from support.shortcuts import shortcuts
@@ -37,7 +37,7 @@ def measure_links(place: Place) -> list[int]:
             seen.append(measure(*arguments))
             return seen[-1]
 
-        with mock.patch("potluck.runtime.session.measure", note):
+        with mock.patch("potluck.collective.executor.measure", note):
             context.all_reduce(np.ones(1 << 20, "f4"), timeout=PATIENCE)
     (rows,) = seen
     assert (rows[1] > 0).sum() == place.world_size - 1

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from potluck.messages import Join, Lane, Peer, pack
-from potluck.net import acceptor
-from potluck.net.acceptor import SLOTS, SLOTS_PER_HOST
+from potluck.net import listener
 from potluck.net.frames import Kind, encode
+from potluck.net.listener import SLOTS, SLOTS_PER_HOST
+from potluck.wire_messages import Join, Lane, Peer, pack
 from support.newcomers import dial, meet, start_rank_0
 from support.ranks import Ranks, new_master, start_together
 from support.threads import eventually
@@ -73,7 +73,7 @@ def send_garbage(ranks: Ranks, namespace: str | None) -> None:
         started = ranks.start(meet, 3, namespace, ranks=[1, 2], master=master)
         start_together(started)
         for process in started:
-            assert process.value() < acceptor.PATIENCE  # what a silent caller has
+            assert process.value() < listener.PATIENCE  # what a silent caller has
         zero.value()
 
 
@@ -87,7 +87,7 @@ def test_silent_strangers_in_great_number_keep_nobody_out(ranks: Ranks) -> None:
         started = ranks.start(meet, 3, ranks=[1, 2], master=master)
         start_together(started)
         for process in started:
-            assert process.value() < acceptor.PATIENCE
+            assert process.value() < listener.PATIENCE
         zero.value()
 
 
@@ -104,7 +104,7 @@ def test_a_stranger_who_speaks_while_making_room_does_no_harm(ranks: Ranks) -> N
         zero.send_signal(signal.SIGCONT)
         (one,) = ranks.start(meet, 2, ranks=[1], master=master)
         start_together([one])
-        assert one.value() < acceptor.PATIENCE
+        assert one.value() < listener.PATIENCE
         zero.value()
 
 

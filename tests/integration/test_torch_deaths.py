@@ -16,6 +16,7 @@ import torch.distributed.fsdp  # the same
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import potluck
 import potluck.torch
 from support.place import Failure, Place, as_failure
 from support.ranks import Ranks

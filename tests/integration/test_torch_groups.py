@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+import potluck
 import potluck.torch
 from potluck.net.addresses import usable_hosts
 from support.place import Place
@@ -237,7 +238,7 @@ def test_ranks_meet_by_any_store(ranks: Ranks, store: str) -> None:
 def meet_as_strangers(place: Place, store: str) -> list[Any]:
     """Ranks that take each other for processes of different machines."""
     with (
-        mock.patch("potluck.net.whereabouts._machine", return_value=f"machine {place.rank}"),
+        mock.patch("potluck.net.tcp._machine", return_value=f"machine {place.rank}"),
         torch_group(place, store) as world,
     ):
         tensor = torch.ones(1)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import potluck
 import potluck.torch
 from support.place import Place
 from support.ranks import Ranks

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext
-from potluck.apps.cli.trace_clocks import align, matched_messages
-from potluck.apps.cli.trace_reading import read_dump
-from potluck.apps.cli.trace_summary import summarize
+from potluck.apps.cli.trace_analysis import align, matched_messages, read_dump, summarize
 from support.place import Place
 from support.ranks import Ranks, Wrap
 

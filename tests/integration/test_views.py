@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from potluck import DistributedContext
+from potluck._types import NodeId, ProcessId, View
 from potluck.backend.port import NodePort
 from potluck.backend.view import ViewBackend
 from potluck.errors import Aborted, DistributedError
-from potluck.messages import Peer
-from potluck.vocabulary import NodeId, ProcessId, View
+from potluck.wire_messages import Peer
 from support.doors import LOOPBACKS
 from support.forks import open_files
 from support.place import Place

@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from potluck.net import pollers, tcp
+from potluck.errors import MalformedFrame
+from potluck.net import tcp
 from potluck.net.addresses import Address
-from support.doors import LOOPBACKS, socket_pair
+from potluck.net.tcp import LONGEST, Whereabouts, free_ports
+from support.doors import LOOPBACKS, fill, read, socket_pair
+from support.hellos import drop
 from support.ports import free_port
+from support.threads import Background
 
 LOOPBACK = "127.0.0.1"
 
@@ -231,19 +240,19 @@ def test_a_port_is_free_again_as_soon_as_its_listener_is_closed() -> None:
 
 def test_the_poller_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is epoll where the platform has it."""
-    with contextlib.closing(pollers.make_poller()) as poller:
+    with contextlib.closing(tcp.make_poller()) as poller:
         has_epoll = hasattr(select, "epoll")
-        assert type(poller) is (pollers.EpollPoller if has_epoll else pollers.SelectorPoller)
+        assert type(poller) is (tcp.EpollPoller if has_epoll else tcp.SelectorPoller)
     monkeypatch.delattr(select, "epoll", raising=False)
-    with contextlib.closing(pollers.make_poller()) as poller:
-        assert isinstance(poller, pollers.SelectorPoller)
+    with contextlib.closing(tcp.make_poller()) as poller:
+        assert isinstance(poller, tcp.SelectorPoller)
 
 
 @pytest.mark.skipif(not hasattr(select, "epoll"), reason="needs epoll")
 def test_a_late_wake_touches_nobody_elses_file() -> None:
     """The number of a closed descriptor soon belongs to another file."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
-    poller = pollers.EpollPoller()
+    poller = tcp.EpollPoller()
     number = poller._wake
     poller.close()
     os.dup2(writer, number)
@@ -254,3 +263,201 @@ def test_a_late_wake_touches_nobody_elses_file() -> None:
     finally:
         for descriptor in (reader, writer, number):
             os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# Finishing a TCP stream: everything written arrives, and nobody holds up the one who leaves.
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[tcp.TcpStream, tcp.TcpStream]]:
+    """Two connected streams."""
+    left, right = map(tcp.TcpStream, socket_pair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+def test_finishing_delivers_everything_although_we_have_not_read_all(
+    pair: tuple[tcp.TcpStream, tcp.TcpStream],
+) -> None:
+    """A plain close would answer unread bytes with a reset and lose what is under way."""
+    left, right = pair
+    fill(right)
+    written = fill(left)
+    finishing = Background(lambda: left.finish(soon()))
+    assert len(read(right, written)) == written
+    assert right.recv_into(memoryview(bytearray(1))) == 0
+    finishing.result()
+
+
+def test_finishing_keeps_its_deadline_when_the_peer_does_not_read(
+    pair: tuple[tcp.TcpStream, tcp.TcpStream],
+) -> None:
+    """A stopped peer holds up nobody."""
+    left, _ = pair
+    fill(left)
+    begin = time.monotonic()
+    left.finish(soon(0.2))
+    assert 0.15 < time.monotonic() - begin < 10
+
+
+def test_finishing_keeps_its_deadline_when_the_peer_never_stops() -> None:
+    """Neither does one that writes faster than we can throw away."""
+
+    class Flooded(socket.socket):
+        def recv_into(self, *_: Any) -> int:
+            return 1
+
+    left, right = socket_pair()
+    flooded = Flooded(fileno=left.detach())
+    with right:
+        finishing = Background(lambda: tcp.TcpStream(flooded).finish(soon(0.1)))
+        finishing.result(10)
+        assert flooded.fileno() == -1
+
+
+def test_finishing_a_connection_that_is_broken_just_closes(
+    pair: tuple[tcp.TcpStream, tcp.TcpStream],
+) -> None:
+    """There is nothing left to deliver."""
+    left, right = pair
+    drop(right._sock)
+    left.finish(soon())
+    assert left.fileno() == -1
+
+
+def test_finishing_works_with_many_open_files() -> None:
+    """A data loader may have opened a thousand; select() would refuse the number."""
+    left, right = socket_pair()
+    high = socket.socket(fileno=fcntl.fcntl(left, fcntl.F_DUPFD, 1500))
+    left.close()
+    stream = tcp.TcpStream(high)
+    with right:
+        right.settimeout(30)
+        written = fill(stream)
+        finishing = Background(lambda: stream.finish(soon()))
+        assert sum(iter(lambda: len(right.recv(1 << 16)), 0)) == written
+        finishing.result()
+
+
+def test_where_nobody_can_tell_what_is_unsent_we_wait_for_the_end(
+    pair: tuple[tcp.TcpStream, tcp.TcpStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the peer's own end of the stream says that it has everything."""
+    monkeypatch.setattr(tcp, "unacknowledged", lambda _: -1)
+    left, right = pair
+    left.sendmsg([b"last"])
+    finishing = Background(lambda: left.finish(soon()))
+    assert read(right, 5) == b"last"
+    right.finish(soon(0))
+    finishing.result()
+
+
+@pytest.fixture
+def local_pair() -> Iterator[tuple[tcp.LocalStream, tcp.LocalStream]]:
+    """Two streams over a local socket."""
+    left, right = (tcp.LocalStream(sock, "here") for sock in socket.socketpair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has shortcuts")
+def test_what_was_written_to_a_local_socket_outlives_its_writer(
+    local_pair: tuple[tcp.LocalStream, tcp.LocalStream],
+) -> None:
+    """Even one that closes at once with unread bytes: the reset comes behind the last words."""
+    left, right = local_pair
+    fill(right)
+    written = fill(left)
+    left.close()
+    with pytest.raises(BrokenPipeError):
+        right.sendmsg([b"x"])
+    assert len(read(right, written)) == written
+    with pytest.raises(ConnectionResetError):
+        right.recv_into(memoryview(bytearray(1)))
+
+
+def test_finishing_a_local_stream_waits_for_a_reader_only_until_the_deadline(
+    local_pair: tuple[tcp.LocalStream, tcp.LocalStream],
+) -> None:
+    """And what it wrote is there afterwards, followed by an end instead of a reset."""
+    left, right = local_pair
+    right.sendmsg([b"unread"])
+    written = fill(left)
+    left.finish(soon(0.05))
+    assert len(read(right, written)) == written
+    assert right.recv_into(memoryview(bytearray(1))) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has shortcuts")
+def test_a_local_socket_holds_messages_for_a_busy_rank_as_tcp_does(
+    local_pair: tuple[tcp.LocalStream, tcp.LocalStream],
+) -> None:
+    """As far as the system allows; a stream that is read all the time keeps to the cache."""
+    allowed = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    left, _ = local_pair
+    assert buffer_of(left) == 2 * min(allowed, tcp.MESSAGES_BUFFER)
+    left.keep_in_cache()
+    assert buffer_of(left) == 2 * min(allowed, tcp.LOOPBACK_BUFFER)
+
+
+def buffer_of(stream: tcp.SocketStream) -> int:
+    """Bytes that may wait on their way out; Linux doubles what was asked for."""
+    return stream._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+# --------------------------------------------------------------------------------------------------
+# Whereabouts: what a process says of where it is, and what others make of it.
+
+
+def test_it_survives_the_way() -> None:
+    """The same comes out at the other end, with as many ports as were asked for."""
+    here = Whereabouts.here(3)
+    assert Whereabouts.from_bytes(here.to_bytes(), "rank 1") == here
+    assert len(set(here.ports)) == 3
+    assert here.machine == Whereabouts.here().machine
+
+
+def test_addresses_fit_who_asks() -> None:
+    """Loopback among processes of one machine, or where there is nothing else."""
+    there = Whereabouts("m", ["10.0.0.5", "fe80::1"], [7, 8])
+    assert there.addresses(is_local=True) == ["127.0.0.1:7", "127.0.0.1:8"]
+    assert there.addresses(is_local=False)[:3] == ["10.0.0.5:7", "[fe80::1]:7", "10.0.0.5:8"]
+    assert there.addresses(is_local=False, also="desk.vpn")[0] == "desk.vpn:7"
+    assert there.addresses(is_local=True, also="desk.vpn") == ["127.0.0.1:7", "127.0.0.1:8"]
+    odd = Whereabouts("m", ["evil.example", "10.0.0.5:1", "a b", "fe80::1%eth0"], [7])
+    assert odd.addresses(is_local=False) == ["[fe80::1%eth0]:7"]
+    assert Whereabouts("m", [], [7]).addresses(is_local=False) == ["127.0.0.1:7"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{}", b"null", b"\xff", b'{"machine": 1, "hosts": [], "ports": []}'),
+        *(b'{"machine": "", "hosts": [], "ports": [0]}', b" " * (LONGEST + 1)),
+        b'{"machine": "", "hosts": [' + b'"a",' * 30 + b'"a"], "ports": []}',
+    ],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    """A store is open to everybody: what is in it may be anything."""
+    with pytest.raises(MalformedFrame, match="What is said of rank 3"):
+        Whereabouts.from_bytes(data, "rank 3")
+
+
+GOOD = Whereabouts("machine", ["10.0.0.5"], [29500]).to_bytes()
+
+
+@given(st.binary(max_size=64), st.integers(0, len(GOOD)), st.integers(0, 64))
+def test_noise_is_refused_or_means_something(noise: bytes, start: int, length: int) -> None:
+    """Also in the middle of what would be right."""
+    for data in (noise, GOOD[:start] + noise + GOOD[start + length :]):
+        with contextlib.suppress(MalformedFrame):
+            found = Whereabouts.from_bytes(data, "rank 0")
+            assert all(0 < port < 65536 for port in found.ports)
+
+
+def test_ports_are_free() -> None:
+    """And none is proposed twice."""
+    assert len(set(free_ports(8))) == 8

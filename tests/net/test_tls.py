@@ -1,23 +1,28 @@
-"""TLS channels: members prove who they are, strangers are refused in words, the end is exact."""
+"""The authority of a namespace: recomputed by every member, valid whatever the clock says."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
+import tempfile
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,15 +32,22 @@ from potluck.errors import (
     HandshakeRefused,
     MalformedFrame,
     PeerLost,
+    UnsupportedOperation,
 )
-from potluck.net.certificates import Authority
+from potluck.identity.namespace import NetworkNamespace, SecurityWarning
+from potluck.net import tls
 from potluck.net.tls import (
     MAX_HANDSHAKE,
+    Authority,
     NodeMismatch,
     TlsChannel,
     client_context,
+    first_record_size,
+    peer_node_id,
+    read_hello,
     server_context,
 )
+from support.hostile_hellos import hostile_hello
 from support.tls_pair import (
     ATTIC,
     CALLED,
@@ -49,6 +61,162 @@ from support.tls_pair import (
     pair,
     stranger,
 )
+
+_KEY = Ed25519PublicKey.from_public_bytes(CALLER.public_key)
+_YEARS = {"1970": 1, "1971": 31_536_000, "2090": 3_786_912_000, "9999": 253_402_214_400}
+
+
+def common_name(name: x509.Name) -> str:
+    """The readable part of a name."""
+    return str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def test_every_member_computes_the_same_authority() -> None:
+    """Byte for byte, also in another process; another secret gives another one."""
+    script = (
+        "from pathlib import Path; from potluck.net.tls import Authority;"
+        "from potluck.identity.namespace import NetworkNamespace;"
+        "print(Authority.of(NetworkNamespace('other name', b'l' * 32)).der.hex())"
+    ).replace("other name", "other-name")
+    elsewhere = subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+    assert bytes.fromhex(elsewhere) == Authority.of(LAB).der
+    assert Authority.of(ATTIC).der != Authority.of(LAB).der
+
+
+def test_a_node_gets_the_same_certificate_every_time() -> None:
+    """Nothing in it is random, so nothing has to be kept."""
+    first = Authority.of(LAB).issue(_KEY)
+    assert first == Authority.of(LAB).issue(_KEY)
+    assert common_name(first.subject) == CALLER.id
+    assert first != Authority.of(LAB).issue(Ed25519PublicKey.from_public_bytes(CALLED.public_key))
+
+
+def test_only_the_own_authority_signed_it() -> None:
+    """The signature tells namespaces apart."""
+    certificate = Authority.of(LAB).issue(_KEY)
+    certificate.verify_directly_issued_by(Authority.of(LAB).certificate)
+    with pytest.raises((InvalidSignature, ValueError)):
+        certificate.verify_directly_issued_by(Authority.of(ATTIC).certificate)
+
+
+def test_certificates_reveal_the_tag_and_the_node_id_only() -> None:
+    """Strangers get to see them, so neither the secret nor its name may be inside."""
+    authority = Authority.of(LAB)
+    certificate = authority.issue(_KEY)
+    assert common_name(certificate.issuer) == f"potluck {LAB.discovery_tag}"
+    for der in (authority.der, certificate.public_bytes(Encoding.DER)):
+        assert LAB.secret not in der
+        assert LAB.name.encode() not in der
+        assert authority.key.private_bytes_raw() not in der
+
+
+def test_certificates_are_valid_for_ever() -> None:
+    """From the beginning of computer time to the last second that can be written."""
+    for certificate in (Authority.of(LAB).certificate, Authority.of(LAB).issue(_KEY)):
+        assert certificate.not_valid_before_utc == dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        assert certificate.not_valid_after_utc.year == 9999
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
+@pytest.mark.parametrize("purpose", ["sslclient", "sslserver"])
+@pytest.mark.parametrize("year", list(_YEARS))
+def test_openssl_accepts_them_at_any_time(tmp_path: Path, purpose: str, year: str) -> None:
+    """A board without a clock, and a clock that is wrong by decades, break nothing."""
+    authority = Authority.of(LAB)
+    (tmp_path / "ca").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    (tmp_path / "node").write_bytes(authority.issue(_KEY).public_bytes(Encoding.PEM))
+    command = ["openssl", "verify", "-x509_strict", "-attime", str(_YEARS[year])]
+    command += ["-purpose", purpose, "-CAfile", str(tmp_path / "ca"), str(tmp_path / "node")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_authority_may_sign_certificates_and_nothing_else() -> None:
+    """Every member has its key, so it must not pass for a node; and nodes cannot sign."""
+    authority = Authority.of(LAB)
+    usage = authority.certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    assert (usage.key_cert_sign, usage.digital_signature) == (True, False)
+    constraints = authority.issue(_KEY).extensions.get_extension_for_class(x509.BasicConstraints)
+    assert not constraints.value.ca
+
+
+# --------------------------------------------------------------------------------------------------
+# The first record of TLS: name and groups are read where they were written, nowhere else.
+
+
+def client_hello(
+    name: str | None,
+    version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    context: ssl.SSLContext | None = None,
+) -> bytes:
+    """What opens a TLS conversation with a server of that name."""
+    context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.maximum_version = version
+    outgoing = ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+HELLO = client_hello("abcdefgh234567abcdefgh2345")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+@pytest.mark.parametrize("name", ["abcdefgh234567abcdefgh2345", "a", "x" * 63, None])
+def test_the_name_comes_back_as_it_was_given(name: str | None, version: ssl.TLSVersion) -> None:
+    """Also where there is none."""
+    hello = client_hello(name, version)
+    assert first_record_size(hello) == len(hello)
+    assert read_hello(hello).server == (name or "")
+
+
+def test_a_record_is_complete_when_all_of_it_is_there() -> None:
+    """Its length is known from the fifth byte on; one that cannot be is left to TLS."""
+    for size in range(len(HELLO)):
+        assert size < first_record_size(HELLO[:size])
+        assert not read_hello(HELLO[:size]).server or size > HELLO.index(b"abcdefgh")
+    assert first_record_size(b"\x16\x03\x01\xff\xff") == 5
+
+
+@given(st.binary(max_size=600))
+def test_noise_names_nobody(data: bytes) -> None:
+    """And raises nothing."""
+    assert first_record_size(data) >= 5
+    assert read_hello(data).server.isascii()
+
+
+@given(st.integers(0, len(HELLO) - 1), st.integers(1, 255))
+def test_a_damaged_record_names_nobody_or_plain_letters(place: int, change: int) -> None:
+    """Whatever it names still has to be proved."""
+    damaged = bytearray(HELLO)
+    damaged[place] ^= change
+    assert read_hello(damaged).server.isascii()
+
+
+def test_what_is_no_hello_names_nobody() -> None:
+    """An alert, another message of the handshake, a name that is no host, no letters."""
+    at = HELLO.index(b"abcdefgh")
+    for place, value in ((0, 21), (5, 2), (at - 3, 1), (at, 0xE9)):
+        other = bytearray(HELLO)
+        other[place] = value
+        assert not read_hello(other).server
+
+
+def test_the_groups_come_back_as_they_were_given() -> None:
+    """Up to a bound: a caller that lists thousands has said enough."""
+    for group in ("X25519", "prime256v1"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_ecdh_curve(group)
+        hello = client_hello(None, context=context)
+        assert read_hello(hello).groups == ({"X25519": 29, "prime256v1": 23}[group],)
+    assert 29 in read_hello(HELLO).groups
+    assert len(read_hello(hostile_hello("X25519", groups=[*range(1000)])).groups) <= 64
+
+
+# --------------------------------------------------------------------------------------------------
+# TLS channels: members prove who they are, strangers are refused in words, the end is exact.
 
 # --- members ---
 
@@ -514,3 +682,109 @@ def certificate_for(
             value = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         builder = builder.add_extension(value, critical=extension.critical)
     return builder.sign(signer, None)
+
+
+# --------------------------------------------------------------------------------------------------
+# TLS contexts: nothing older, nobody unknown, and no key on the disk.
+
+MAKERS = [client_context, server_context]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_context_demands_tls_1_3_and_a_certificate(
+    make: Callable[..., ssl.SSLContext],
+) -> None:
+    """Both sides, without compression and without trust in anybody but the namespace."""
+    context = make(LAB, CALLER)
+    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.options & ssl.OP_NO_COMPRESSION
+    assert context.keylog_filename is None
+    assert len(context.get_ca_certs()) == 1
+
+
+def test_there_are_no_session_tickets() -> None:
+    """After the handshake a server has nothing to add, and no session can be taken up again."""
+    assert server_context(LAB, CALLED).num_tickets == 0
+    client, server = open_pair()
+    assert server.outgoing() == b""
+    assert client._tls.session is None or not client._tls.session.has_ticket
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_insecure_namespace_has_no_tls(make: Callable[..., ssl.SSLContext]) -> None:
+    """Nobody gets a context that merely looks protected."""
+    with pytest.warns(SecurityWarning):
+        plain = NetworkNamespace.insecure()
+    with pytest.raises(UnsupportedOperation, match="plain TCP"):
+        make(plain, CALLER)
+
+
+def test_the_key_goes_through_memory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has files in memory, no file appears on the disk at any time."""
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("this system has no files in memory")
+
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("a temporary directory was made")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", never)
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    client_context(LAB, CALLER)
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+@pytest.mark.parametrize("lack", ["memfd_create", "permission", "/proc"])
+def test_elsewhere_an_encrypted_file_exists_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    """Even a crash at that moment leaves nothing of use, and nothing remains afterwards."""
+    seen: list[bytes] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def spy(context: ssl.SSLContext, path: str, password: bytes) -> None:
+        seen.append(Path(path).read_bytes())
+        assert Path(path).is_relative_to(tmp_path)
+        assert Path(path).parent.stat().st_mode & 0o077 == 0
+        load(context, path, password=password)
+
+    def forbidden(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    if lack == "memfd_create":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif lack == "permission":
+        monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
+    else:
+        monkeypatch.setattr(tls, "_DESCRIPTORS", str(tmp_path / "no proc"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
+    client_context(LAB, CALLER)
+    assert b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in seen[0]
+    assert b"-----BEGIN PRIVATE KEY-----" not in seen[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_node_id_comes_from_the_key_in_the_certificate() -> None:
+    """Each side sees the other's."""
+    client, server = open_pair()
+    assert peer_node_id(client._tls) == CALLED.id
+    assert peer_node_id(server._tls) == CALLER.id
+
+
+class _Shows:
+    """An SSL object that shows these bytes as the peer's certificate."""
+
+    def __init__(self, der: bytes | None) -> None:
+        self.der = der
+
+    def getpeercert(self, *, binary_form: bool) -> bytes | None:
+        return self.der if binary_form else None
+
+
+@pytest.mark.parametrize(("der", "words"), [(None, "no certificate"), (b"0\x82", "unreadable")])
+def test_without_a_readable_certificate_there_is_no_node(der: bytes | None, words: str) -> None:
+    """The second lock behind the one in OpenSSL."""
+    with pytest.raises(HandshakeRefused, match=words):
+        peer_node_id(_Shows(der))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.doors import DOORS, Door, fill, open_door, read, wait_for_event
+from support.threads import Background
 
 KEY, OTHER = 7, 8
 EVERY_DOOR = sorted(DOORS)
@@ -127,3 +128,184 @@ def test_both_ends_have_a_name_for_people(door: Door) -> None:
     assert left.peer_name
     assert right.peer_name
     assert left.peer_name != right.peer_name
+
+
+# --------------------------------------------------------------------------------------------------
+# What every poller keeps to: epoll, selectors, and the twin in memory.
+
+POLLERS_KEY = 7
+POLLERS_EVERY_DOOR = sorted(DOORS)
+
+
+@pytest.fixture(params=POLLERS_EVERY_DOOR)
+def pollers_door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    """Each of them in turn."""
+    with open_door(request.param) as one:
+        yield one
+
+
+def test_a_poller_without_news_waits_its_time(pollers_door: Door) -> None:
+    """Zero is a look; anything else sleeps, and not much longer than asked."""
+    poller = pollers_door.poller()
+    poller.register(pollers_door.pair()[0], POLLERS_KEY)
+    assert poller.wait(0) == []
+    begin = time.monotonic()
+    assert poller.wait(0.05) == []
+    assert time.monotonic() - begin >= 0.045
+
+
+def test_bytes_are_news_until_they_are_read(pollers_door: Door) -> None:
+    """A reader that takes only some is told again."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(right, POLLERS_KEY)
+    left.sendmsg([b"ab"])
+    assert wait_for_event(poller) == [(POLLERS_KEY, True, False)]
+    assert poller.wait(0) == [(POLLERS_KEY, True, False)]
+    assert read(right, 1) == b"a"
+    assert poller.wait(0) == [(POLLERS_KEY, True, False)]
+    assert read(right, 1) == b"b"
+    assert poller.wait(0) == []
+
+
+@pytest.mark.parametrize("ending", ["close", "finish"])
+def test_the_end_of_a_stream_is_news(pollers_door: Door, ending: str) -> None:
+    """It counts as readable: reading tells how it ended."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(right, POLLERS_KEY)
+    if ending == "close":
+        left.close()
+    else:
+        left.finish(time.monotonic() + 30)
+    events = wait_for_event(poller)
+    assert [(key, readable) for key, readable, _ in events] == [(POLLERS_KEY, True)]
+
+
+def test_room_to_write_is_news_only_while_wanted(pollers_door: Door) -> None:
+    """Nearly always there is room, so nobody is told unasked."""
+    left, _ = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(left, POLLERS_KEY)
+    assert poller.wait(0) == []
+    poller.want_write(left, POLLERS_KEY, True)
+    assert wait_for_event(poller) == [(POLLERS_KEY, False, True)]
+    poller.want_write(left, POLLERS_KEY, False)
+    assert all(poller.wait(0) == [] for _ in range(3))
+
+
+def test_a_full_stream_is_no_news_until_the_other_end_reads(pollers_door: Door) -> None:
+    """Then the waiting thread wakes."""
+    left, right = pollers_door.pair()
+    taken = fill(left)
+    poller = pollers_door.poller()
+    poller.register(left, POLLERS_KEY)
+    poller.want_write(left, POLLERS_KEY, True)
+    while poller.wait(0.05):  # the kernel may still move some on
+        taken += fill(left)
+    waiting = Background(lambda: wait_for_event(poller))
+    assert len(read(right, taken)) == taken
+    assert waiting.result() == [(POLLERS_KEY, False, True)]
+
+
+def test_both_news_come_together(pollers_door: Door) -> None:
+    """Readable and writable in one event."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(left, POLLERS_KEY)
+    poller.want_write(left, POLLERS_KEY, True)
+    right.sendmsg([b"x"])
+    while (events := wait_for_event(poller)) == [(POLLERS_KEY, False, True)]:
+        pass
+    assert events == [(POLLERS_KEY, True, True)]
+
+
+def test_streams_are_told_apart(pollers_door: Door) -> None:
+    """Each event carries the key of its stream."""
+    pairs = {key: pollers_door.pair() for key in range(1, 6)}
+    poller = pollers_door.poller()
+    for key, (left, _) in pairs.items():
+        poller.register(left, key)
+    for key in (2, 5):
+        pairs[key][1].sendmsg([b"x"])
+    while len(events := wait_for_event(poller)) < 2:
+        pass
+    assert sorted(events) == [(2, True, False), (5, True, False)]
+
+
+def test_a_wake_ends_a_wait_from_another_thread(pollers_door: Door) -> None:
+    """Without an event."""
+    poller = pollers_door.poller()
+    poller.register(pollers_door.pair()[0], POLLERS_KEY)
+    waiting = Background(lambda: poller.wait(30))
+    poller.wake()
+    assert waiting.result(20) == []
+
+
+def test_a_wake_before_the_wait_counts_once(pollers_door: Door) -> None:
+    """A thread that was about to sleep does not; many wakes are one."""
+    poller = pollers_door.poller()
+    for _ in range(1000):
+        poller.wake()
+    begin = time.monotonic()
+    assert poller.wait(30) == []
+    assert time.monotonic() - begin < 20
+    begin = time.monotonic()
+    assert poller.wait(0.05) == []
+    assert time.monotonic() - begin >= 0.045
+
+
+@pytest.mark.parametrize("change", ["register", "want_write"])
+def test_a_change_takes_effect_while_another_thread_waits(pollers_door: Door, change: str) -> None:
+    """Streams come, and writers ask for room, while one thread sleeps for all."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    if change == "want_write":
+        poller.register(left, POLLERS_KEY)
+    waiting = Background(lambda: wait_for_event(poller, within=60))
+    if change == "want_write":
+        poller.want_write(left, POLLERS_KEY, True)
+        assert waiting.result() == [(POLLERS_KEY, False, True)]
+    else:
+        right.sendmsg([b"x"])
+        poller.register(left, POLLERS_KEY)
+        assert waiting.result() == [(POLLERS_KEY, True, False)]
+
+
+def test_an_unregistered_stream_is_no_news(pollers_door: Door) -> None:
+    """Neither its bytes nor its room, nor when somebody asks for room afterwards."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(left, POLLERS_KEY)
+    right.sendmsg([b"x"])
+    wait_for_event(poller)
+    poller.unregister(left)
+    poller.want_write(left, POLLERS_KEY, True)
+    assert all(poller.wait(0.01) == [] for _ in range(3))
+    poller.unregister(left)  # harmless
+
+
+@pytest.mark.parametrize("order", ["unregister, close", "close, unregister", "close"])
+def test_a_key_can_be_used_again(pollers_door: Door, order: str) -> None:
+    """The next connection of the same rank is not taken for the last one."""
+    poller = pollers_door.poller()
+    for turn in range(3):
+        left, right = pollers_door.pair()
+        poller.register(left, POLLERS_KEY)
+        right.sendmsg([bytes([turn])])
+        assert wait_for_event(poller) == [(POLLERS_KEY, True, False)]
+        assert read(left, 1) == bytes([turn])
+        for step in order.split(", "):
+            if step == "close":
+                left.close()
+            else:
+                poller.unregister(left)
+        poller.want_write(left, POLLERS_KEY, True)  # a writer that has not heard yet
+
+
+def test_a_closed_poller_may_be_woken_and_closed(pollers_door: Door) -> None:
+    """Threads that are late do no harm."""
+    poller = pollers_door.poller()
+    poller.close()
+    poller.wake()
+    poller.close()

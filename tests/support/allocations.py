@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from support.architecture import Module
 
-LAYERS = frozenset({"core", "net", "backend"})
+LAYERS = frozenset({"identity", "net", "discovery", "trust", "backend", "membership"})
+MODULES = frozenset({"rpc.protocol", "training.steps"})
 """Where bytes from outside come through; what is above gets them in buffers of its own."""
 
 MAKERS = frozenset({"bytearray", "empty", "zeros", "ones", "full"})
@@ -22,7 +23,7 @@ def found(modules: Mapping[str, Module]) -> dict[str, str]:
     return {
         place: ast.unparse(call)
         for name, module in modules.items()
-        if module.layer in LAYERS
+        if module.layer in LAYERS or module.path in MODULES
         for place, call in _calls(module.tree, name)
         if not _is_bounded(call)
     }

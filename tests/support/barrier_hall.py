@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from potluck.core.barrier import Announce, Barrier, Effect, Failed, Passed, Token
+from potluck.backend.barrier import Announce, Barrier, Effect, Failed, Passed, Token
 
 Link: TypeAlias = tuple[int, int]
 Mail: TypeAlias = Token | Announce | None

@@ -6,9 +6,9 @@ import hashlib
 import itertools
 from collections.abc import Iterable
 
-from potluck.core.roster import Roster, commitment_to
-from potluck.core.roster_exchange import Taken, take
-from potluck.vocabulary import NodeId
+from potluck._types import NodeId
+from potluck.trust.roster import Roster, Taken, take
+from potluck.trust.roster_records import commitment_to
 from support.machines import TOY_VERIFIER, machine
 
 

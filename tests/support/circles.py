@@ -10,10 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 from potluck import TcpBackend
-from potluck.backend.membership import Membership
-from potluck.net.identity import NodeIdentity
-from potluck.net.namespace import NetworkNamespace
-from potluck.net.security import Security
+from potluck.identity.namespace import NetworkNamespace
+from potluck.identity.node import NodeIdentity
+from potluck.net.secure_socket import Security
+from potluck.trust.membership_store import Membership
 from support.homes import Home
 from support.place import Place
 from support.ranks import Program, Rank, Ranks, new_master, start_together

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from itertools import combinations, count
 from typing import Any
 
-from potluck.core.cluster import ClusterConfig, ClusterCore, ClusterState
-from potluck.core.cluster_cards import ProcessCard
-from potluck.core.cluster_effects import (
+from potluck._types import NodeId, ProcessId, View
+from potluck.membership.core import ClusterCore
+from potluck.membership.events import (
     Abort,
+    ClusterConfig,
+    ClusterState,
     Disconnect,
     Effect,
     Installed,
@@ -22,8 +24,7 @@ from potluck.core.cluster_effects import (
     Probe,
     Send,
 )
-from potluck.core.cluster_messages import ClusterMessage, decode, encode
-from potluck.vocabulary import NodeId, ProcessId, View
+from potluck.membership.messages import ClusterMessage, ProcessCard, decode, encode
 
 DELAY = 0.001  # seconds that a message takes
 

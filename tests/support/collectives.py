@@ -6,14 +6,14 @@ import random
 
 from hypothesis import strategies as st
 
-from potluck.collective import registry, verify
-from potluck.collective.actors import Dice
-from potluck.collective.schedule import Schedule
-from potluck.collective.task import Collective, Layout, Task
+from potluck.schedule import planner, verify
+from potluck.schedule.schedule import Schedule
+from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.verify import Dice
 
 OFFERS = [
     (algorithm.name, collective)
-    for algorithm in registry.ALGORITHMS.values()
+    for algorithm in planner.ALGORITHMS.values()
     for collective in algorithm.offers
 ]
 """Every collective that some algorithm offers."""

@@ -52,7 +52,7 @@ def can_be_compiled(source: str) -> bool:
 
 def modules(package: Path) -> list[str]:
     """The files to compile, relative to the folder of the package."""
-    core = (package / "core" / f"{name}.py" for name in MODULES)
+    core = (package / f"{name}.py" for name in MODULES)
     simulation = (p for p in (package / "testing").glob("*.py") if p.stem not in _COMMANDS)
     return sorted(
         str(path.relative_to(package.parent))
@@ -64,8 +64,8 @@ def modules(package: Path) -> list[str]:
 def digest(package: Path) -> str:
     """Of the membership and its simulation: what comes of a seed depends on them."""
     text = hashlib.sha256()
-    core = (package / "core" / f"{name}.py" for name in MODULES)
-    for path in sorted((*core, *(package / "testing").glob("*.py"), package / "vocabulary.py")):
+    core = (package / f"{name}.py" for name in MODULES)
+    for path in sorted((*core, *(package / "testing").glob("*.py"), package / "_types.py")):
         text.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
     return text.hexdigest()
 

@@ -10,18 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from potluck._types import NodeId, ProcessId
+from potluck.discovery.records import Advert, DiscoveryConfig, DiscoveryEvent, Found, Gone, Sighting
+from potluck.discovery.service import Discovery
+from potluck.identity.namespace import NetworkNamespace
 from potluck.net.addresses import Address
-from potluck.net.discovery import (
-    Advert,
-    Discovery,
-    DiscoveryConfig,
-    DiscoveryEvent,
-    Found,
-    Gone,
-    Sighting,
-)
-from potluck.net.namespace import NetworkNamespace
-from potluck.vocabulary import NodeId, ProcessId
 from support.threads import eventually
 
 LAB = NetworkNamespace("lab", b"l" * 32, home=Path("/nowhere"))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from potluck.net import memory, pollers, tcp
+from potluck.net import memory, tcp
 from potluck.net.transport import Event, Poller, Stream
 
 CAPACITY = 1 << 16
@@ -70,11 +70,11 @@ def memory_pair() -> Pair:
 
 
 DOORS: dict[str, tuple[Callable[[], Poller], Callable[[], Pair]]] = {
-    "selector": (pollers.SelectorPoller, tcp_pair),
+    "selector": (tcp.SelectorPoller, tcp_pair),
     "memory": (memory.MemoryPoller, memory_pair),
 }
 if hasattr(select, "epoll"):  # Linux
-    DOORS["epoll"] = (pollers.EpollPoller, tcp_pair)
+    DOORS["epoll"] = (tcp.EpollPoller, tcp_pair)
 
 
 @contextlib.contextmanager

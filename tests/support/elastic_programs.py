@@ -14,7 +14,7 @@ import numpy as np
 
 import potluck
 from potluck import DistributedContext, SimulatedBackend
-from potluck.collective.reduce import Reducer
+from potluck.schedule.reduce import Reducer
 from support.clusters import OPTIONS
 from support.elastic import RATE, Regression
 from support.place import Place

@@ -13,7 +13,7 @@ import numpy as np
 
 from potluck import DistributedContext, RpcAgent
 from potluck.backend.base import Backend
-from potluck.collective.reduce import DTYPES
+from potluck.schedule.reduce import DTYPES
 from support.programs import KINDS, Step, compare, run
 
 PATIENCE = 30.0

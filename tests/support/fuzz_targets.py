@@ -9,26 +9,41 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.apps.cli import run_ending, trace_reading
-from potluck.collective.compression.compressor import GradientCompressor
-from potluck.collective.compression.packing import CompressedGradient
-from potluck.collective.compression.sparse import Sparse
-from potluck.core import cluster_messages, pairing_messages
-from potluck.core.ancestry import Branch
-from potluck.core.calls_encoding import RpcRequest, RpcResponse
-from potluck.core.calls_errors import RpcInvalidMessage
-from potluck.core.calls_failures import Failure, error_of
-from potluck.core.calls_frames import Hello as RpcHello
-from potluck.core.cluster_cards import ProcessCard
-from potluck.core.pairing_messages import PUBLIC_LIMIT
-from potluck.core.roster import Roster
-from potluck.core.topology_nodes import Accelerator, NodeProfile
-from potluck.decoding import decode_json
+from potluck import _values as potluck__values
+from potluck._decode import decode_json
+from potluck._types import Branch, NodeId, ProcessId
+from potluck.apps.cli import run_places, trace_analysis
+from potluck.arrays import trees
+from potluck.cluster import reports
+from potluck.cluster.metrics_endpoint import answer
+from potluck.collective.fingerprint import NOTICE_SIZE, Notice, Word
+from potluck.compression.compressor import CompressedGradient, GradientCompressor
+from potluck.compression.sparse import Sparse
+from potluck.discovery import local
+from potluck.discovery.mdns import read_record
 from potluck.errors import DistributedError, IoError, MalformedFrame
-from potluck.messages import (
+from potluck.membership import messages
+from potluck.membership.messages import ProcessCard
+from potluck.membership.topology import Accelerator, NodeProfile
+from potluck.net import frames
+from potluck.net.frames import Kind
+from potluck.net.opening import Greeting
+from potluck.net.secure_socket import Security
+from potluck.net.tcp import Whereabouts
+from potluck.net.tls import first_record_size, read_hello
+from potluck.rpc.errors import RpcInvalidMessage
+from potluck.rpc.protocol import Failure, Hello, RpcRequest, RpcResponse, error_of
+from potluck.rpc.values import Values
+from potluck.training import elastic, peer_messages
+from potluck.training.balance import Condition
+from potluck.training.checkpoint_files import Manifest, Piece, decode_header, digest
+from potluck.training.state import Chunks, Plan, Replica, Wishes
+from potluck.trust import pairing_protocol
+from potluck.trust.pairing_protocol import PUBLIC_LIMIT
+from potluck.trust.roster import Roster
+from potluck.wire_messages import (
     Control,
     ControlOpened,
-    Hello,
     Introduction,
     Join,
     Lane,
@@ -41,31 +56,14 @@ from potluck.messages import (
     pack,
     unpack,
 )
-from potluck.net import discovery_neighbours, frames, known_peers
-from potluck.net.client_hello import first_record_size, read_hello
-from potluck.net.frames import Kind
-from potluck.net.mdns_records import read_record
-from potluck.net.opening import Greeting
-from potluck.net.security import Security
-from potluck.net.whereabouts import Whereabouts
-from potluck.runtime import control_reports, object_codec
-from potluck.runtime.metrics_http import answer
-from potluck.runtime.notices import SIZE, Notice, Word
-from potluck.runtime.rpc_values import Values
-from potluck.training import elastic_settling, peer_messages, trees
-from potluck.training.checkpoint_format import decode_header
-from potluck.training.checkpoint_manifest import Manifest, Piece, digest
-from potluck.training.shares import Condition
-from potluck.training.state_chunks import Chunks
-from potluck.training.state_sync import Plan, Replica, Wishes
-from potluck.vocabulary import NodeId, ProcessId
+from potluck.wire_messages import Hello as MessagesHello
 from support.fuzzing import Target
 from support.hostile_hellos import kinds
 from support.machines import TOY_VERIFIER, machine
 from support.tls_pair import CALLED, LAB, client_hello
 
 OUR = (MalformedFrame,)
-RPC_HELLO = len(RpcHello(1, 1, 1).pack())
+RPC_HELLO = len(Hello(1, 1, 1).pack())
 PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
 VALUE = {
     "step": 7,
@@ -86,12 +84,12 @@ def _introduced() -> list[bytes]:
 
 
 def _control_seeds() -> list[bytes]:
-    members = [control_reports.MemberLine("a" * 32, 1, "desk")]
-    health = [control_reports.HealthLine("a" * 32, 1, "desk", "good", "it answers", 0.1)]
-    report = control_reports.Report(
+    members = [reports.MemberLine("a" * 32, 1, "desk")]
+    health = [reports.HealthLine("a" * 32, 1, "desk", "good", "it answers", 0.1)]
+    report = reports.Report(
         node="a" * 32, incarnation=3, name="desk", members=members, peers=health, facts={"s": "t"}
     )
-    return [control_reports.write(report), control_reports.write(control_reports.Ask())]
+    return [reports.write(report), reports.write(reports.Ask())]
 
 
 def _roster() -> bytes:
@@ -126,7 +124,7 @@ def _frame(data: bytes) -> None:
 def training_targets() -> list[Target]:
     """What members of a training tell each other."""
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
-    place, told = ("f" * 32, 1, 2), elastic_settling._Told
+    place, told = ("f" * 32, 1, 2), elastic._Told
     facts = (place, place[:2], place, True, False, (Branch(place[0], 1),), 5, (), 5)
     away, ended = ProcessId(NodeId("b" * 32), 3), ProcessId(NodeId("c" * 32), 1)
     missing = ((away, "attic"),)
@@ -136,7 +134,7 @@ def training_targets() -> list[Target]:
         peer_messages._read(data, Plan, 1, "a plan").layout.check(1 << 20)
 
     def standing(data: bytes) -> None:
-        elastic_settling.Standing.of(peer_messages._read(data, told, 1, "a report"))
+        elastic.Standing.of(peer_messages._read(data, told, 1, "a report"))
 
     def reader(kind: Any) -> Callable[[bytes], object]:
         return lambda data: peer_messages._read(data, kind, 1, "a message")
@@ -165,7 +163,7 @@ def training_targets() -> list[Target]:
 
 
 def _notice(data: bytes) -> None:
-    Notice.unpack(data[:SIZE].ljust(SIZE, b"\0"))
+    Notice.unpack(data[:NOTICE_SIZE].ljust(NOTICE_SIZE, b"\0"))
 
 
 def _client_hello(data: bytes) -> None:
@@ -174,7 +172,7 @@ def _client_hello(data: bytes) -> None:
 
 
 def _known_peers(data: bytes) -> None:
-    decode_json(data, known_peers._Kept)
+    decode_json(data, local._Kept)
 
 
 MANIFEST = Manifest(
@@ -188,7 +186,7 @@ MANIFEST = Manifest(
     size=8,
     checksums=("c" * 8,),
     pieces=(Piece("a", "F32", (2,), 0, 2, 0),),
-    shape=object_codec.encode([]),
+    shape=potluck__values.encode([]),
 ).encode()
 
 
@@ -244,18 +242,18 @@ RECORD = {"lane": "l", "what": "all_reduce", "begin": 1.0, "end": 2.0, "waited":
 
 def _cluster_seeds() -> list[bytes]:
     return [
-        cluster_messages.encode(each)
+        messages.encode(each)
         for each in (
-            cluster_messages.Heartbeat(
-                1, 0, 0.5, cluster_messages.Phase.ACTIVE, (1, 2), lineage="f" * 32, leader=A
+            messages.Heartbeat(
+                1, 0, 0.5, messages.Phase.ACTIVE, (1, 2), lineage="f" * 32, leader=A
             ),
-            cluster_messages.Acquaintances(
+            messages.Acquaintances(
                 (ProcessCard(node=NodeId("b" * 32), incarnation=1, name="desk"),)
             ),
-            cluster_messages.Lost("f" * 32, 3, A, "its cable was pulled", is_proved=True),
-            cluster_messages.Departed("f" * 32, 3, 0, -1, None, "it left", is_leaving=True),
-            cluster_messages.Found("f" * 32, cluster_messages.Proposal((A,), "because")),
-            cluster_messages.Canvass("f" * 32, 3, 1),
+            messages.Lost("f" * 32, 3, A, "its cable was pulled", is_proved=True),
+            messages.Departed("f" * 32, 3, 0, -1, None, "it left", is_leaving=True),
+            messages.Found("f" * 32, messages.Proposal((A,), "because")),
+            messages.Canvass("f" * 32, 3, 1),
         )
     ]
 
@@ -263,22 +261,22 @@ def _cluster_seeds() -> list[bytes]:
 def _pairing() -> list[bytes]:
     me = machine("desktop")
     return [
-        pairing_messages.encode(each)
+        pairing_protocol.encode(each)
         for each in (
-            pairing_messages.Hello(
-                pairing_messages.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)
+            pairing_protocol.Hello(
+                pairing_protocol.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)
             ),
-            pairing_messages.Reply(me.node_id, "desk", b"B" + bytes(32)),
-            pairing_messages.Confirm(bytes(32)),
-            pairing_messages.Sealed(bytes(100)),
+            pairing_protocol.Reply(me.node_id, "desk", b"B" + bytes(32)),
+            pairing_protocol.Confirm(bytes(32)),
+            pairing_protocol.Sealed(bytes(100)),
         )
     ]
 
 
 def _sealed() -> list[bytes]:
     me = machine("desktop")
-    offer = pairing_messages.Offer("home", bytes(32), b"roster", me.card.public_key, bytes(64))
-    return [pairing_messages.encode(offer), pairing_messages.encode(pairing_messages.Decline())]
+    offer = pairing_protocol.Offer("home", bytes(32), b"roster", me.card.public_key, bytes(64))
+    return [pairing_protocol.encode(offer), pairing_protocol.encode(pairing_protocol.Decline())]
 
 
 def _gradient_seed() -> bytes:
@@ -295,7 +293,7 @@ def targets() -> list[Target]:
         (b"v=1", b"t=" + b"a" * 26, b"n=" + b"a" * 32, b"i=5", b"j=" + b"b" * 8, b"p=29500")
     )
     return [
-        Target("hello", lambda d: unpack(d, Hello), OUR, _introduced(), "msgpack"),  # type: ignore[arg-type]
+        Target("hello", lambda d: unpack(d, MessagesHello), OUR, _introduced(), "msgpack"),  # type: ignore[arg-type]
         Target(
             "table", lambda d: unpack(d, Table), OUR, [pack(Table(b"s" * 16, [PEER]))], "msgpack"
         ),
@@ -318,23 +316,23 @@ def targets() -> list[Target]:
             [NodeProfile(host="attic", cores=8, accelerators=(Accelerator("cuda"),)).to_bytes()],
             "msgpack",
         ),
-        Target("report", control_reports.read_said, OUR, _control_seeds(), "msgpack"),
-        Target("cluster", cluster_messages.decode, OUR, _cluster_seeds(), "msgpack", weight=2),
+        Target("report", reports.read_said, OUR, _control_seeds(), "msgpack"),
+        Target("cluster", messages.decode, OUR, _cluster_seeds(), "msgpack", weight=2),
         Target(
             "pairing",
-            lambda d: pairing_messages.decode(d, PUBLIC_LIMIT),
+            lambda d: pairing_protocol.decode(d, PUBLIC_LIMIT),
             OUR,
             _pairing(),
             "msgpack",
         ),
         Target(
             "last words",
-            lambda d: decode_json(d, run_ending.LastWords),
+            lambda d: decode_json(d, run_places.LastWords),
             (msgspec.DecodeError,),
-            [msgspec.json.encode(run_ending.LastWords("ValueError", "m", "a.py:1", False, "t"))],
+            [msgspec.json.encode(run_places.LastWords("ValueError", "m", "a.py:1", False, "t"))],
             "json",
         ),
-        Target("pairing, sealed", pairing_messages.decode_secret, OUR, _sealed(), "msgpack"),
+        Target("pairing, sealed", pairing_protocol.decode_secret, OUR, _sealed(), "msgpack"),
         Target(
             "roster",
             lambda d: Roster.from_bytes(d, TOY_VERIFIER),
@@ -344,7 +342,12 @@ def targets() -> list[Target]:
             weight=0.3,
         ),
         Target(
-            "object", object_codec.decode, OUR, [object_codec.encode(VALUE)], "msgpack", weight=3
+            "object",
+            potluck__values.decode,
+            OUR,
+            [potluck__values.encode(VALUE)],
+            "msgpack",
+            weight=3,
         ),
         Target(
             "call values",
@@ -387,9 +390,9 @@ def targets() -> list[Target]:
         ),
         Target(
             "call hello",
-            lambda d: RpcHello.unpack(d[:RPC_HELLO].ljust(RPC_HELLO, b"\0")),
+            lambda d: Hello.unpack(d[:RPC_HELLO].ljust(RPC_HELLO, b"\0")),
             (RpcInvalidMessage,),
-            [RpcHello(8, 1 << 20, 1 << 30).pack()],
+            [Hello(8, 1 << 20, 1 << 30).pack()],
         ),
         Target("frame", _frame, (DistributedError,), [hello]),
         Target("greeting", _greet, (DistributedError,), [hello]),
@@ -413,7 +416,7 @@ def targets() -> list[Target]:
         ),
         Target(
             "neighbour",
-            lambda d: discovery_neighbours._parse(d, "5.json"),
+            lambda d: local._parse(d, "5.json"),
             (),
             [msgspec.json.encode(NOTE)],
             "json",
@@ -444,14 +447,14 @@ def targets() -> list[Target]:
         *training_targets(),
         Target(
             "trace header",
-            trace_reading._headers.decode,
+            trace_analysis._headers.decode,
             (msgspec.DecodeError,),
             [msgspec.json.encode(HEADER)],
             "json",
         ),
         Target(
             "trace record",
-            trace_reading._records.decode,
+            trace_analysis._records.decode,
             (msgspec.DecodeError,),
             [msgspec.json.encode(RECORD)],
             "json",

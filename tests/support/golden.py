@@ -16,21 +16,33 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.core import cluster_messages as membership
-from potluck.core import election_messages as election
-from potluck.core import pairing_messages as pairing
-from potluck.core.ancestry import Branch
-from potluck.core.calls_encoding import RpcRequest, RpcResponse
-from potluck.core.calls_failures import Failure
-from potluck.core.calls_frames import Hello as CallHello
-from potluck.core.cluster_cards import ProcessCard
-from potluck.core.roster import Roster
-from potluck.core.roster_records import commitment_to
-from potluck.core.topology_nodes import Accelerator, NodeProfile
-from potluck.messages import (
+from potluck import _values as potluck__values
+from potluck._types import Branch, NodeId, ProcessId
+from potluck.arrays import trees
+from potluck.cluster import reports
+from potluck.cluster.reports import EpochLine, EventLine, Journal
+from potluck.collective.fingerprint import Notice, Word
+from potluck.discovery.local import KnownPeers
+from potluck.discovery.records import Advert, Sighting, job_tag
+from potluck.identity.namespace import NetworkNamespace
+from potluck.membership import messages as membership
+from potluck.membership.messages import ProcessCard
+from potluck.membership.topology import Accelerator, NodeProfile
+from potluck.net import frames
+from potluck.net.addresses import Address
+from potluck.net.tcp import Whereabouts
+from potluck.rpc.protocol import Failure, Hello, RpcRequest, RpcResponse
+from potluck.training import elastic
+from potluck.training.balance import Condition
+from potluck.training.checkpoint import Checkpointer
+from potluck.training.checkpoint_files import Manifest, Piece
+from potluck.training.state import Chunks, Plan, Replica
+from potluck.trust import pairing_protocol as pairing
+from potluck.trust.roster import Roster
+from potluck.trust.roster_records import commitment_to
+from potluck.wire_messages import (
     Control,
     ControlOpened,
-    Hello,
     Introduction,
     Join,
     Lane,
@@ -43,23 +55,7 @@ from potluck.messages import (
     pack,
     unpack,
 )
-from potluck.net import frames
-from potluck.net.addresses import Address
-from potluck.net.discovery_records import Advert, Sighting, job_tag
-from potluck.net.known_peers import KnownPeers
-from potluck.net.namespace import NetworkNamespace
-from potluck.net.whereabouts import Whereabouts
-from potluck.runtime import control_reports as reports
-from potluck.runtime import object_codec
-from potluck.runtime.notices import Notice, Word
-from potluck.runtime.observing_journal import EpochLine, EventLine, Journal
-from potluck.training import elastic_settling, trees
-from potluck.training.checkpoint import Checkpointer
-from potluck.training.checkpoint_manifest import Manifest, Piece
-from potluck.training.shares import Condition
-from potluck.training.state_chunks import Chunks
-from potluck.training.state_sync import Plan, Replica
-from potluck.vocabulary import NodeId, ProcessId
+from potluck.wire_messages import Hello as MessagesHello
 from support.machines import TOY_VERIFIER, machine
 
 FOLDER = Path(__file__).parent.parent / "golden"
@@ -77,9 +73,9 @@ BRANCH = Branch("e" * 32, 4)
 SAID = Introduction(b"r" * 32, "m" * 16, "b" * 16, 1, 77)
 PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
 CARD = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
-CAUSE = election.Cause(B, election.CauseCode.SILENT, "attic", "10.0.0.2", 3.5, "no heartbeat")
-CHARTER = election.Charter("any", (BRANCH,), (BRANCH,))
-PROPOSAL = election.Proposal((A, B), "a newcomer", "d" * 32, 2, (B,), (CAUSE,), 0.5, 2.5, CHARTER)
+CAUSE = membership.Cause(B, membership.CauseCode.SILENT, "attic", "10.0.0.2", 3.5, "no heartbeat")
+CHARTER = membership.Charter("any", (BRANCH,), (BRANCH,))
+PROPOSAL = membership.Proposal((A, B), "a newcomer", "d" * 32, 2, (B,), (CAUSE,), 0.5, 2.5, CHARTER)
 VALUE = {"step": 7, "big": 1 << 70, "at": (0.5, None, "x"), "bytes": [b"raw", True]}
 
 
@@ -115,7 +111,7 @@ def _openings() -> Iterator[Example]:
         "sync": Sync(introduction=SAID),
         "control": Control(job="train", card=b"c" * 40, version="1.0", profile=b"p"),
     }
-    read_hello: Any = Hello
+    read_hello: Any = MessagesHello
     for name, message in hellos.items():
         yield Example(f"opening-{name}", pack(message), lambda d: pack(unpack(d, read_hello)))
     answers: dict[str, msgspec.Struct] = {
@@ -145,13 +141,13 @@ def _membership() -> Iterator[Example]:
         membership.MergeRequest(LINEAGE, 3, "d" * 32, (BRANCH,), 100, 2),
         membership.MergeAnswer(LINEAGE, 3, "d" * 32, True, (A, B), "yes", 4, CHARTER),
         membership.Relayed(A, B, b"content"),
-        election.Canvass(LINEAGE, 3, 1),
-        election.Leaning(LINEAGE, 3, 1, True, 0, (A,), "because"),
-        election.VoteRequest(LINEAGE, 3, 1),
-        election.Vote(LINEAGE, 3, 1, True, 1, 0, PROPOSAL, (A,)),
-        election.Propose(LINEAGE, 3, 1, PROPOSAL),
-        election.Accepted(LINEAGE, 3, 1, True, 1, (A,), (B,)),
-        election.Commit(LINEAGE, 3, PROPOSAL, CHARTER),
+        membership.Canvass(LINEAGE, 3, 1),
+        membership.Leaning(LINEAGE, 3, 1, True, 0, (A,), "because"),
+        membership.VoteRequest(LINEAGE, 3, 1),
+        membership.Vote(LINEAGE, 3, 1, True, 1, 0, PROPOSAL, (A,)),
+        membership.Propose(LINEAGE, 3, 1, PROPOSAL),
+        membership.Accepted(LINEAGE, 3, 1, True, 1, (A,), (B,)),
+        membership.Commit(LINEAGE, 3, PROPOSAL, CHARTER),
     )
     for message in messages:
         tag = type(message).__struct_config__.tag
@@ -219,15 +215,15 @@ def _calls() -> Iterator[Example]:
     yield Example("call-request", request, lambda d: RpcRequest.deserialize(d).serialize())
     response = RpcResponse(1, b"x").serialize()
     yield Example("call-response", response, lambda d: RpcResponse.deserialize(d).serialize())
-    hello = CallHello(8, 1 << 20, 1 << 30).pack()
-    yield Example("call-hello", hello, lambda d: CallHello.unpack(d).pack())
+    hello = Hello(8, 1 << 20, 1 << 30).pack()
+    yield Example("call-hello", hello, lambda d: Hello.unpack(d).pack())
     failure = msgspec.msgpack.encode(Failure("raised", "w", "n"))
     yield Example("call-failure", failure, _same_struct(Failure))
 
 
 def _training() -> Iterator[Example]:
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
-    place, told = (LINEAGE, 1, 2), elastic_settling._Told
+    place, told = (LINEAGE, 1, 2), elastic._Told
     facts = (place, place[:2], place, True, False, (Branch(LINEAGE, 1),), 5, (), 5)
     report = told(*facts, ((B, "attic"),), False, (), ((0, 4),), 100, Condition(), False, "a1")
     for name, message in {
@@ -244,8 +240,10 @@ def _same_struct(kind: Any) -> Callable[[bytes], bytes]:
 
 
 def _values() -> Iterator[Example]:
-    made = object_codec.encode(VALUE)
-    yield Example("values-object", made, lambda d: object_codec.encode(object_codec.decode(d)))
+    made = potluck__values.encode(VALUE)
+    yield Example(
+        "values-object", made, lambda d: potluck__values.encode(potluck__values.decode(d))
+    )
     tree = {"a": [1, (2, "x")]}
     yield Example(
         "values-tree", trees.written(tree)[0], lambda d: trees.written(trees.read(d, {}))[0]
@@ -284,7 +282,7 @@ def _files() -> Iterator[Example]:
         size=8,
         checksums=("c" * 8,),
         pieces=(Piece("a", "F32", (2,), 0, 2, 0),),
-        shape=object_codec.encode([]),
+        shape=potluck__values.encode([]),
     )
     yield Example("file-manifest", manifest.encode(), lambda d: Manifest.decode(d).encode())
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from potluck.collective.compression.base import Floats
+from potluck.compression.base import Floats
 
 
 def vectors(most: int = 700, *, finite: bool = True) -> st.SearchStrategy[Floats]:

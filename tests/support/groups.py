@@ -13,11 +13,10 @@ import numpy.typing as npt
 from potluck import NetworkNamespace, SecurityWarning, SimulatedBackend, TcpBackend
 from potluck.backend.base import Backend
 from potluck.backend.simulated import SimulatedFaults
-from potluck.collective.reduce import ReduceOp, Reducer
-from potluck.collective.strategies import Strategy
-from potluck.collective.task import Collective, Task
-from potluck.runtime.call import Call
-from potluck.runtime.group import Group
+from potluck.collective.call import Call
+from potluck.collective.group import Group
+from potluck.schedule.reduce import ReduceOp, Reducer
+from potluck.schedule.task import Collective, Strategy, Task
 from support.ports import free_port
 from support.threads import PATIENCE, Background
 

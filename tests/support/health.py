@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck import HealthConfig, HealthEvent, HealthMonitor
-from potluck.vocabulary import NodeId, ProcessId
+from potluck._types import NodeId, ProcessId
 
 __all__ = ["Ward", "process"]
 

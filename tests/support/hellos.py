@@ -6,9 +6,9 @@ import socket
 import struct
 import time
 
-from potluck.messages import Lane, LaneOpened
 from potluck.net.frames import Kind, encode
 from potluck.net.opening import exchange_hello
+from potluck.wire_messages import Lane, LaneOpened
 
 HELLO = Lane(session=bytes(16), rank=1, to=0)
 

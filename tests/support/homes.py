@@ -10,16 +10,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from potluck.backend.circles import VERIFIER, Circle, signer_of, write_roster
-from potluck.core.pairing import Offered, Paired, PairingGuest, Send, parse_code
-from potluck.core.roster import Roster
-from potluck.core.roster_exchange import take
+from potluck.identity.namespace import NetworkNamespace
+from potluck.identity.node import NodeIdentity
 from potluck.net.addresses import Address
-from potluck.net.identity import NodeIdentity
-from potluck.net.namespace import NetworkNamespace
-from potluck.runtime.adoption import Adopter, Plan
-from potluck.runtime.pairing import Invitation, Notice, PairingFailed, open_listener
-from potluck.runtime.pairing_guest import Application
+from potluck.trust.membership_store import VERIFIER, Circle, signer_of, write_roster
+from potluck.trust.pairing import (
+    Adopter,
+    Application,
+    Invitation,
+    Notice,
+    PairingFailed,
+    Plan,
+    open_listener,
+)
+from potluck.trust.pairing_code import parse_code
+from potluck.trust.pairing_protocol import Offered, Paired, PairingGuest, Send
+from potluck.trust.roster import Roster, take
 from support.threads import Background
 
 CODE = "7-guitar-harbor"

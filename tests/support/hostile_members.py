@@ -15,21 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.core.steps import Position
+from potluck.collective.failure import Vigil
+from potluck.collective.fingerprint import Notices
 from potluck.errors import CollectiveMismatch
-from potluck.runtime.notices import Notices
-from potluck.runtime.vigil import Vigil
-from potluck.training import (
-    elastic_ground,
-    elastic_member,
-    elastic_settling,
-    peer_messages,
-    state_sync,
-)
-from potluck.training.elastic_record import LENGTH, Record
-from potluck.training.elastic_try import Try
-from potluck.training.state import TrainingState
-from potluck.training.state_chunks import Chunks
+from potluck.training import elastic, peer_messages, state
+from potluck.training.averaging import LENGTH, Record
+from potluck.training.elastic import Try
+from potluck.training.state import Chunks, TrainingState
+from potluck.training.steps import Position
 from support.threads import PATIENCE
 
 KINDS = ("report", "hash", "wishes", "condition", "layout", "record", "chunk")
@@ -103,10 +96,10 @@ class Saboteur:
     def __init__(self, kind: str, how: str, seed: int, is_due: Callable[[], bool]) -> None:
         self._how, self._seed, self._is_due = how, seed, is_due
         self._what = {
-            "report": elastic_settling.WHAT,
-            "hash": state_sync.REPLICA,
-            "wishes": state_sync.WISHES,
-            "layout": state_sync.PLAN,
+            "report": elastic.WHAT,
+            "hash": state.REPLICA,
+            "wishes": state.WISHES,
+            "layout": state.PLAN,
             "condition": "its condition",
         }.get(kind)
         if kind == "record":
@@ -117,10 +110,10 @@ class Saboteur:
             self._spoil_chunks()
         elif kind == "state":
             self._spoil_state()
-        for module in (elastic_member, elastic_settling, state_sync):
+        for module in (elastic, elastic, state):
             if hasattr(module, "gather"):
                 setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
-        setattr(state_sync, "broadcast", self._broadcast)  # noqa: B010
+        setattr(state, "broadcast", self._broadcast)  # noqa: B010
 
     def _gather(self, group: Any, message: Any, kind: Any, what: str, **options: Any) -> Any:
         if what != self._what or not self._is_due():
@@ -148,7 +141,7 @@ class Saboteur:
 
     def _announce(self, group: Any, call: str, *arguments: Any) -> None:
         """Announce a length that no message has."""
-        from potluck.runtime import objects
+        from potluck.collective import collectives as objects
 
         of = objects._Parcel.of
         length = -1 if self._how == "no length" else 1 << 40
@@ -194,8 +187,8 @@ class Saboteur:
             raise CollectiveMismatch("Ranks disagree about an operation", rank=0)
 
         setattr(Vigil, "begin", lying)  # noqa: B010
-        again = elastic_ground.unclear("once more")
-        setattr(elastic_ground.Ground, "_judged", lambda *_: again)  # noqa: B010
+        again = elastic.unclear("once more")
+        setattr(elastic.Ground, "_judged", lambda *_: again)  # noqa: B010
 
     def _spoil_chunks(self) -> None:
         read = Chunks.read
@@ -215,9 +208,9 @@ class Saboteur:
         def lying(group: Any, view: Any, mine: Any, size: int | None = None) -> Any:
             ahead = Position(view.lineage, view.epoch, step)
             report = replace(mine.report, position=ahead, attended=(view.lineage, view.epoch))
-            return elastic_settling.settle(group, view, replace(mine, report=report), size)
+            return elastic.settle(group, view, replace(mine, report=report), size)
 
-        setattr(elastic_member, "settle", lying)  # noqa: B010
+        setattr(elastic, "settle", lying)  # noqa: B010
         if self._how == "other parts":
             setattr(TrainingState, "capture", lambda _: {"other": np.ones(3)})  # noqa: B010
 

@@ -11,8 +11,8 @@ import hashlib
 import random
 from collections.abc import Callable
 
-from potluck.core.cards import Card, Signer, Verifier
-from potluck.vocabulary import NodeId
+from potluck._types import NodeId
+from potluck.trust.roster_records import Card, Signer, Verifier
 
 _secrets: dict[bytes, bytes] = {}
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from potluck.backend.base import Backend
-from potluck.backend.limits import Limits
 from potluck.backend.mesh import MeshBackend
+from potluck.backend.messages import Limits
 from potluck.backend.operation import Operation
 from potluck.net.frames import HEADER_SIZE, MAX_PIECE, Header, Kind, decode, encode
 from potluck.net.memory import MemoryPoller, pipe
-from potluck.net.pollers import make_poller
-from potluck.net.tcp import TcpStream
+from potluck.net.tcp import TcpStream, make_poller
 from potluck.net.transport import Poller
 from support import sealed_pair
 from support.threads import PATIENCE

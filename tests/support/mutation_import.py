@@ -67,7 +67,7 @@ def _plant() -> None:
     named = os.environ.get("POTLUCK_MUTANT")
     if named:
         module, number = named.split(":")
-        sys.meta_path.insert(0, Finder(f"potluck.core.{module}", int(number)))
+        sys.meta_path.insert(0, Finder(f"potluck.{module.replace('/', '.')}", int(number)))
 
 
 _plant()

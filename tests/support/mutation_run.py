@@ -49,26 +49,20 @@ from support.mutation import (
 from support.mutation_import import PROFILE
 
 ROOT = Path(__file__).parent.parent.parent
-CORE = ROOT / "src" / "potluck" / "core"
+CORE = ROOT / "src" / "potluck"
 SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
 MODULES = (
-    *("quorum", "election_ballot", "election", "election_events", "membership", "membership_mesh"),
-    *sorted(path.stem for path in CORE.glob("cluster*.py")),
-    *("election_messages", "ancestry", "histories", "steps", "pace", "buckets"),
-    *sorted(path.stem for path in CORE.glob("health*.py")),
+    *(
+        f"membership/{name}"
+        for name in ("messages", "events", "election", "state", "health", "views")
+    ),
+    *("membership/bootstrap", "membership/core", "training/steps"),
 )
 TESTS = (
-    *sorted(
-        str(path)
-        for pattern in ("cluster", "election", "health", "membership")
-        for path in (ROOT / "tests" / "core").glob(f"test_{pattern}*.py")
-    ),
-    *(
-        str(ROOT / "tests" / "core" / f"test_{name}.py")
-        for name in ("ancestry", "buckets", "histories", "pace", "quorum", "steps")
-    ),
+    *sorted(str(path) for path in (ROOT / "tests" / "membership").glob("test_*.py")),
+    str(ROOT / "tests" / "training" / "test_steps.py"),
     *(str(CORE / f"{name}.py") for name in MODULES),  # the examples in docstrings
-    f"{ROOT / 'tests' / 'testing' / 'test_stories.py'}::test_the_story_ends_as_expected",
+    f"{ROOT / 'tests' / 'testing' / 'test_scenario.py'}::test_the_story_ends_as_expected",
 )
 SEEDS = range(12)
 _PLAIN = (
@@ -200,7 +194,7 @@ def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     try:
         is_planted = takes_effect(mutant)
         if is_planted:
-            module = importlib.import_module(f"potluck.core.{mutant.module}")
+            module = importlib.import_module(f"potluck.{mutant.module.replace('/', '.')}")
             source = (CORE / f"{mutant.module}.py").read_text(encoding="utf-8")
             try:
                 plant(module, mutated(source, mutant.number))
@@ -222,7 +216,7 @@ def takes_effect(mutant: Mutant) -> bool:
     """
     if not mutant.is_executed_at_import:
         return True
-    module = importlib.import_module(f"potluck.core.{mutant.module}")
+    module = importlib.import_module(f"potluck.{mutant.module.replace('/', '.')}")
     if mutant.function:
         made = dataclasses.is_dataclass(getattr(module, mutant.function, None))
         return made and mutant.function not in _read_at_import(annotations=False)
@@ -233,7 +227,11 @@ def takes_effect(mutant: Mutant) -> bool:
 @cache
 def _read_at_import(*, annotations: bool) -> frozenset[str]:
     """The names with which modules of the membership and its simulation compute at import."""
-    paths = (*CORE.glob("*.py"), *(CORE.parent / "testing").glob("*.py"))
+    paths = (
+        *CORE.glob("membership/*.py"),
+        CORE / "training" / "steps.py",
+        *CORE.glob("testing/*.py"),
+    )
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     return frozenset(
         name for tree in trees for name in read_at_import(tree, annotations=annotations)
@@ -394,7 +392,7 @@ def _control(checks: list[Check]) -> str:
     def run() -> str:
         for module in MODULES:
             source = (CORE / f"{module}.py").read_text(encoding="utf-8")
-            plant(importlib.import_module(f"potluck.core.{module}"), ast.parse(source))
+            plant(importlib.import_module(f"potluck.{module.replace('/', '.')}"), ast.parse(source))
         order = sorted(checks, key=lambda check: check.seconds)
         return next((check.name for check in order if not check.passes()), "")
 

@@ -57,7 +57,7 @@ def showing(
 # The command itself, with less patience for those who do not answer.
 TYPE_CODE = """
 from potluck.apps.cli.main import app
-from potluck.runtime import pairing_guest
+from potluck.trust import pairing as pairing_guest
 pairing_guest.SEARCH_SECONDS = float({patience})
 app()
 """

@@ -7,20 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-from potluck.core.cards import Signer
-from potluck.core.pairing import (
+from potluck.trust.pairing_code import parse_code
+from potluck.trust.pairing_protocol import (
+    VERSION,
+    Confirm,
     Effect,
     Ended,
     HangUp,
+    Hello,
+    Message,
     Namespace,
     Offered,
     Paired,
     PairingGuest,
     PairingHost,
+    Reply,
+    Sealed,
     Send,
-    parse_code,
 )
-from potluck.core.pairing_messages import VERSION, Confirm, Hello, Message, Reply, Sealed
+from potluck.trust.roster_records import Signer
 from support.machines import TOY_VERIFIER, entropy, machine
 
 CODE = "7-guitar-harbor"

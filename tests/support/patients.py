@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.net.namespace import NetworkNamespace, Protection
+from potluck.identity.namespace import NetworkNamespace, Protection
 from support.command import COMMAND
 from support.hosts import Host
 from support.paired_hosts import home, variables
@@ -24,8 +24,9 @@ frames.PROTOCOL_VERSION += int(sys.argv[1])
 ahead, now = float(sys.argv[2]), time.time
 time.time = lambda: now() + ahead
 from potluck.backend.port import NodePort
-from potluck.net.discovery import Advert, Discovery, DiscoveryConfig
-from potluck.net.namespace import NetworkNamespace
+from potluck.discovery.records import Advert, DiscoveryConfig
+from potluck.discovery.service import Discovery
+from potluck.identity.namespace import NetworkNamespace
 lab = NetworkNamespace.load("lab")
 with NodePort(lab, port=52416) as port:
     advert = Advert.of(lab, port.process, job="train.py", port=port.port)

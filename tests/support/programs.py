@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from potluck import DistributedContext
-from potluck.collective.reduce import DTYPES
-from potluck.runtime.requests import rows_for
+from potluck.collective.call import rows_for
+from potluck.schedule.reduce import DTYPES
 
 KINDS = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"),

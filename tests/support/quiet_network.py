@@ -11,10 +11,9 @@ from typing import Self
 import pytest
 import zeroconf
 
-from potluck.net import mdns_source
-from potluck.net.discovery import Advert, DiscoveryConfig
-from potluck.net.mdns_records import Heard, label_of, properties_of
-from potluck.net.mdns_source import MdnsSource
+from potluck.discovery import mdns
+from potluck.discovery.mdns import Heard, MdnsSource, label_of, properties_of
+from potluck.discovery.records import Advert, DiscoveryConfig
 from support.discovering import advert
 from support.threads import eventually
 
@@ -24,7 +23,7 @@ CONFIG = DiscoveryConfig(home=Path("/nowhere"))
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The service type; every thread of zeroconf has ended at the end."""
-    monkeypatch.setattr(mdns_source, "usable_hosts", lambda **_: [])
+    monkeypatch.setattr(mdns, "usable_hosts", lambda **_: [])
     hurry(monkeypatch)
     before = threading.active_count()
     yield f"_pl{secrets.token_hex(4)}._tcp.local."

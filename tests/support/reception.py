@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from potluck.messages import Join, Lane, LaneOpened, unpack
 from potluck.net import tcp
-from potluck.net.acceptor import Acceptor
 from potluck.net.addresses import Address
+from potluck.net.listener import Acceptor
 from potluck.net.opening import answer, exchange_hello
 from potluck.net.secure_socket import OpeningSocket
+from potluck.wire_messages import Join, Lane, LaneOpened, unpack
 
 Hello: TypeAlias = Join | Lane
 

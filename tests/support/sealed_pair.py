@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import pytest
 
 from potluck.errors import MalformedFrame
-from potluck.net import sealing
-from potluck.net.ciphers import Aead, Cipher, new_aead
-from potluck.net.sealing import (
+from potluck.net import aead
+from potluck.net.aead import (
     SECRET_SIZE,
     TAG_SIZE,
+    Aead,
+    Cipher,
     KeyLifetime,
     Opener,
     Sealer,
     derive_keys,
+    new_aead,
     seal_context,
 )
 
@@ -66,7 +68,7 @@ def record_keys(patch: pytest.MonkeyPatch) -> list[bytes]:
         keys.append(key)
         return new_aead(cipher, key)
 
-    patch.setattr(sealing, "new_aead", note)
+    patch.setattr(aead, "new_aead", note)
     return keys
 
 

@@ -24,11 +24,12 @@ from support.threads import PATIENCE
 PROGRAM = """
 import json, sys, threading, time
 from pathlib import Path
-from potluck.net.discovery import Advert, Discovery, DiscoveryConfig
-from potluck.net.identity import NodeIdentity
-from potluck.net.incarnation import this_process
-from potluck.net.namespace import NetworkNamespace
-from potluck.vocabulary import ProcessId
+from potluck.discovery.records import Advert, DiscoveryConfig
+from potluck.discovery.service import Discovery
+from potluck.identity.node import NodeIdentity
+from potluck.identity.node import this_process
+from potluck.identity.namespace import NetworkNamespace
+from potluck._types import ProcessId
 
 options = json.loads(sys.argv[1])
 home = Path(options["home"])

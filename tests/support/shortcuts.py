@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from unittest import mock
 
-from potluck.net.shortcut import SWITCH
+from potluck.net.unix_socket import SWITCH
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import potluck
+from potluck._types import View
 from potluck.training.elastic import ElasticTrainer
 from potluck.training.state import TrainingState
-from potluck.vocabulary import View
 from support.cables import Cables
 from support.command import COMMAND, environment
 from support.homes import Home, pair

@@ -11,17 +11,13 @@ from typing import TypeAlias
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from potluck._types import NodeId
 from potluck.errors import DistributedError
-from potluck.net.identity import NodeIdentity
-from potluck.net.namespace import NetworkNamespace
+from potluck.identity.namespace import NetworkNamespace
+from potluck.identity.node import NodeIdentity
 from potluck.net.tls import TlsChannel, client_context, server_context
-from potluck.vocabulary import NodeId
 
 Key: TypeAlias = Ed25519PrivateKey | RSAPrivateKey
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+import potluck
 import potluck.torch  # noqa: F401 - registers the backend
 from support.place import Place
 from support.threads import PATIENCE

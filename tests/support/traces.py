@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from potluck.apps.cli.trace_reading import Dump
-from potluck.runtime.recorder_format import VERSION, Header, Outcome, Record, encode
+from potluck.apps.cli.trace_analysis import Dump
+from potluck.trace.recorder import VERSION, Header, Outcome, Record, encode
 
 NOW = 1_700_000_000.0
 """What the clocks on the wall show at the true moment 0."""

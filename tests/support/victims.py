@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
-from potluck.net.acceptor import SLOTS
+from potluck.net.listener import SLOTS
 from support.place import Place, resident
 from support.ranks import Rank
 from support.threads import PATIENCE

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from potluck import DistributedContext
+from potluck._types import View
 from potluck.backend.port import NodePort
 from potluck.backend.view import ViewBackend
 from potluck.errors import ChannelClosed
-from potluck.messages import Peer
-from potluck.net.identity import NodeIdentity
-from potluck.net.namespace import NetworkNamespace, SecurityWarning
-from potluck.net.security import Security
-from potluck.vocabulary import View
+from potluck.identity.namespace import NetworkNamespace, SecurityWarning
+from potluck.identity.node import NodeIdentity
+from potluck.net.secure_socket import Security
+from potluck.wire_messages import Peer
 from support.threads import PATIENCE, together
 
 LINEAGE = "5" * 32

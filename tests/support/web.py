@@ -8,9 +8,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Self
 
-from potluck.apps.dashboard.config import DashboardConfig
-from potluck.apps.dashboard.server import Dashboard
-from potluck.runtime.auto_config import AutoDiscoveryConfig
+from potluck.apps.dashboard.server import Dashboard, DashboardConfig
+from potluck.cluster.config import AutoDiscoveryConfig
 from support.clusters import OPTIONS
 from support.threads import PATIENCE
 

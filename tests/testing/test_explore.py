@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from potluck.testing import SimulatedCluster
+from potluck.testing.cluster import SimulatedCluster
 from potluck.testing.explore import actions, begin, state_of
 
 REPORTED = "cut b; time passes; time passes; time passes; time passes; heal; cut b"

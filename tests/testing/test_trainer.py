@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.core.ancestry import Branch
-from potluck.core.steps import Position
-from potluck.testing import Scenario, SimulatedCluster, play
-from potluck.testing.trainer_state import DATASET, States
-from potluck.testing.violation import Violation
-from potluck.vocabulary import View
+from potluck._types import Branch, View
+from potluck.testing.cluster import SimulatedCluster
+from potluck.testing.process import Violation
+from potluck.testing.scenario import Scenario, play
+from potluck.testing.trainer import DATASET, States
+from potluck.training.steps import Position
 
 ONE, TWO = "1" * 32, "2" * 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -18,14 +19,34 @@ import msgspec
 import numpy as np
 import pytest
 
-from potluck.core.ancestry import MAX_BRANCHES, Branch
-from potluck.core.histories import History, Milestone, Position
+from potluck import (
+    Cluster,
+    DistributedContext,
+    ElasticTrainer,
+    GradientCompressor,
+    SimulatedBackend,
+)
+from potluck import IoError as potluck_IoError
+from potluck._types import Branch
 from potluck.errors import IoError
-from potluck.training.checkpoint import Checkpointer, latest
-from potluck.training.checkpoint_format import decode_header, encode_header
-from potluck.training.checkpoint_manifest import BLOCK, Manifest, digest
-from potluck.training.checkpoint_reading import Checkpoint, checkpoints
-from support.threads import PATIENCE
+from potluck.membership.messages import MAX_BRANCHES
+from potluck.training.checkpoint import FOLDER, FRESH_START, RESUME, Checkpointer, Saving, latest
+from potluck.training.checkpoint_files import (
+    BLOCK,
+    Checkpoint,
+    Damaged,
+    Manifest,
+    checkpoints,
+    decode_header,
+    digest,
+    encode_header,
+)
+from potluck.training.elastic import ElasticTrainer as ElasticElasticTrainer
+from potluck.training.state import TrainingState
+from potluck.training.steps import History, Milestone, Position
+from support.clusters import clusters, everywhere
+from support.elastic import Regression
+from support.threads import PATIENCE, eventually
 
 
 def tree(step: int = 1) -> dict[str, Any]:
@@ -469,3 +490,371 @@ def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path) -> None:
     found = latest(tmp_path)
     assert found is not None
     assert len(found.history.position.lineage) == 32
+
+
+# --------------------------------------------------------------------------------------------------
+# Damage to checkpoints is found wherever it is, said, and never passed off as a beginning.
+
+
+def damage_save(folder: Path, *steps: int) -> list[Path]:
+    """Checkpoints of these steps; where they are."""
+    with Checkpointer(folder, keep=9) as saver:
+        return [
+            saver.save({"w": np.arange(4.0) + step, "b": np.arange(3)}, step, wait=True).wait()
+            for step in steps
+        ]
+
+
+def spoiled(data: bytes) -> Iterator[bytes]:
+    """A file with each of its bytes changed in two ways, cut off anywhere, and longer."""
+    for place in range(len(data)):
+        for bit in (1, 32):
+            yield data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+    for length in range(0, len(data), 7):
+        yield data[:length]
+    yield data[:-1]
+    yield data + b"\0"
+    yield data + data
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "json"])
+def test_every_byte_of_every_file_is_covered(tmp_path: Path, suffix: str) -> None:
+    """Length, header, padding, data, and the manifest itself: opened before, and opened after."""
+    (made,) = damage_save(tmp_path, 1)
+    (path,) = made.glob(f"*.{suffix}")
+    data = path.read_bytes()
+    before = Checkpoint(made)
+    before.verify()
+    for wrong in spoiled(data):
+        path.write_bytes(wrong)
+        with pytest.raises(potluck_IoError):
+            before.verify()
+        with pytest.raises(potluck_IoError):
+            Checkpoint(made).verify()
+    path.write_bytes(data)
+    before.verify()
+
+
+def wreck(made: Path, how: str) -> None:
+    """Damage a checkpoint."""
+    (manifest,), (data,) = made.glob("*.json"), made.glob("*.safetensors")
+    match how:
+        case "bad text with a right checksum":
+            text = (
+                manifest.read_bytes()
+                .partition(b"\n")[2]
+                .replace(b'"lineage":"', b'"lineage":"\xff')
+            )
+            manifest.write_bytes(b"potluck-checkpoint 1 " + digest(text).encode() + b"\n" + text)
+        case "bad text":
+            manifest.write_bytes(manifest.read_bytes()[:80] + b"\xff\xfe" * 40)
+        case "no data":
+            data.unlink()
+        case "another file":
+            manifest.write_bytes(b"\x80\x81\x82")
+        case "a folder":
+            manifest.unlink()
+            manifest.mkdir()
+        case "header":
+            octets = bytearray(data.read_bytes())
+            octets[12] ^= 1
+            data.write_bytes(octets)
+        case "data":
+            octets = bytearray(data.read_bytes())
+            octets[-1] ^= 1
+            data.write_bytes(octets)
+        case "a manifest that does not vouch for its content":
+            text = manifest.read_bytes()
+            manifest.write_bytes(text.replace(b'"step":3', b'"step":4'))
+
+
+WAYS = (
+    "bad text with a right checksum",
+    "bad text",
+    "no data",
+    "another file",
+    "a folder",
+    "header",
+    "data",
+    "a manifest that does not vouch for its content",
+)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_one_before_is_found_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Which checkpoint is damaged, what is wrong with it, and which one is used instead."""
+    *_, newest = damage_save(tmp_path, 1, 2, 3)
+    wreck(newest, how)
+    with caplog.at_level(logging.WARNING):
+        found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert found.step == 2
+    (record,) = caplog.records
+    assert f"{newest} is damaged: " in record.message
+    assert "Step 2 is used instead" in record.message
+
+
+def test_what_is_older_than_the_one_in_use_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost by it."""
+    older, _ = damage_save(tmp_path, 1, 2)
+    wreck(older, "bad text")
+    assert latest(tmp_path, verify=True) is not None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_if_all_are_damaged_that_is_an_error(tmp_path: Path, *, verify: bool) -> None:
+    """It names them, and says how to begin anew; a folder without any is no error."""
+    for made in damage_save(tmp_path, 1, 2):
+        wreck(made, "bad text")
+    with pytest.raises(
+        potluck_IoError, match=r"All checkpoints in .*step-.*2.*step-.*1.*fresh_start=True"
+    ):
+        latest(tmp_path, verify=verify)
+    assert latest(tmp_path, verify=verify, fresh_start=True) is None
+    assert latest(tmp_path / "empty", verify=verify) is None
+
+
+# -- resuming ------------------------------------------------------------------------------------
+
+
+def trainer_in(group: DistributedContext, folder: Path, **options: Any) -> ElasticTrainer:
+    """A training of one array."""
+    weights = np.zeros(4)
+
+    def apply(mean: Any) -> None:
+        weights[:] -= mean
+
+    return ElasticTrainer(
+        group, TrainingState(model=weights), apply, checkpoints=folder, save_every=1, **options
+    )
+
+
+def train(group: DistributedContext, folder: Path, steps: int) -> list[Path]:
+    """Train, and save every step; where the checkpoints are."""
+    with trainer_in(group, folder) as trainer:
+        for _ in range(steps):
+            trainer.step(np.ones(4))
+    return sorted(folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_training_resumes_from_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Never from damaged bytes; the log and the events of the cluster say what was passed over."""
+    with clusters(1) as (node,):
+        *_, newest = train(node, tmp_path, 3)
+        wreck(newest, how)
+        monkeypatch.setenv(RESUME, "1")
+        trainer = trainer_in(node, tmp_path)
+        assert trainer.step_count == 2
+        eventually(lambda: bool(damage_told_to(node)))
+        (event,) = damage_told_to(node)
+        assert event.folder == newest
+        assert event.resumed == 2
+        trainer.close()
+
+
+def damage_told_to(node: Cluster) -> list[Damaged]:
+    """What the events of a cluster say of damaged checkpoints."""
+    return [each.event for each in node.events() if isinstance(each.event, Damaged)]
+
+
+def test_a_training_with_damaged_checkpoints_alone_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that is asked for, in the program or beside it."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        for made in train(alone, tmp_path, 2):
+            wreck(made, "header")
+        monkeypatch.setenv(RESUME, "1")
+        with pytest.raises(potluck_IoError, match=r"All checkpoints .* are damaged.*--fresh-start"):
+            trainer_in(alone, tmp_path)
+        trainer = trainer_in(alone, tmp_path, fresh_start=True)
+        assert trainer.step_count == 0
+        trainer.close()
+        monkeypatch.setenv(FRESH_START, "1")
+        again = trainer_in(alone, tmp_path)
+        assert again.step_count == 0
+        again.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints of elastic trainings: shared folders, what each member alone has, and resuming.
+
+
+def members(count: int) -> list[DistributedContext]:
+    """A group of so many."""
+    return [DistributedContext(each) for each in SimulatedBackend.create_group(count)]
+
+
+def saving_train(folders: list[Path], steps: int, **options: Any) -> list[Regression]:
+    """Members with a folder each train to a step, saving every second one."""
+    group = members(len(folders))
+    runs = [
+        Regression(context, seed=place, checkpoints=folder, save_every=2, **options)
+        for place, (context, folder) in enumerate(zip(group, folders, strict=True))
+    ]
+
+    def work(run: Regression) -> None:
+        with run.trainer:
+            while run.trainer.step_count < steps:
+                run.step()
+
+    everywhere(runs, work)
+    for context in group:
+        context.close()
+    return runs
+
+
+@pytest.fixture
+def resuming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``potluck run --resume`` sets it."""
+    monkeypatch.setenv(RESUME, "1")
+
+
+def test_those_who_share_a_folder_write_parts(tmp_path: Path) -> None:
+    """Two share one folder, the third has its own: nobody said so, and both are complete."""
+    together_, alone = tmp_path / "nas", tmp_path / "laptop"
+    saving_train([together_, alone, together_], 5, keep=2)
+    shared, single = latest(together_, verify=True), latest(alone, verify=True)
+    assert shared is not None
+    assert single is not None
+    assert (shared.step, shared.world_size) == (4, 2)
+    assert (single.step, single.world_size) == (4, 1)
+    assert [each.step for each in checkpoints(together_)] == [4, 2]
+    assert np.array_equal(shared.tree()["model"], single.tree()["model"])
+    assert not list(together_.glob(".here-*"))
+
+
+@pytest.mark.usefixtures("resuming")
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_any_number_of_members_goes_on_from_the_last_complete_one(
+    tmp_path: Path, number: int
+) -> None:
+    """Saved by three who shared a folder; a save that was cut off counts nothing."""
+    first = saving_train([tmp_path] * 3, 7)
+    for path in tmp_path.glob("step-*6-*/part-00001*.json"):
+        path.unlink()  # as if one had been killed while it saved step 6
+    runs = saving_train([tmp_path] * number, 4)
+    assert [run.trainer.step_count for run in runs] == [4] * number
+    again = saving_train([tmp_path] * number, 9)
+    assert {run.trainer.step_count for run in again} == {9}
+    assert len({run.fingerprint for run in again}) == 1
+    assert first[0].loss > again[0].loss
+
+
+@pytest.mark.usefixtures("resuming")
+def test_who_has_nothing_gets_the_state_of_those_who_have(tmp_path: Path) -> None:
+    """One machine lost its disk: it goes on with the others."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    saving_train(folders, 4)
+    runs = saving_train([folders[0], tmp_path / "new"], 4)
+    assert len({run.fingerprint for run in runs}) == 1
+    assert {run.trainer.step_count for run in runs} == {4}
+
+
+@pytest.mark.usefixtures("resuming")
+def test_resuming_without_anything_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder, or an empty one: it begins anew, and the log says why."""
+    assert Saving(None, 10, 3).found() is None
+    assert "There is nothing to resume from" in caplog.text
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    saving = Saving(None, 10, 3)
+    assert saving.folder == tmp_path
+    assert saving.found() is None
+    assert "No complete checkpoint" in caplog.text
+
+
+def test_without_being_asked_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints that lie in the folder are not loaded, and the log says so."""
+    saving_train([tmp_path], 4)
+    assert not caplog.text
+    runs = saving_train([tmp_path], 1)
+    assert runs[0].trainer.step_count == 1
+    assert "has a checkpoint of step 4, which is not loaded" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What went wrong is said; training goes on."""
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        runs = saving_train([tmp_path / "file" / "folder"], 5)
+    assert runs[0].trainer.step_count == 5
+    assert "No checkpoints here" in caplog.text
+    assert "The last checkpoint here failed" in caplog.text
+
+
+def test_a_disk_that_was_full_for_a_while_ends_nothing(tmp_path: Path) -> None:
+    """The next checkpoint is saved as if nothing had been."""
+    tree = {"model": np.arange(4.0)}
+    saving = Saving(tmp_path / "file", 1, 3)
+    (tmp_path / "file").write_text("in the way")
+    failed = saving.save(tree, None, History(Position("f" * 32, 1, 1)))
+    assert failed is not None
+    assert failed.ends_within(None)
+    (tmp_path / "file").unlink()
+    saving.save(tree, None, History(Position("f" * 32, 1, 2)))
+    saving.close()
+    found = latest(tmp_path / "file")
+    assert found is not None
+    assert found.step == 2
+
+
+@pytest.mark.usefixtures("resuming")
+def test_a_checkpoint_of_another_training_is_named(tmp_path: Path) -> None:
+    """Which one it is, and what does not fit."""
+    saving_train([tmp_path], 2)
+    (alone,) = members(1)
+    other = TrainingState(model=np.zeros(3), optimizer=np.zeros(3), sampler=np.zeros(1))
+    with alone, pytest.raises(ValueError, match=r"step-0.* is of another training .*model"):
+        ElasticElasticTrainer(alone, other, lambda _: None, checkpoints=tmp_path)
+
+
+def compressed(context: DistributedContext, folder: Path, number: int) -> Any:
+    """A member that compresses, after so many steps, each with gradients of its own."""
+    weights = np.zeros(600, np.float32)
+    compressor = GradientCompressor("topk:0.1")
+    trainer = ElasticElasticTrainer(
+        context,
+        TrainingState(model=weights),
+        lambda mean: np.subtract(weights, mean, out=weights),
+        compressor=compressor,
+        checkpoints=folder,
+        save_every=3,
+    )
+    source = np.random.default_rng(context.rank)
+    with trainer:
+        for _ in range(number):
+            trainer.step(source.normal(size=600).astype(np.float32))
+    return compressor
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_what_compression_has_left_behind_is_saved(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is there after the restart, and none of it twice, on any number of members."""
+    group = members(3)
+    before = everywhere(group, lambda each: compressed(each, tmp_path, 3))
+    left = sum(each.residuals["gradients"] for each in before)
+    monkeypatch.setenv(RESUME, "1")
+    again = members(number)
+    after = everywhere(again, lambda each: compressed(each, tmp_path, 0))
+    found = [each.residuals["gradients"] for each in after if "gradients" in each.residuals]
+    assert len(found) == min(3, number)
+    assert np.allclose(sum(found), left, atol=1e-6)
+    assert {each.step for each in after if each.residuals} == {3}
+    for context in (*group, *again):
+        context.close()

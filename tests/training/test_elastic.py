@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+import potluck
 from potluck import (
     Aborted,
     BackendUnavailable,
+    Cluster,
     CollectiveMismatch,
     DistributedContext,
+    DistributedError,
     GradientCompressor,
+    MalformedFrame,
+    NoQuorum,
     PeerLost,
     SimulatedBackend,
 )
-from potluck.net.names import machine_name
+from potluck._types import Branch, NodeId, ProcessId, View
+from potluck.identity.node import machine_name
+from potluck.membership.messages import MAX_BRANCHES
 from potluck.training import elastic
+from potluck.training.averaging import Record, check_records
+from potluck.training.balance import Condition
 from potluck.training.checkpoint import Checkpointer, latest
-from potluck.training.elastic import ElasticTrainer
+from potluck.training.elastic import ElasticTrainer, Ground, Settlement, Standing, Try, settle
 from potluck.training.state import TrainingState
-from support.clusters import everywhere
+from potluck.training.steps import FRESH, Action, Decision, Milestone, Position, Report
+from support.clusters import clusters, everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
-from support.threads import together
+from support.threads import PATIENCE, Background, eventually, together
 
 
 @pytest.fixture
@@ -239,6 +254,7 @@ class Stopwatch(threading.local):
     """A clock of its own for every member."""
 
     now = 0.0
+    monotonic = staticmethod(time.monotonic)
 
     def perf_counter(self) -> float:
         """Seconds that this member has computed."""
@@ -337,3 +353,467 @@ def test_a_group_that_stays_cannot_go_on_without_a_member() -> None:
     with pytest.raises((PeerLost, Aborted), match=r"left|closed|gone"):
         trainers[0].step(np.zeros(1))
     contexts[0].close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Elastic steps on real clusters, with losses placed exactly.
+
+
+class Trap:
+    """Something that happens to a member at a certain point of its steps."""
+
+    def __init__(self, run: Regression, place: str, step: int, spring: Callable[[], None]) -> None:
+        self.sprung = threading.Event()
+        member: Any = run.trainer
+        target, name = {
+            "averaging": (member._group, "all_reduce"),
+            "acknowledging": (member._group, "barrier"),
+            "applying": (member, "_apply"),
+        }[place]
+        original = getattr(target, name)
+
+        def trapped(*arguments: Any, **options: Any) -> Any:
+            if run.trainer.step_count == step and not self.sprung.is_set():
+                self.sprung.set()
+                spring()
+            return original(*arguments, **options)
+
+        setattr(target, name, trapped)
+
+
+class Gone(Exception):
+    """This member's program ends here."""
+
+
+@pytest.mark.parametrize("place", ["averaging", "acknowledging", "applying"])
+def test_a_member_leaves_in_the_middle_of_a_step(place: str) -> None:
+    """Before its part of the averaging, before the barrier, or between commit and apply.
+
+    The survivors go on together, bit-identical, and every sample of the epoch counts once.
+    """
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        lost = runs[1]
+
+        def leave() -> None:
+            nodes[1].close()
+            raise Gone
+
+        Trap(lost, place, 3, leave)
+
+        def work(run: Regression) -> None:
+            try:
+                while run.trainer.step_count < 16:
+                    run.step()
+            except Gone:
+                pass
+
+        everywhere(runs, work)
+        survivors = [runs[0], runs[2]]
+        assert len({run.fingerprint for run in survivors}) == 1
+        assert {run.trainer.step_count for run in survivors} == {16}
+        survivors[0].sampler.check()
+        assert survivors[0].sampler.log == survivors[1].sampler.log
+        assert survivors[0].sampler.epoch >= 1
+        mine = Counter(pair for run in runs for pair in run.counted)
+        assert max(mine.values()) == 1
+        assert set(mine) <= set(survivors[0].sampler.log)
+
+
+def test_what_somebody_ends_on_purpose_is_not_tried_again() -> None:
+    """An abort in a view that goes on is raised; the step can be made again."""
+    with clusters(2) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 2)
+        waiting = Background(runs[0].step)
+        eventually(lambda: runs[0].trainer._pending is not None)
+        eventually(lambda: ended(nodes[0], waiting))
+        with pytest.raises(Aborted, match="enough for today"):
+            waiting.result()
+
+
+def test_a_member_that_fails_in_a_step_does_not_end_the_others() -> None:
+    """It raises there; the others try again, with it or without it."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 2)
+        fails: Any = nodes[2].group._vigil
+        begin, broken = fails.begin, threading.Event()
+
+        def raising(*arguments: Any) -> None:
+            begin(*arguments)
+            fails.begin = begin
+            broken.set()
+            raise MemoryError
+
+        fails.begin = raising
+        waiting = [Background(run.step) for run in runs]
+        with pytest.raises(MemoryError):
+            waiting[2].result()
+        assert broken.is_set()
+        again = Background(runs[2].step)
+        for each in (*waiting[:2], again):
+            assert each.result().counted
+        assert len({run.fingerprint for run in runs}) == 1
+
+
+def ended(node: Cluster, waiting: Background[Any]) -> bool:
+    """Abort until something was under way that could be."""
+    node.abort("enough for today")
+    return waiting.ended
+
+
+def test_a_newcomer_gets_the_state_and_takes_its_share() -> None:
+    """It begins from other weights, gets those of the others, and all go on alike."""
+    job = new_job()
+    with clusters(2, job) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 3)
+        goal: list[int] = []  # known to all long before anybody is there
+
+        def go_on(run: Regression) -> None:
+            while not goal or run.trainer.step_count < goal[0]:
+                run.step()
+
+        def come() -> None:
+            with join(2, job) as node:  # and leaves as soon as it is through
+                newcomer = Regression(node, seed=8)
+                newcomer.step()
+                goal.append(newcomer.trainer.step_count + 9)
+                runs.append(newcomer)
+                go_on(newcomer)
+
+        before = runs[:2]
+        together(come, *(lambda run=run: go_on(run) for run in before))
+        assert len({run.fingerprint for run in runs}) == 1
+        assert runs[2].counted
+        runs[0].sampler.check()
+        assert set(runs[2].counted) <= set(runs[0].sampler.log)
+
+
+def test_some_have_the_result_and_one_has_not() -> None:
+    """One leaves then: nobody can have applied it, so it is averaged again, by all who are left."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        late: Any = runs[2].trainer
+        complete, gone = Try.finish, threading.Event()
+        outcomes: list[list[int]] = [[], [], []]
+
+        def finish(self: Try, *arguments: Any) -> None:
+            complete(self, *arguments)
+            if self is late._begun and late.step_count == 3 and not gone.is_set():
+                eventually(lambda: bool(holds(0) and holds(1)))
+                gone.set()
+                nodes[1].close()
+                assert late._ground._stage.over.wait(PATIENCE)
+                raise Aborted("As if the last piece had never come")
+
+        def holds(place: int) -> bool:
+            return runs[place].trainer._report.holds
+
+        def work(place: int) -> None:
+            try:
+                while runs[place].trainer.step_count < 8:
+                    outcome = runs[place].step()
+                    outcomes[place].append(outcome.tries)
+            except DistributedError:
+                assert place == 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Try, "finish", finish)
+            together(*(functools.partial(work, place) for place in range(3)))
+        assert outcomes[0] == outcomes[2] == [1, 1, 1, 2, 1, 1, 1, 1]
+        assert runs[0].fingerprint == runs[2].fingerprint
+        runs[0].sampler.check()
+
+
+def test_who_had_the_last_samples_of_an_epoch_leaves() -> None:
+    """The others had none in hand: they take those samples anew, and each counts once."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        for run in runs:
+            run.sampler.committed = ((0, SAMPLES - 1),)
+        everywhere(runs, lambda run: run.trainer.start())
+        taken = everywhere(runs, lambda run: run.trainer.take().tolist())
+        ((holder, last),) = [(place, each) for place, each in enumerate(taken) if each]
+        nodes[holder].close()
+        rest = [run for place, run in enumerate(runs) if place != holder]
+        train(rest, 2)
+        assert rest[0].fingerprint == rest[1].fingerprint
+        assert rest[0].sampler.log == rest[1].sampler.log
+        assert [each for each in rest[0].sampler.log if each[0] == 0] == [(0, last[0])]
+
+
+def test_two_have_taken_the_same_samples() -> None:
+    """As after an absence: those of one count, and nobody ends for that."""
+    with clusters(3) as nodes:
+        runs = [Regression(node) for node in nodes]
+        train(runs, 1)
+        everywhere(runs, lambda run: run.trainer.take())
+        first, second = runs[0].trainer, runs[1].trainer
+        second._taken = first._taken
+        nodes[2].close()
+        counted: list[bool] = []
+
+        def work(run: Regression) -> None:
+            while run.trainer.step_count < 12:
+                counted.append(run.step().counted)
+
+        everywhere(runs[:2], work)
+        assert counted.count(False) == 1
+        assert runs[0].fingerprint == runs[1].fingerprint
+        runs[0].sampler.check()
+        assert runs[0].sampler.epoch == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Members of a training that make different calls: most of them decide who is at fault.
+
+LIMIT = 10.0  # seconds; one that is cut off waits for so long
+
+
+def outcome(cluster: Cluster, count: int, *, trains: bool) -> BaseException | None:
+    """What a sum of so many values ends with, as a user calls it or as a trainer does."""
+    try:
+        if not trains:
+            cluster.all_reduce(np.ones(count), timeout=PATIENCE)
+            return None
+        with Ground(cluster).stand(LIMIT):
+            cluster.all_reduce(np.ones(count), timeout=LIMIT)
+    except potluck.DistributedError as error:
+        return error
+    return None
+
+
+def outcomes(nodes: list[Cluster], *counts: int, trains: bool) -> list[BaseException | None]:
+    """The same of all nodes at once."""
+    return together(
+        *(partial(outcome, *each, trains=trains) for each in zip(nodes, counts, strict=True))
+    )
+
+
+def test_a_user_whose_ranks_disagree_gets_the_error_on_all_of_them() -> None:
+    """No member is removed: a mistake in a program must be seen."""
+    with clusters(3) as nodes:
+        assert outcomes(nodes, 3, 3, 3, trains=True) == [None] * 3
+        for error in outcomes(nodes, 3, 3, 4, trains=False):
+            assert isinstance(error, CollectiveMismatch)
+        assert outcomes(nodes, 3, 3, 3, trains=False) == [None] * 3
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_in_a_training_the_odd_one_is_removed(odd: int) -> None:
+    """It gets the error itself, unless it is cut off sooner; the others are told who and why."""
+    with clusters(3) as nodes:
+        counts = [3, 3, 3]
+        counts[odd] = 4
+        found = outcomes(nodes, *counts, trains=True)
+        assert isinstance(found[odd], CollectiveMismatch | NoQuorum)
+        others = [node for rank, node in enumerate(nodes) if rank != odd]
+        for error in found[:odd] + found[odd + 1 :]:
+            assert isinstance(error, PeerLost)
+            assert error.rank == odd
+            assert f"Rank {odd} made another call than most members" in str(error)
+            assert "4 elements) where all_reduce(sum, float64, 3 elements) was due" in str(error)
+        assert outcomes(others, 3, 3, trains=True) == [None] * 2
+
+
+def test_of_two_members_both_get_the_error_that_names_both_sides() -> None:
+    """Neither is in the majority, so neither is removed."""
+    with clusters(2) as nodes:
+        for error in outcomes(nodes, 3, 4, trains=True):
+            assert isinstance(error, CollectiveMismatch)
+            assert "3 elements" in str(error)
+            assert "4 elements" in str(error)
+        assert outcomes(nodes, 3, 3, trains=True) == [None] * 2
+
+
+# --------------------------------------------------------------------------------------------------
+# What members tell each other, before a step and when a view begins.
+
+
+def test_a_newcomer_that_finds_nobody_with_the_state_says_so() -> None:
+    """It does not begin anew where others may have been training."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        late = View("f" * 32, 7, (ProcessId(NodeId("a" * 32), 1),))
+        with pytest.raises(BackendUnavailable, match=r"never had the state.*are gone.*begins anew"):
+            settle(alone, late, Standing(Report(), (), 0, Condition()))
+
+
+class Other(DistributedContext):
+    """A group of two, in which the other one says something of the test's choice."""
+
+    said: Any = None
+    rank, world_size = 0, 2
+
+    def all_gather_object(self, value: Any, **_: Any) -> list[Any]:
+        """Ours, and what it says."""
+        return [value, self.said]
+
+
+VIEW = View("a" * 32, 2, tuple(ProcessId(NodeId(letter * 32), 1) for letter in "ab"))
+
+
+def hear(said: Any) -> Settlement:
+    """Settle with a member that says this."""
+    with Other(SimulatedBackend.create_group(1)[0]) as group:
+        group.said = said
+        return settle(group, VIEW, STANDING, 96)
+
+
+def written(*fields: Any) -> bytes:
+    """Fields of a report, as they travel."""
+    return msgspec.msgpack.encode(list(fields))
+
+
+def fields() -> list[Any]:
+    """Those of a good one."""
+    found: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(STANDING.message()))
+    return found
+
+
+@pytest.mark.parametrize("value", [None, (), b"", b"\xc1", b"\x93\x01\x02\x03", {"a": 1}])
+def test_a_report_that_makes_no_sense_is_refused(value: Any) -> None:
+    """Whatever another member sends, it is understood or refused, and its sender named."""
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report") as refused:
+        hear(value)
+    assert refused.value.rank == 1
+
+
+STANDING = Standing(
+    Report(
+        Position("a" * 32, 2, 9),
+        ("a" * 32, 2),
+        Position("a" * 32, 2, 10),
+        True,
+        False,
+        (Branch("b" * 32, 3),),
+        90,
+        (Milestone("b" * 32, 3, 7, 70),),
+        100,
+    ),
+    ((0, 4),),
+    5000,
+    Condition(),
+    waits=True,
+    token="abc",  # noqa: S106 - a mark in a folder
+)
+
+
+def test_a_report_survives_the_way() -> None:
+    """Position, ancestry, samples and trail, up to the largest numbers."""
+    assert hear(written(*fields())).decision.target == STANDING.report.attempt
+    largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
+    past = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
+    assert hear(written(*fields()[:5], *past, *fields()[9:])).tokens == ("abc", "abc")
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        (0, ("a" * 33, 1, 1)),
+        (0, ("a", -1, 1)),
+        (0, ("a", 1, 1.5)),
+        (1, ("a" * 33, 1)),
+        (2, ("a", 1, 1 << 62)),
+        (3, 1),
+        (4, None),
+        (5, (("a" * 33, 1),)),
+        (5, (("a", -1),)),
+        (5, ((b"a", 1),)),
+        (5, (("a", 1, 1),)),
+        (5, (("a", 1),) * (MAX_BRANCHES + 1)),
+        (6, -1),
+        (6, 1 << 62),
+        (6, 1.0),
+        (6, "1"),
+        (6, True),
+        (7, (("a", 1, 1),) * (MAX_BRANCHES + 1)),
+        (7, (("a" * 33, 1, 1, 1),)),
+        (7, (("a", 1, 1, 1 << 62),)),
+        (8, None),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_out_of_bounds_is_refused(field: int, wrong: Any) -> None:
+    """At most 32 branches, 32 characters, and numbers from 0 to 2^62 - 1."""
+    good = fields()
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report"):
+        hear(written(*good[:field], wrong, *good[field + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        (9, "x"),
+        (9, ((1, 2),)),
+        (9, ((("b" * 32, 1), "x" * 300),)),
+        (10, 1),
+        (0, ("a" * 32, 3, 9)),  # a view that is yet to come
+        (11, 7),
+        (11, ((0, float("inf")),)),
+        (11, ((5, 2),)),
+        (11, ((0, 4), (2, 6))),
+        (11, ((0, 97),)),  # of 96 samples
+        (11, ((0, 1),) * 9),
+        (12, "x"),
+        (12, -1),
+        (13, ()),
+        (13, {"load": 900}),
+        (14, 1),
+        (15, "../a"),
+        (15, "a/b"),
+        (15, "a\n"),
+        (15, "a" * 65),
+        (15, "."),
+    ],
+    ids=str,
+)
+def test_what_stands_beside_the_report_is_checked_too(field: int, wrong: Any) -> None:
+    """Samples in hand, speed, condition, and the mark, which becomes the name of a file."""
+    good = fields()
+    with pytest.raises(MalformedFrame, match="Rank 1 sent its report"):
+        hear(written(*good[:field], wrong, *good[field + 1 :]))
+
+
+def test_who_has_been_there_from_the_beginning() -> None:
+    """In the first view of this lineage, and of all its ancestors."""
+    parent, child = "a" * 32, "b" * 32
+    with clusters(1) as (node,):
+        assert node.view is not None
+        ground = Ground(node)
+        assert ground.has_founded(node.view)
+        assert not ground.has_founded(View(parent, 3, ()))
+        assert ground.has_founded(View(parent, 1, ()))
+        assert ground.has_founded(View(parent, 4, ()))
+        assert not ground.has_founded(View(child, 1, (), (Branch("c" * 32, 2),)))
+        assert ground.has_founded(View(child, 1, (), (Branch(parent, 4),)))
+
+
+def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
+    """Weights, speeds and intervals as numbers; more pieces than can be are an error."""
+    record = Record(3, 99, 0.1, 5000, 2, ((0, 5), (9, 12)))
+    row = record.encode().tolist()
+    assert Record.decode(row, 0) == record
+    with pytest.raises(MalformedFrame, match=r"Rank 7 sent its part in a step .* 99 intervals"):
+        Record.decode([*row[:5], 99, *row[6:]], 7)
+    odd = dataclasses.replace(record, signature=5)
+    with pytest.raises(MalformedFrame, match="Rank 2 sent its part") as found:
+        check_records([record, record, odd], 0)
+    assert found.value.rank == 2
+    with pytest.raises(CollectiveMismatch, match="Rank 2 brings other gradients"):
+        check_records([record, record, odd], 2)  # it must not blame the others
+    with pytest.raises(CollectiveMismatch, match="Rank 1 brings other gradients"):
+        check_records([record, odd], 0)  # one against one: neither is right
+    with pytest.raises(CollectiveMismatch, match="Rank 1 is at step 4, rank 0 at step 3"):
+        check_records([record, dataclasses.replace(record, step=4)])
+    with pytest.raises(CollectiveMismatch, match="different epochs"):
+        check_records([record, dataclasses.replace(record, epoch=1)])
+
+
+def test_what_two_have_taken_counts_for_one() -> None:
+    """One was away while its samples were handed out anew; both stand where all stand."""
+    actions = Action.KEEP, Action.KEEP, Action.APPLY, Action.RECEIVE, Action.RECEIVE
+    taken = ((0, 4),), ((3, 6),), ((8, 9),), ((4, 6),), ((6, 8),)
+    found = Settlement(Decision(FRESH, actions, ""), actions[0], taken, (), (), ())
+    assert found.kept({0, 1, 2, 3}) == [((0, 4),), None, (), ((4, 6),), None]

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from potluck import Aborted, Checkpointer, DistributedContext, DistributedMetrics, SimulatedBackend
-from potluck.core.ancestry import Branch
-from potluck.core.histories import History, Milestone, Position
+from potluck._types import Branch, NodeId, ProcessId, View
+from potluck.training.averaging import DiscardedWork, compare_states
 from potluck.training.checkpoint import latest
-from potluck.training.elastic import ElasticTrainer
-from potluck.training.elastic_ground import Ground
-from potluck.training.elastic_outcome import DiscardedWork, compare_states
+from potluck.training.elastic import ElasticTrainer, Ground
 from potluck.training.state import TrainingState
-from potluck.vocabulary import NodeId, ProcessId, View
+from potluck.training.steps import History, Milestone, Position
 from support.clusters import everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
 from support.gates import Gate

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.training.sampler import MAX_PIECES, ElasticSampler, divided
-from potluck.training.sampler_intervals import Intervals, overlap, subtract, take, total, union
+from potluck.training.sampler import (
+    MAX_PIECES,
+    ElasticSampler,
+    Intervals,
+    divided,
+    overlap,
+    subtract,
+    take,
+    total,
+    union,
+)
 
 sets = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 chances = st.integers(0, 2**32).map(random.Random)

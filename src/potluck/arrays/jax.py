@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.arrays.base import Access, Array, Lease
-from potluck.arrays.memory import fresh, lend_memory
-
-__all__ = ["JAX", "JaxAdapter"]
+from potluck.arrays.base import Access, Array, Lease, fresh, lend_memory
 
 
 class JaxAdapter:

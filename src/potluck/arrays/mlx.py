@@ -9,10 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from potluck.arrays.base import Access, Array, Lease
-from potluck.arrays.memory import fresh
-
-__all__ = ["MLX", "MlxAdapter"]
+from potluck.arrays.base import Access, Array, Lease, fresh
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -17,10 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from potluck.arrays.base import Access, Array, Dtype, Lease
-from potluck.arrays.memory import check_no_overlap
-
-__all__ = ["TORCH", "TorchAdapter"]
+from potluck.arrays.base import Access, Array, Dtype, Lease, check_no_overlap
 
 _DTYPES: dict[torch.dtype, Dtype] = {
     **{

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
+import random
 import socket
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from msgspec import structs
 
-from potluck.backend.introduction import say_hello
-from potluck.backend.membership import Membership
-from potluck.errors import MalformedFrame
-from potluck.messages import Lane, LaneOpened, Speeds
-from potluck.net import shortcut
-from potluck.net.ciphers import CipherSpeeds, choose_cipher, local_speeds
-from potluck.net.opening import answer
-from potluck.net.sealing import SECRET_SIZE, Opener, Sealer, derive_keys, seal_context
+from potluck._types import NodeId
+from potluck.errors import MalformedFrame, NoConnection
+from potluck.net import unix_socket
+from potluck.net.addresses import Address
+from potluck.net.aead import (
+    SECRET_SIZE,
+    CipherSpeeds,
+    Opener,
+    Sealer,
+    choose_cipher,
+    derive_keys,
+    local_speeds,
+    seal_context,
+)
+from potluck.net.opening import answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
-from potluck.net.shortcut import Offer
 from potluck.net.tcp import LocalStream, SocketStream, TcpStream, peer_address
-
-__all__ = ["OpenLane", "answer_lane", "dial_lane"]
+from potluck.net.unix_socket import Offer
+from potluck.trust.admission import Refused
+from potluck.trust.connect import Declined, open_any, say_hello
+from potluck.trust.membership_store import Membership
+from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Speeds, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +85,11 @@ def _dial(
 def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
     """Grant a lane on a connection that came in, to somebody who belongs."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
-    local = shortcut.take(hello.shortcut, sock)
+    local = unix_socket.take(hello.shortcut, sock)
     if local is not None:
         try:
             answer(sock, LaneOpened(hello.to, by_shortcut=True))
-            shortcut.await_dialler(local, sock, deadline)
+            unix_socket.await_dialler(local, sock, deadline)
         except BaseException:
             local.close()
             raise
@@ -123,3 +137,157 @@ def _keys(
         initiator=initiator,
         cipher=choose_cipher(*speeds),
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# The way to a rank: its addresses are dialled, again and again, until it opens a lane.
+
+ANSWER_WITHIN = 8.0
+"""Seconds for the answer to a hello: longer than a lane may wait for its view to be known."""
+
+PAUSE, LONGEST_PAUSE = 0.02, 0.25
+"""Seconds between two rounds through a peer's addresses: doubling, with jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Whom to dial, and for how long."""
+
+    members: Membership
+    peer: Peer
+    """Where it is, best address first; its node has to answer, unless that is empty."""
+    deadline: float
+    look: Callable[[], None] = lambda: None
+    """Called while waiting; raises when trying makes no sense any more."""
+    hold: Callable[[OpeningSocket], None] = lambda _: None
+    """Gets the connection while it opens, to be able to end it from another thread."""
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where to try."""
+        return [Address(host, self.peer.port) for host in self.peer.hosts]
+
+
+def open_lane(hello: Lane, route: Route) -> OpenLane:
+    """Open a lane to the rank that ``hello`` names; the one way to do so, for every purpose."""
+    failure: Exception | None = None
+    pause = PAUSE
+    while time.monotonic() < route.deadline:
+        try:
+            return _open_once(hello, route)
+        except Declined:
+            raise
+        except (OSError, MalformedFrame) as error:
+            if failure is None or not isinstance(error, TimeoutError):
+                failure = error  # that the last try had no time left tells nobody anything
+        route.look()
+        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+        pause = min(LONGEST_PAUSE, pause * 2)
+    peer, where = route.peer, ", ".join(map(str, route.addresses))
+    raise NoConnection(
+        f"Rank {hello.rank} could not connect to rank {hello.to} on {peer.name} ({where})",
+        rank=hello.to,
+        host=peer.name,
+        cause=str(failure) if failure else "no time was left",
+        hint="Check that the two machines reach each other and that no firewall is between.",
+    )
+
+
+def _open_once(hello: Lane, route: Route) -> OpenLane:
+    def say(sock: OpeningSocket) -> OpenLane:
+        route.hold(sock)
+        soon = min(route.deadline, time.monotonic() + ANSWER_WITHIN)
+        return dial_lane(sock, hello, route.members, soon)
+
+    node = NodeId(route.peer.node) if route.peer.node else None
+    return open_any(route.members, route.addresses, route.deadline, node, route.look, say)
+
+
+# --------------------------------------------------------------------------------------------------
+# The door of a complete group: its members may open further lanes, and nobody else anything.
+
+MESSAGES = "messages"
+"""The purpose of the first lane between two ranks."""
+
+COMPLETE = "this group is complete"
+
+AHEAD = 64
+"""Lanes that a rank may open ahead of us, one for each group that it uses before we do."""
+
+AT_ONCE = 16
+"""Lanes of one rank that are answered at the same time, each by a thread."""
+
+Deliver: TypeAlias = Callable[[int, str, OpenLane], None]
+"""(rank, purpose, the lane it has opened)"""
+
+
+class Extension:
+    """Answers hellos for further lanes.
+
+    Each lane is answered on a thread of its own, for a moment, so that nobody holds up others.  A
+    rank that is too far ahead of us is sent away before it is answered, and asks again.
+    ``judge`` says who may have one, ``answer`` grants it, and ``waiting`` is how many lanes of a
+    rank nobody has asked for yet.
+    """
+
+    def __init__(
+        self,
+        judge: Callable[[OpeningSocket, Lane], Refused | None],
+        answer: Callable[[OpeningSocket, Lane], OpenLane],
+        deliver: Deliver,
+        waiting: Callable[[int], int],
+    ) -> None:
+        self._judge = judge
+        self._grant = answer
+        self._deliver = deliver
+        self._waiting = waiting
+        self._answering: collections.Counter[int] = collections.Counter()  # lanes of each rank
+        self._lock = threading.Lock()
+
+    def receive(self, sock: OpeningSocket, payload: bytes) -> None:
+        """Take a hello."""
+        lane = unpack(payload, Join | Lane)  # type: ignore[arg-type]
+        if not isinstance(lane, Lane) or lane.purpose == MESSAGES:
+            refuse(sock, COMPLETE, for_now=True)
+        else:
+            self.offer(sock, lane)
+
+    def offer(self, sock: OpeningSocket, lane: Lane) -> None:
+        """Take a lane, if its dialler may have it; never waits for it."""
+        refused = self._judge(sock, lane)
+        if refused is not None:
+            refuse(sock, refused.sentence)
+        elif not self._has_room(lane.rank):
+            refuse(sock, f"too many connections of rank {lane.rank} wait here", for_now=True)
+        else:
+            self._begin(sock, lane)
+
+    def _has_room(self, rank: int) -> bool:
+        with self._lock:
+            answering = self._answering[rank]
+        return answering < AT_ONCE and answering + self._waiting(rank) < AHEAD
+
+    def _begin(self, sock: OpeningSocket, lane: Lane) -> None:
+        self._count(lane.rank, 1)
+        thread = threading.Thread(
+            target=self._answer, args=(sock, lane), name="potluck-lane", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads
+            self._count(lane.rank, -1)
+            refuse(sock, "this machine has no thread left to answer with", for_now=True)
+
+    def _answer(self, sock: OpeningSocket, lane: Lane) -> None:
+        try:
+            opened = self._grant(sock, lane)
+        except (OSError, MalformedFrame):
+            sock.close()  # it gave up this instant, and may dial again
+        else:
+            self._deliver(lane.rank, lane.purpose, opened)
+        finally:
+            self._count(lane.rank, -1)
+
+    def _count(self, rank: int, change: int) -> None:
+        with self._lock:
+            self._answering[rank] += change

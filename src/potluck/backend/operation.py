@@ -17,19 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from potluck._types import Seconds, in_seconds
 from potluck.errors import BackendUnavailable, DistributedError, Timeout
-from potluck.vocabulary import Seconds, in_seconds
-
-__all__ = [
-    "DONE",
-    "Cancelled",
-    "Driver",
-    "Ended",
-    "Operation",
-    "Turns",
-    "deadline_after",
-    "finish_all",
-]
 
 LONGEST = 3600.0
 """Seconds of one sleep, after which the deadline is looked at again: epoll ends at 24 days."""

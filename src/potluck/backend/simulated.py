@@ -11,10 +11,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from potluck.backend.base import check_whole
-from potluck.backend.limits import Limits
+from potluck.backend.base import PeerStream, Switchboard, check_whole
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.streams import PeerStream, Switchboard
+from potluck.backend.messages import Limits
 from potluck.errors import InvalidWorldSize
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from potluck.net.transport import Buffer, Poller
 
-__all__ = ["SimulatedBackend", "SimulatedFaults"]
 
 UNBOUNDED = 1 << 48
 """Bytes: more than any memory has."""

@@ -10,21 +10,25 @@ import hashlib
 import weakref
 from typing import TYPE_CHECKING
 
+from potluck._process import ForkSafeLock
+from potluck.backend.adapters.base import carry
 from potluck.backend.base import NOTICES, RPC, WORLD, Backend, check_whole
-from potluck.backend.engines.plain import carry
 from potluck.errors import InvalidRank, InvalidWorldSize
-from potluck.forking import ForkSafeLock
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Callable, Iterable, Sequence  # type: ignore[attr-defined]
+    from collections.abc import (  # type: ignore[attr-defined]
+        Buffer,
+        Callable,
+        Iterable,
+        Sequence,
+    )
 
+    from potluck._types import NodeId
+    from potluck.backend.base import PeerStream
     from potluck.backend.operation import Operation
-    from potluck.backend.streams import PeerStream
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
-    from potluck.vocabulary import NodeId
 
-__all__ = ["SubBackend", "unmade"]
 
 _lock = ForkSafeLock()
 _created: weakref.WeakKeyDictionary[Backend, dict[tuple[int, ...], int]] = (

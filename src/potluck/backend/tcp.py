@@ -2,29 +2,581 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import ipaddress
 import os
+import queue
+import random
+import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec import structs
+
+from potluck._decode import printable
+from potluck._types import Seconds, in_seconds
 from potluck.backend.base import check_whole
-from potluck.backend.dialling import Meeting
-from potluck.backend.laned import LaneBackend
-from potluck.backend.membership import Membership
-from potluck.backend.rendezvous import meet
-from potluck.config import read_launch
-from potluck.errors import InvalidRank, InvalidWorldSize, SelfSend
-from potluck.net.addresses import parse_address
-from potluck.vocabulary import Seconds, in_seconds
+from potluck.backend.lanes import (
+    COMPLETE,
+    MESSAGES,
+    Deliver,
+    Extension,
+    OpenLane,
+    Route,
+    answer_lane,
+    open_lane,
+)
+from potluck.backend.stream_backend import LaneBackend
+from potluck.errors import (
+    BackendUnavailable,
+    DistributedError,
+    HandshakeRefused,
+    InvalidRank,
+    InvalidWorldSize,
+    MalformedFrame,
+    SelfSend,
+    Timeout,
+    from_os_error,
+)
+from potluck.identity.node import machine_name, this_process
+from potluck.launch_env import read_launch
+from potluck.logs import get_logger
+from potluck.net import tcp
+from potluck.net.addresses import Address, is_loopback, parse_address, unmapped, usable_hosts
+from potluck.net.listener import Acceptor
+from potluck.net.opening import RefusedByPeer, RefusedForNow, answer, await_answer, refuse
+from potluck.net.secure_socket import NOBODY, OpeningSocket, SecureSocket
+from potluck.trust.admission import (
+    ANYWHERE,
+    Refused,
+    Rendezvous,
+    judge_entry,
+    judge_lane,
+    judge_node,
+    judge_table,
+    list_ranks,
+)
+from potluck.trust.connect import Call, Declined, Reception, dial, say_hello
+from potluck.trust.membership_store import Membership
+from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Table, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Self
 
-    from potluck.backend.lanes import OpenLane
-    from potluck.messages import Table
-    from potluck.net.namespace import NetworkNamespace
+    from potluck.identity.namespace import NetworkNamespace
 
-__all__ = ["TcpBackend", "formed"]
+
+# --------------------------------------------------------------------------------------------------
+# Building the mesh: each rank dials those below it and is dialled by those above.
+
+Hello: TypeAlias = tuple[OpeningSocket, Join | Lane]
+
+Welcome: TypeAlias = Callable[[int, OpenLane, Peer], None]
+"""(rank, its connection, where it is)"""
+
+ANSWER_TIME = 5.0
+"""Seconds for the last steps of opening a lane with a member."""
+
+_SAME_START = "Check that they were started with the same master address and world size."
+_SAME_PEERS = "Check that they were started with the same list of peers, and where they run."
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank brings to the rendezvous."""
+
+    rank: int
+    world_size: int
+    masters: Sequence[Address]
+    timeout: float
+    deadline: float
+    members: Membership
+    port: int = 0
+    """Where ranks other than 0 listen; 0 is any that is free."""
+    peers: Sequence[Address] = ()
+    """Where each rank listens, if that is agreed beforehand."""
+    mapped: bool = False
+    """Whether the master address may be one that leads to rank 0 and is not its own."""
+
+    def entry(self, rank: int) -> str:
+        """A rank for an error message, with its entry in the list of peers where there is one."""
+        where = f" (peers[{rank}], {self.peers[rank]})" if self.peers else ""
+        return f"rank {rank}{where}"
+
+
+class Door:
+    """Our own listener, with the hellos that have come so far."""
+
+    def __init__(self, listener: socket.socket, members: Membership) -> None:
+        self._hellos: queue.SimpleQueue[Hello] = queue.SimpleQueue()
+        self.acceptor = Acceptor(
+            listener,
+            self._receive,
+            members.security,
+            lambda channel, where: Reception(members, channel, where),
+            members.refused_stranger,
+        )
+
+    def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
+        self._hellos.put((sock, unpack(payload, Join | Lane)))  # type: ignore[arg-type]
+
+    def next_hello(self, deadline: float) -> Hello | None:
+        """The next complete hello, or None at the deadline."""
+        with contextlib.suppress(queue.Empty):
+            return self._hellos.get(timeout=max(0.0, deadline - time.monotonic()))
+        return None
+
+    def turn_away(self, sentence: str) -> None:
+        """From now on refuse everybody, those included who are waiting."""
+        self.acceptor.receive = lambda sock, _: refuse(sock, sentence, for_now=True)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                refuse(self._hellos.get_nowait()[0], sentence, for_now=True)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.turn_away("this rank has given up")
+        self.acceptor.close()
+
+
+class Links:
+    """Connects one rank with all others."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        table: Table,
+        door: Door,
+        welcome: Welcome,
+    ) -> None:
+        self._meeting = meeting
+        self.table = self._table = table
+        """Who is who: every rank, as rank 0 has written it down."""
+        self._door = door
+        self._welcome = welcome
+
+    def dial_lower(self) -> None:
+        """Dial every rank below; they have been listening since before the table was sent."""
+        for rank in range(self._meeting.rank):
+            self._welcome(rank, self.open(rank), self._table.peers[rank])
+
+    def open(
+        self,
+        rank: int,
+        purpose: str = MESSAGES,
+        deadline: float | None = None,
+        look: Callable[[], None] = lambda: None,
+        hold: Callable[[OpeningSocket], None] = lambda _: None,
+    ) -> OpenLane:
+        """Open a lane for one purpose to a rank; the one way to do so, for every purpose.
+
+        The node that joined as that rank must answer, and both sides must agree on who belongs.
+        """
+        peer = self._table.peers[rank]
+        masters = self._meeting.masters
+        hosts = peer.hosts or list(dict.fromkeys(master.host for master in masters))
+        hello = Lane(session=self._table.session, rank=self._meeting.rank, to=rank, purpose=purpose)
+        end = self._meeting.deadline if deadline is None else deadline
+        route = Route(self._meeting.members, structs.replace(peer, hosts=hosts), end, look, hold)
+        return open_lane(hello, route)
+
+    def await_higher(self) -> None:
+        """Wait until every rank above has dialled us."""
+        expected = set(range(self._meeting.rank + 1, self._meeting.world_size))
+        while expected:
+            hello = self._door.next_hello(self._meeting.deadline)
+            if hello is None:
+                raise missing_error(self._meeting, sorted(expected), "did not connect")
+            sock, lane = hello
+            refused = self._judge(sock, lane, expected)
+            if refused is not None:
+                refuse(sock, refused.sentence)
+                continue
+            assert isinstance(lane, Lane)
+            try:
+                opened = self.answer(sock, lane)
+            except (OSError, MalformedFrame):
+                sock.close()  # it gave up this instant, and may dial again
+                continue
+            expected.discard(lane.rank)
+            self._welcome(lane.rank, opened, self._table.peers[lane.rank])
+
+    def answer(self, sock: OpeningSocket, lane: Lane) -> OpenLane:
+        """Grant a lane to somebody who may have it."""
+        return answer_lane(sock, lane, self._meeting.members, time.monotonic() + ANSWER_TIME)
+
+    def extend(self, deliver: Deliver, waiting: Callable[[int], int]) -> Acceptor:
+        """The group is complete: from now on its members may open further lanes.
+
+        Each goes to ``deliver``; ``waiting`` says how many of a rank's nobody has asked for yet.
+        """
+        self._door.turn_away(COMPLETE)
+        extension = Extension(self._judge_extension, self.answer, deliver, waiting)
+        self._door.acceptor.receive = extension.receive
+        return self._door.acceptor
+
+    def _judge_extension(self, sock: OpeningSocket, lane: Lane) -> Refused | None:
+        """Whether a member may open a further lane: those above us dial, as for messages."""
+        higher = set(range(self._meeting.rank + 1, self._meeting.world_size))
+        return self._judge(sock, lane, higher)
+
+    def _judge(self, sock: OpeningSocket, lane: Join | Lane, expected: set[int]) -> Refused | None:
+        if not isinstance(lane, Lane):
+            return Refused(COMPLETE)
+        proved = sock.peer if isinstance(sock, SecureSocket) else NOBODY
+        return judge_lane(lane, self._table.session, self._meeting.rank, expected) or judge_node(
+            lane.rank, self._table.peers[lane.rank].node, proved
+        )
+
+
+def shown(peer: Peer) -> Peer:
+    """The same with a name and addresses that do no harm in an error message."""
+    hosts = [printable(host) for host in peer.hosts]
+    return structs.replace(peer, name=printable(peer.name), hosts=hosts)
+
+
+def missing_error(meeting: Meeting, missing: Sequence[int], what: str) -> Timeout:
+    """The error for ranks that did not come, with what became of whoever called."""
+    cause = meeting.members.last_refusal
+    hint = None if cause else _SAME_PEERS if meeting.peers else _SAME_START
+    stranger = meeting.members.last_stranger
+    if stranger is not None and cause is None:
+        cause, hint = printable(stranger.message), stranger.hint
+    who = ", ".join(map(meeting.entry, missing)) if meeting.peers else list_ranks(missing)
+    return Timeout(
+        f"Rank {meeting.rank} waited {meeting.timeout:g} s for {who}, which {what}",
+        seconds=meeting.timeout,
+        missing=missing,
+        rank=missing[0],
+        cause=cause,
+        hint=hint,
+    )
+
+
+def refused_error(meeting: Meeting, master: Address, error: HandshakeRefused) -> HandshakeRefused:
+    """The error for a rank that rank 0 does not take, or that does not trust who answers there."""
+    if isinstance(error, RefusedByPeer):
+        what, cause = f"Rank 0 at {master} refused rank {meeting.rank}", error.cause
+    else:
+        what, cause = f"Rank {meeting.rank} cannot join rank 0 at {master}", error.message
+    return HandshakeRefused(
+        what, rank=meeting.rank, host=str(master), cause=cause or error.message, hint=error.hint
+    )
+
+
+def unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
+    """The error for a rank that has not met rank 0 in time."""
+    cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
+    entry = " (peers[0])" if meeting.peers else ""
+    return Timeout(
+        f"Rank {meeting.rank} could not meet rank 0 at {master}{entry} "
+        f"within {meeting.timeout:g} s",
+        seconds=meeting.timeout,
+        missing=(0,),
+        rank=0,
+        host=str(master),
+        cause=cause.cause or cause.message,
+        hint=cause.hint or "Check that rank 0 runs there and that no firewall is between.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Meeting at rank 0: every rank learns where all others are, then the mesh is dialled.
+#
+# Rank 0 listens at the master address.  The others dial it, in any order and as often as needed,
+# say who and where they are, and get the table when everybody has come.  Then each rank dials those
+# below it and is dialled by those above.  A rank that is refused is told why; nobody else notices.
+
+logger = get_logger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""
+
+FULL_PAUSE = 0.25
+"""Seconds until a group that was complete is asked again: an earlier one may be about to leave."""
+
+WATCH_EVERY = 0.05
+"""Seconds between two looks at whether somebody who waits has hung up."""
+
+ANSWER_WITHIN = 2.0
+"""Seconds after which whoever listens at the master address is taken to be somebody else."""
+
+TABLE_PART = 1 << 15
+"""Bytes of the table in one frame: half of what fits, as a single peer may take a quarter."""
+
+GRACE = 1.0
+"""Seconds a rank whose time is up still listens to rank 0, which knows who is missing."""
+
+
+def meet(meeting: Meeting, welcome: Welcome) -> Links:
+    """Take part; ``welcome`` gets every peer's connection."""
+    door, table = _gather(meeting) if meeting.rank == 0 else _join(meeting)
+    try:
+        links = Links(meeting, table, door, welcome)
+        links.dial_lower()
+        links.await_higher()
+    except BaseException:
+        door.close()
+        raise
+    return links
+
+
+# -- rank 0 ----------------------------------------------------------------------------------------
+
+
+def _gather(meeting: Meeting) -> tuple[Door, Table]:
+    door = Door(_listen_as_master(meeting), meeting.members)
+    waiting: dict[int, OpeningSocket] = {}
+    try:
+        book = Rendezvous(meeting.world_size)
+        _await_everybody(meeting, door, book, waiting)
+        me = Peer(
+            hosts=[],
+            port=door.acceptor.port,
+            name=machine_name(),
+            node=meeting.members.me,
+            process=_my_process(meeting),
+        )
+        peers = book.peers(me)
+        ranks = book.waiting().items()
+        refused = book.unreachable([k for k, r in ranks if all(map(is_loopback, peers[r].hosts))])
+        if refused is not None:
+            raise BackendUnavailable(
+                "The ranks cannot all reach each other", cause=refused.sentence
+            )
+        table = Table(session=os.urandom(16), peers=peers)
+        for sock in waiting.values():
+            with contextlib.suppress(OSError):  # it died this instant; its link will be missed
+                sock.settimeout(1.0)
+                for part in table.parts(TABLE_PART):
+                    answer(sock, part)
+    except BaseException as error:
+        reason = str(error) if isinstance(error, DistributedError) else "rank 0 has given up"
+        for sock in waiting.values():
+            refuse(sock, reason)
+        door.close()
+        raise
+    for sock in waiting.values():
+        sock.close()
+    return door, table
+
+
+def _await_everybody(
+    meeting: Meeting, door: Door, book: Rendezvous, waiting: dict[int, OpeningSocket]
+) -> None:
+    patience: dict[int, float] = {}
+    while book.missing:
+        if time.monotonic() >= meeting.deadline:
+            raise missing_error(meeting, book.missing, "did not come to the rendezvous")
+        hello = door.next_hello(min(meeting.deadline, time.monotonic() + WATCH_EVERY))
+        for key in [key for key, sock in waiting.items() if _has_hung_up(sock)]:
+            waiting.pop(key).close()
+            book.leave(key)
+        for key in [key for key in waiting if time.monotonic() > patience[key]]:
+            refuse(waiting.pop(key), f"{list_ranks(book.missing)} did not come in time")
+            book.leave(key)
+        if hello is None:
+            continue
+        sock, request = hello
+        if not isinstance(request, Join):
+            refuse(sock, "the group is not complete yet")
+            continue
+        _turn_away_strangers(meeting, book, waiting)  # the caller may have told us of a change
+        name = request.peer.name
+        refused = judge_entry(request.rank, request.peer, meeting.peers) or book.join(
+            id(sock), _as_proved(request, sock)
+        )
+        if refused is not None:
+            logger.warning("refused %r as rank %d: %s", name, request.rank, refused.sentence)
+            meeting.members.last_refusal = f"{name!r} was turned away: {refused.sentence}"
+            refuse(sock, refused.sentence)
+        else:
+            with contextlib.suppress(OSError):  # it has gone again, which the next look finds
+                answer(sock, LaneOpened(rank=0))
+            waiting[id(sock)] = sock
+            # Later than that, so that all hear the same if rank 0 gives up at about that time too.
+            patience[id(sock)] = time.monotonic() + request.patience + GRACE / 2
+
+
+def _turn_away_strangers(
+    meeting: Meeting, book: Rendezvous, waiting: dict[int, OpeningSocket]
+) -> None:
+    """Refuse those who were members when they came, and are none any more."""
+    for key, sock in list(waiting.items()):
+        refused = meeting.members.judge_peer(sock.peer) if isinstance(sock, SecureSocket) else None
+        if refused is not None:
+            rank = book.leave(key)
+            logger.warning("refused rank %s, which was waiting: %s", rank, refused.sentence)
+            meeting.members.last_refusal = f"Rank {rank} was turned away: {refused.sentence}"
+            refuse(waiting.pop(key), refused.sentence)
+
+
+def _has_hung_up(sock: OpeningSocket) -> bool:
+    """Whether the peer has closed; nobody says anything between hello and table."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)  # select would refuse descriptors above 1023
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _as_proved(request: Join, sock: OpeningSocket) -> Join:
+    """The request with the node that TLS has proved, whatever it says itself."""
+    node = sock.peer if isinstance(sock, SecureSocket) else NOBODY
+    process = request.peer.process
+    is_proved = node is NOBODY or process.startswith(f"{node}/")
+    peer = structs.replace(shown(request.peer), node=node, process=process if is_proved else "")
+    return structs.replace(request, peer=peer)
+
+
+def _my_process(meeting: Meeting) -> str:
+    node = meeting.members.security.identity.id  # in clear nobody proves it, and it is told too
+    return f"{node}/{this_process(node).incarnation}"
+
+
+def _listen_as_master(meeting: Meeting) -> socket.socket:
+    failure: OSError | None = None
+    for master in meeting.masters:
+        try:
+            return tcp.listen(_bind_host(master.host, mapped=meeting.mapped), master.port)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    where = " or ".join(map(str, meeting.masters))
+    raise _listening_error(meeting, where, failure) from failure
+
+
+def _listening_error(meeting: Meeting, where: str, failure: OSError) -> DistributedError:
+    entry = f" (peers[{meeting.rank}])" if meeting.peers else ""
+    what = f"Rank {meeting.rank} could not listen on {where}{entry}"
+    if failure.errno != errno.EADDRNOTAVAIL:
+        return from_os_error(what, failure, rank=meeting.rank)
+    hint = (
+        f"This address belongs to no interface of this machine. Start rank {meeting.rank} on the "
+        "machine that has it, or correct the address. If it is behind a port mapping, give this "
+        "rank the host 0.0.0.0."
+    )
+    return from_os_error(what, failure, rank=meeting.rank, hint=hint)
+
+
+def _bind_host(host: str, *, mapped: bool) -> str:
+    """The address to listen on; raises if it is not ours, unless every interface will do then."""
+    try:
+        resolved = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        if not mapped:
+            raise
+        return ""
+    # A machine's own name often resolves to loopback on itself and to its address elsewhere.
+    named_loopback = is_loopback(resolved) and host not in {resolved, "localhost"}
+    if named_loopback or ipaddress.ip_address(resolved.partition("%")[0]).is_unspecified:
+        return ""
+    try:
+        tcp.listen(resolved, 0).close()
+    except OSError:
+        if not mapped:
+            raise
+        return ""  # behind a port mapping: the address is not on any of our interfaces
+    return resolved
+
+
+# -- the others ------------------------------------------------------------------------------------
+
+
+def _join(meeting: Meeting) -> tuple[Door, Table]:
+    pause, attempt = FIRST_PAUSE, 0
+    door = _listen_at(meeting) if meeting.port or meeting.peers else None
+    failure: Exception | None = None
+    while True:
+        master = meeting.masters[attempt % len(meeting.masters)]
+        attempt += 1
+        try:
+            call = Call(master, meeting.deadline, ANSWER_WITHIN)
+            with contextlib.closing(dial(meeting.members, call)) as sock:
+                here = unmapped(sock.getsockname()[0])
+                # A machine's own name often means loopback there, and its address elsewhere.
+                is_local = master.host == "localhost" or is_loopback(master.host)
+                hosts = [here] if is_local else [here, *usable_hosts()]
+                if meeting.peers and meeting.peers[meeting.rank].host not in ANYWHERE:
+                    hosts = [meeting.peers[meeting.rank].host]
+                door = door or Door(tcp.listen(here if is_local else "", 0), meeting.members)
+                return door, _ask_to_join(meeting, sock, door.acceptor.port, hosts)
+        except Declined:
+            _close(door)
+            raise
+        except HandshakeRefused as error:
+            remaining = meeting.deadline - time.monotonic()
+            if isinstance(error, RefusedForNow) and remaining > FULL_PAUSE:
+                failure = error
+                time.sleep(FULL_PAUSE)
+                continue
+            _close(door)
+            raise refused_error(meeting, master, error) from None
+        except (OSError, MalformedFrame) as error:
+            remaining = meeting.deadline - time.monotonic()
+            if remaining <= 0:
+                _close(door)
+                raise unreachable_error(meeting, master, failure or error) from error
+            failure = error
+            time.sleep(min(remaining, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
+            pause = min(LONGEST_PAUSE, pause * 2)
+        except BaseException:
+            _close(door)
+            raise
+
+
+def _listen_at(meeting: Meeting) -> Door:
+    host = meeting.masters[0].host  # a loopback address of ours, or else every interface
+    where, port = f"port {meeting.port}", meeting.port
+    try:
+        if meeting.peers:
+            mine = meeting.peers[meeting.rank]
+            where, port = str(mine), mine.port
+            listener = tcp.listen(_bind_host(mine.host, mapped=False), port)
+        else:
+            listener = tcp.listen(host if is_loopback(host) else "", port)
+    except OSError as error:
+        raise _listening_error(meeting, where, error) from error
+    return Door(listener, meeting.members)
+
+
+def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[str]) -> Table:
+    hosts = sorted(dict.fromkeys(hosts), key=is_loopback)[:16]  # what others may reach comes first
+    me = Peer(hosts=hosts, port=port, name=machine_name(), process=_my_process(meeting))
+    patience = max(0.0, meeting.deadline - time.monotonic())
+    request = Join(meeting.rank, meeting.world_size, me, patience)
+    # Something else may listen there, and say nothing; rank 0 answers at once that it knows us.
+    soon = time.monotonic() + min(patience, ANSWER_WITHIN)
+    say_hello(sock, request, LaneOpened, meeting.members, soon)
+    table = await_answer(sock, Table, meeting.deadline + GRACE)
+    while len(table.peers) < meeting.world_size:
+        part = await_answer(sock, Table, meeting.deadline + GRACE)
+        if not part.peers:
+            break  # there will never be enough of those
+        table = Table(table.session, table.peers + part.peers)
+    rank_0 = sock.peer if isinstance(sock, SecureSocket) else NOBODY
+    proved = {0: rank_0, meeting.rank: meeting.members.me}
+    nodes = [peer.node for peer in table.peers]
+    if problem := judge_table(nodes, meeting.rank, meeting.world_size, proved):
+        raise MalformedFrame(problem)
+    for rank in range(1, len(meeting.peers)):
+        if refused := judge_entry(rank, table.peers[rank], meeting.peers, meeting.rank):
+            raise HandshakeRefused(refused.sentence)
+    return Table(table.session, [shown(peer) for peer in table.peers])
+
+
+def _close(door: Door | None) -> None:
+    if door is not None:
+        door.close()
+
+
+# --------------------------------------------------------------------------------------------------
 
 formed: list[Callable[[TcpBackend], None]] = []
 """Called with every group that has formed: layers above show it to observers."""

@@ -1,1 +1,1 @@
-"""Arrays in motion, pure: who sends which part to whom, as data; numpy only."""
+"""Collectives: schedules run on a backend, with one result or one error on all ranks."""

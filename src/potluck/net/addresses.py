@@ -13,16 +13,6 @@ import socket
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = [
-    "Address",
-    "Interface",
-    "by_preference",
-    "interfaces",
-    "is_loopback",
-    "parse_address",
-    "usable_hosts",
-]
-
 _VIRTUAL = re.compile(
     r"docker|br-|veth|virbr|vmnet|vboxnet|cni|flannel|cali|podman|lxc|lxd"  # containers, VMs
     r"|tun|tap|utun|wg|tailscale|zt|ppp|ipsec"  # VPNs

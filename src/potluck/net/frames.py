@@ -19,18 +19,6 @@ from typing import NamedTuple
 
 from potluck.errors import MalformedFrame
 
-__all__ = [
-    "HEADER_SIZE",
-    "MAX_PIECE",
-    "NUMBERS",
-    "NUMBERS_AT",
-    "PROTOCOL_VERSION",
-    "Header",
-    "Kind",
-    "decode",
-    "encode",
-]
-
 MAGIC = b"PL"
 PROTOCOL_VERSION = 1
 
@@ -162,3 +150,19 @@ class VersionMismatch(MalformedFrame):
             got=version,
             hint="Install the same version of potluck on every machine.",
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Frames of the connection between two agents: a message is one frame, or several pieces.
+#
+# A large message is cut, and pieces of several messages take turns, so none holds up another for
+# longer than one piece.  The first piece says how long the whole will be; that is checked before
+# anything is allocated.  All integers are little-endian::
+#
+#     offset 0     1     2        4        8       16      20
+#            ┌─────┬─────┬────────┬────────┬───────┬───────┬──────────┐
+#            │kind │flags│  zero  │ length │ number│ total │ patience │  so many bytes …
+#            └─────┴─────┴────────┴────────┴───────┴───────┴──────────┘
+
+PIECE = 256 << 10
+"""Bytes of one frame at most."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from potluck.net.transport import Buffer, Event, Stream
 
-__all__ = ["MemoryPoller", "MemoryStream", "pipe"]
 
 Delay = Callable[[], float]
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from potluck.decoding import printable
+from potluck._decode import printable
 from potluck.errors import (
     DistributedError,
     HandshakeRefused,
@@ -25,28 +25,10 @@ from potluck.errors import (
     from_os_error,
 )
 from potluck.logs import get_logger
-from potluck.messages import pack, unpack
 from potluck.net.addresses import unmapped
 from potluck.net.frames import HEADER_SIZE, Header, Kind, VersionMismatch, decode, encode
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
-
-__all__ = [
-    "Conversation",
-    "Greeting",
-    "Next",
-    "RefusedByPeer",
-    "RefusedForNow",
-    "Turn",
-    "answer",
-    "ask",
-    "await_answer",
-    "exchange_hello",
-    "hello_frame",
-    "log_refusal",
-    "opening_frame",
-    "refuse",
-    "understand",
-]
+from potluck.wire_messages import pack, unpack
 
 logger = get_logger(__name__)
 

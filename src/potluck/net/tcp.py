@@ -1,36 +1,37 @@
 """TCP: the real door to the network, with the reason for every socket option.
 
-Streams are non-blocking sockets, watched by :mod:`potluck.net.pollers`.  Nothing here knows frames
+Streams are non-blocking sockets, watched by :mod:`potluck.net.tcp`.  Nothing here knows frames
 or ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import ipaddress
+import os
+import select
+import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from potluck.net import descriptors
-from potluck.net.addresses import Address, is_loopback, unmapped
+import msgspec
+
+from potluck import _process
+from potluck._decode import decode_json
+from potluck.errors import MalformedFrame
+from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
 
 if TYPE_CHECKING:
     from potluck.net.secure_socket import OpeningSocket
-    from potluck.net.transport import Buffer
+    from potluck.net.transport import Buffer, Event, Poller, Stream
 
-__all__ = [
-    "LocalStream",
-    "SocketStream",
-    "TcpStream",
-    "connect",
-    "listen",
-    "peer_address",
-    "prepare",
-    "unacknowledged",
-]
 
 BACKLOG = 128
 """Connections the kernel holds for us while the acceptor is busy; Linux caps it at 4096."""
@@ -87,7 +88,7 @@ class SocketStream:
     is_local = False
 
     def __init__(self, sock: socket.socket, peer_name: str) -> None:
-        descriptors.track(sock)
+        _process.track(sock)
         self._sock = sock
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
@@ -167,7 +168,7 @@ class TcpStream(SocketStream):
 
 
 class LocalStream(SocketStream):
-    """A local socket: see :mod:`potluck.net.shortcut`.
+    """A local socket: see :mod:`potluck.net.unix_socket`.
 
     Its kernel's queue knows neither a low-water mark nor a pace, and needs neither.  What was
     written lies with the peer at once, and survives even a reset.  So nothing is lost without
@@ -226,7 +227,7 @@ def listen(host: str, port: int) -> socket.socket:
     else:
         listener = socket.create_server(("", port), backlog=BACKLOG)
     listener.setblocking(False)
-    descriptors.track(listener)
+    _process.track(listener)
     return listener
 
 
@@ -240,7 +241,7 @@ def connect(address: Address, deadline: float) -> socket.socket:
         if remaining <= 0:
             break
         sock = socket.socket(family, kind, proto)
-        descriptors.track(sock)
+        _process.track(sock)
         try:
             sock.settimeout(min(remaining, CONNECT_ATTEMPT))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # hellos go back and forth
@@ -259,3 +260,236 @@ def connect(address: Address, deadline: float) -> socket.socket:
 def local_host(sock: socket.socket) -> str:
     """The address of ours that this connection uses."""
     return unmapped(sock.getsockname()[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Pollers: sleep until one of many sockets can move bytes.
+#
+# ``epoll`` where there is one, :mod:`selectors` elsewhere.
+
+
+def make_poller() -> Poller:
+    """The fastest poller of this platform."""
+    return EpollPoller() if hasattr(select, "epoll") else SelectorPoller()
+
+
+class EpollPoller:
+    """Linux: changes made by another thread take effect while one is waiting."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._keys: dict[int, int] = {}
+        self._masks: dict[int, int] = {}
+        _process.track(self)
+
+    def register(self, stream: Stream, key: int) -> None:
+        """Watch a stream for reading."""
+        descriptor = stream.fileno()  # type: ignore[attr-defined]
+        self._keys[descriptor] = key
+        self._masks[descriptor] = select.EPOLLIN
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+        """Watch for room to write as well, or stop."""
+        self._want(stream, select.EPOLLOUT, wanted)
+
+    def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+        """Stop watching for bytes to read, or do so again."""
+        self._want(stream, select.EPOLLIN, wanted)
+
+    def _want(self, stream: Stream, what: int, wanted: bool) -> None:  # noqa: FBT001
+        descriptor = stream.fileno()  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError, ValueError, KeyError):  # closed: the reader will say so
+            mask = self._masks[descriptor]
+            mask = mask | what if wanted else mask & ~what
+            self._epoll.modify(descriptor, mask)
+            self._masks[descriptor] = mask
+
+    def unregister(self, stream: Stream) -> None:
+        """Stop watching; harmless for a stream already closed."""
+        descriptor = stream.fileno()  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+        self._keys.pop(descriptor, None)
+        self._masks.pop(descriptor, None)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until something can move."""
+        events: list[Event] = []
+        for descriptor, mask in self._epoll.poll(timeout):
+            key = self._keys.get(descriptor)
+            if key is not None:
+                events.append((key, bool(mask & ~select.EPOLLOUT), bool(mask & select.EPOLLOUT)))
+            elif descriptor == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+        return events
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        with contextlib.suppress(OSError, ValueError):  # the latter: closed already
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Release both descriptors.  Never unregisters: a forked child shares the kernel's list."""
+        if not self._epoll.closed:
+            self._epoll.close()
+            # First forgotten: a late wake must not write into whatever gets the number next.
+            wake, self._wake = self._wake, -1
+            os.close(wake)
+
+
+class SelectorPoller:
+    """Everywhere else.  A waiting thread is woken to see changes made by another."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
+            end.setblocking(False)
+        _process.track(self)
+        self._selector.register(self._receiver, selectors.EVENT_READ, None)
+        self._masks: dict[Stream, int] = {}
+        self._changes: list[tuple[Stream, int, int]] = []
+
+    def register(self, stream: Stream, key: int) -> None:
+        """Watch a stream for reading."""
+        with self._lock:
+            self._masks[stream] = 0
+        self._want(stream, key, selectors.EVENT_READ, wanted=True)
+
+    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: FBT001
+        """Watch for room to write as well, or stop."""
+        self._want(stream, key, selectors.EVENT_WRITE, wanted)
+
+    def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: FBT001
+        """Stop watching for bytes to read, or do so again."""
+        self._want(stream, key, selectors.EVENT_READ, wanted)
+
+    def unregister(self, stream: Stream) -> None:
+        """Stop watching."""
+        with self._lock:
+            if self._masks.pop(stream, None) is not None:
+                self._changes.append((stream, 0, 0))
+        self.wake()
+
+    def _want(self, stream: Stream, key: int, what: int, wanted: bool) -> None:  # noqa: FBT001
+        with self._lock:
+            mask = self._masks.get(stream)
+            if mask is None:  # one that is watched no more stays so
+                return
+            self._masks[stream] = mask = mask | what if wanted else mask & ~what
+            self._changes.append((stream, key, mask))
+        self.wake()
+
+    def _apply_changes(self) -> None:
+        with self._lock:
+            changes, self._changes = self._changes, []
+        for stream, key, mask in changes:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(stream)  # type: ignore[arg-type]
+            if mask:
+                with contextlib.suppress(ValueError, OSError):
+                    self._selector.register(stream, mask, key)  # type: ignore[arg-type]
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until something can move."""
+        self._apply_changes()
+        events: list[Event] = []
+        for entry, mask in self._selector.select(timeout):
+            if entry.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._receiver.recv(4096)
+            else:
+                readable, writable = mask & selectors.EVENT_READ, mask & selectors.EVENT_WRITE
+                events.append((entry.data, bool(readable), bool(writable)))
+        return events
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        with contextlib.suppress(OSError):  # a full pipe already wakes it
+            self._sender.send(b"\0")
+
+    def close(self) -> None:
+        """Release the selector and its pipe."""
+        self._selector.close()
+        self._receiver.close()
+        self._sender.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a process can be found: its machine, its addresses, and ports on which it may listen.
+
+LONGEST = 8192
+"""Bytes of the description of one process; whatever is longer is none."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=255)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """What a process tells others about where it is."""
+
+    machine: _Text
+    """The same for processes that reach each other over loopback, and only for those."""
+    hosts: Annotated[list[_Text], msgspec.Meta(max_length=16)]
+    ports: Annotated[list[_Port], msgspec.Meta(max_length=16)]
+
+    @classmethod
+    def here(cls, ports: int = 0) -> Whereabouts:
+        """Of this process, with so many ports that are free just now."""
+        return cls(_machine(), usable_hosts()[:16], free_ports(ports))
+
+    def to_bytes(self) -> bytes:
+        """As others read it."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, sender: str) -> Whereabouts:
+        """As another process wrote it; raises ``MalformedFrame`` if it is anything else."""
+        try:
+            if len(data) <= LONGEST:
+                return decode_json(data, cls)
+            reason = f"{len(data)} bytes are too many"
+        except (msgspec.DecodeError, ValueError) as error:  # the latter where it is no text
+            reason = str(error)
+        raise MalformedFrame(f"What is said of {sender} does not say where it is", cause=reason)
+
+    def addresses(self, *, is_local: bool, also: str | None = None) -> list[str]:
+        """Where it may listen: on this machine, or as seen from others.
+
+        ``also`` is a host at which a user has said that it is; it comes first.
+        """
+        hosts = ["127.0.0.1"] if is_local else [host for host in self.hosts if _is_literal(host)]
+        if also is not None and not is_local:
+            hosts = [also, *hosts]
+        return [str(Address(host, port)) for port in self.ports for host in hosts or ["127.0.0.1"]]
+
+
+def _is_literal(host: str) -> bool:
+    """Whether it is an address in numbers: names that others hand out are looked up by nobody."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens just now, all different."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listen("", 0)) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+def _machine() -> str:
+    """A tag of the host, its start, and its network: containers have networks of their own."""
+    facts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+    with contextlib.suppress(OSError):
+        facts.append(str(Path("/proc/self/ns/net").readlink()))
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

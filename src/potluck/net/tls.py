@@ -9,35 +9,496 @@ never touches a socket: bytes go in through :meth:`~TlsChannel.receive` and come
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import enum
+import hashlib
+import os
+import secrets
 import ssl
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from potluck.errors import ChannelClosed, DistributedError, HandshakeRefused, PeerLost
-from potluck.net import tls_errors
-from potluck.net.client_hello import ClientHello, first_record_size, read_hello
-from potluck.net.identity import node_id
-from potluck.net.names import short_name
-from potluck.net.tls_context import (
-    NamespaceContext,
-    client_context,
-    peer_node_id,
-    peer_public_key,
-    server_context,
-)
-from potluck.net.tls_errors import AnotherNamespace, NodeMismatch
-from potluck.vocabulary import NodeId
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = [
-    "MAX_HANDSHAKE",
-    "AnotherNamespace",
-    "NodeMismatch",
-    "TlsChannel",
-    "client_context",
-    "peer_node_id",
-    "server_context",
-]
+from potluck._types import NodeId
+from potluck.errors import (
+    ChannelClosed,
+    DistributedError,
+    HandshakeRefused,
+    MalformedFrame,
+    PeerLost,
+    UnsupportedOperation,
+)
+from potluck.identity.namespace import NetworkNamespace
+from potluck.identity.node import NodeIdentity, node_id, short_name
+
+# --------------------------------------------------------------------------------------------------
+# The certificate authority that every member of a namespace can recompute.
+#
+# Its key is derived from the namespace's secret, so nobody has to be asked for a certificate: a
+# node signs one for its own key, and every other member recognises the signature.  To show a
+# certificate of the namespace proves membership; to use it proves the node's key, and with it the
+# node's id. Everything here is deterministic: the same secret and key give the same bytes, always.
+
+# Home machines boot without a clock (1970) or with a wrong one.  Membership ends when the secret is
+# rotated, never by date, so the dates cover all that can be written; the last second of 9999 is
+# what RFC 5280 prescribes for "no well-defined expiration".
+_BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The authority of one namespace: its key, and the certificate that members trust."""
+
+    key: Ed25519PrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def of(cls, namespace: NetworkNamespace) -> Authority:
+        """Recompute it from the secret.
+
+        Its name contains the discovery tag, which strangers may know, and nothing else: a server
+        shows its certificate before it knows whom it is talking to.
+        """
+        key = Ed25519PrivateKey.from_private_bytes(namespace.subkey("certificate authority"))
+        name = _name(f"potluck {namespace.discovery_tag}")
+        public_key = key.public_key()
+        builder = (
+            _builder(name, name, public_key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            # Only to sign certificates: every member has this key, so it must be nobody's identity.
+            .add_extension(_usage(signs_certificates=True), critical=True)
+        )
+        return cls(key, builder.sign(key, None))
+
+    def issue(self, public_key: Ed25519PublicKey) -> x509.Certificate:
+        """A certificate for the node that has this key, as client and as server."""
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        name = _name(node_id(public_key.public_bytes_raw()))
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = (
+            _builder(name, self.certificate.subject, public_key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(issuer, critical=False)
+        )
+        return builder.sign(self.key, None)
+
+    @property
+    def der(self) -> bytes:
+        """The certificate as bytes."""
+        return self.certificate.public_bytes(Encoding.DER)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: Ed25519PublicKey
+) -> x509.CertificateBuilder:
+    serial = hashlib.sha256(issuer.public_bytes() + public_key.public_bytes_raw()).digest()[:16]
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(int.from_bytes(serial, "big") | 1)  # never zero
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_END)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# TLS contexts: what the two sides of a connection show, and what they accept.
+#
+# TLS 1.3 and nothing older, both sides authenticated by a certificate of the namespace, no session
+# tickets.  The key in a node's certificate is the node's identity, so a finished handshake proves
+# who is there.
+#
+# A context agrees on keys in one group.  A caller chooses among the groups that a server allows,
+# and in OpenSSL's own list are some that cost a hundred milliseconds before anything is proved.
+# Python's ``ssl`` can set only one group per context, so a server has a context for each group it
+# allows, and answers with the one that fits the caller's hello.
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class Group(enum.Enum):
+    """A group in which keys may be agreed on; the first one that both sides have is used."""
+
+    X25519 = 29
+    P256 = 23
+
+    @property
+    def curve(self) -> str:
+        """Its name in OpenSSL."""
+        return _CURVES[self]
+
+
+_CURVES = {Group.X25519: "X25519", Group.P256: "prime256v1"}
+
+
+class NamespaceContext(ssl.SSLContext):
+    """A context that remembers under which secret it opens connections."""
+
+    tag: str = ""
+    """The discovery tag of that secret."""
+
+
+def server_context(
+    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+) -> NamespaceContext:
+    """For the side that was called."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, namespace, identity, group)
+    # A ticket would arrive after the handshake, when the data lane already ends TLS; and a resumed
+    # session would spare a peer the proof of its key.
+    context.num_tickets = 0
+    return context
+
+
+def client_context(
+    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+) -> NamespaceContext:
+    """For the side that calls; a server gets no other group to choose."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, namespace, identity, group)
+
+
+def peer_public_key(tls: ssl.SSLObject | ssl.SSLSocket) -> bytes:
+    """The raw Ed25519 key that the other side has just proved to own."""
+    shown = tls.getpeercert(binary_form=True)
+    if shown is None:
+        raise HandshakeRefused("The other side showed no certificate")
+    try:
+        certificate = x509.load_der_x509_certificate(shown)
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise HandshakeRefused("The certificate is unreadable", cause=str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise HandshakeRefused("The certificate is not for an Ed25519 key, so it names no node")
+    if _signed_itself(certificate, key):
+        # Every member can compute this key, so it proves nothing about who is there.
+        raise HandshakeRefused("The other side used the namespace's own key instead of a node's")
+    return key.public_bytes_raw()
+
+
+def peer_node_id(tls: ssl.SSLObject | ssl.SSLSocket) -> NodeId:
+    """Who the other side has just proved to be."""
+    return node_id(peer_public_key(tls))
+
+
+def _context(
+    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity, group: Group
+) -> NamespaceContext:
+    if not namespace.is_encrypted:
+        raise UnsupportedOperation("The insecure namespace is plain TCP: there is no TLS to open")
+    authority = Authority.of(namespace)
+    context = NamespaceContext(protocol)
+    context.tag = namespace.discovery_tag
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # addresses change at home; the node id is checked instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    _restrict(context, group)
+    context.load_verify_locations(cadata=authority.der)
+    public_key = Ed25519PublicKey.from_public_bytes(identity.public_key)
+    password = secrets.token_hex(32).encode()
+    certificate = authority.issue(public_key).public_bytes(Encoding.PEM)
+    with _path_to(certificate + identity.private_key_pem(password)) as path:
+        context.load_cert_chain(path, password=password)
+    return context
+
+
+def _restrict(context: ssl.SSLContext, group: Group) -> None:
+    """Agree on keys in this group; in P-256 if this OpenSSL has no X25519 (FIPS, or before 3.0)."""
+    try:
+        context.set_ecdh_curve(group.curve)
+    except (ValueError, ssl.SSLError):
+        context.set_ecdh_curve(Group.P256.curve)
+
+
+@contextlib.contextmanager
+def _path_to(content: bytes) -> Iterator[str]:
+    """A path from which ``content`` can be read for a moment; ``ssl`` loads keys from paths only.
+
+    In memory where the system can (Linux), else in a private directory that is removed at once.
+    Either way the key is encrypted with a password that only this process knows, so that even a
+    crash at the wrong moment leaves nothing of use on the disk.
+    """
+    with contextlib.ExitStack() as stack:
+        path = _memory_file(content, stack)
+        if path is None:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-"))
+            path = str(Path(directory) / "key")
+            Path(path).write_bytes(content)
+        yield path
+
+
+def _memory_file(content: bytes, stack: contextlib.ExitStack) -> str | None:
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        descriptor = os.memfd_create("potluck")
+    except OSError:  # forbidden in some sandboxes
+        return None
+    stack.callback(os.close, descriptor)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    path = f"{_DESCRIPTORS}/{descriptor}"
+    return path if Path(path).exists() else None  # /proc may be missing
+
+
+def _signed_itself(certificate: x509.Certificate, key: Ed25519PublicKey) -> bool:
+    try:
+        key.verify(certificate.signature, certificate.tbs_certificate_bytes)
+    except InvalidSignature:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+# What TLS says when it fails, in sentences for people.
+#
+# OpenSSL has its own words for a handshake that failed ("tlsv1 alert unknown ca").  Here they
+# become what most likely happened at home and what to do about it; the original stays in ``cause``.
+
+_SAME_NAMESPACE = (
+    "Check that both use the same namespace (--namespace, POTLUCK_NAMESPACE). If one was away when "
+    "the secret was rotated, or never was paired, pair the two: potluck pair"
+)
+_NOT_POTLUCK = (
+    "It is probably another program: check the address and the port. If it is Potluck, it may run "
+    "with the insecure namespace while this side does not."
+)
+_OLD_TLS = (
+    "Potluck speaks TLS 1.3 only. If the other side is Potluck too, update it; a virus scanner or "
+    "proxy that inspects connections must leave this one alone."
+)
+
+# Words of OpenSSL -> what it means, what to do.  The first line that occurs decides.
+_MEANINGS: tuple[tuple[str, str, str], ...] = (
+    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it showed no certificate", _NOT_POTLUCK),
+    ("CERTIFICATE_REQUIRED", "it asks for a certificate and got none", _SAME_NAMESPACE),
+    ("UNKNOWN_CA", "it does not belong to our namespace, and said so", _SAME_NAMESPACE),
+    ("PROTOCOL_VERSION", "it does not speak TLS 1.3, and said so", _OLD_TLS),
+    ("UNSUPPORTED_PROTOCOL", "it does not speak TLS 1.3", _OLD_TLS),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS 1.3", _OLD_TLS),
+    ("VERSION_TOO_LOW", "it does not speak TLS 1.3", _OLD_TLS),
+    ("NO_SHARED_CIPHER", "it has no cipher in common with us", _OLD_TLS),
+    ("ALERT_HANDSHAKE_FAILURE", "it has no cipher in common with us, and said so", _OLD_TLS),
+    ("ALERT_BAD_CERTIFICATE", "it does not accept our certificate", _SAME_NAMESPACE),
+    ("ALERT_CERTIFICATE", "it does not accept our certificate", _SAME_NAMESPACE),
+    ("ALERT_UNSUPPORTED_CERTIFICATE", "it does not accept our certificate", _SAME_NAMESPACE),
+    ("ALERT_DECRYPT_ERROR", "it does not accept our certificate", _SAME_NAMESPACE),
+    ("ALERT_ACCESS_DENIED", "it does not accept us", _SAME_NAMESPACE),
+)
+
+# Why a certificate was not accepted: numbers of X509_V_ERR_*, stable across versions of OpenSSL.
+_CERTIFICATES = {
+    7: "its certificate is forged or damaged",
+    9: "its certificate is not valid yet",
+    10: "its certificate has expired",
+    18: "its certificate was made by itself, not by a namespace",
+    19: "it belongs to another namespace",
+    20: "it belongs to another namespace",
+    21: "it belongs to another namespace",
+}
+
+
+_OTHER_SECRET = frozenset({19, 20, 21})
+
+
+class AnotherNamespace(HandshakeRefused):
+    """The other side showed a certificate under a secret that is not ours now."""
+
+
+class NodeMismatch(HandshakeRefused):
+    """A member of the namespace answered, but not the one that was called."""
+
+
+def plain_text(first: bytes, host: str | None) -> HandshakeRefused:
+    """The other side's first bytes are no TLS at all."""
+    return HandshakeRefused(
+        f"{_who(host)} does not speak TLS: it began with {first[:16]!r}",
+        host=host,
+        got=first[:16],
+        hint=_NOT_POTLUCK,
+    )
+
+
+def during_handshake(error: ssl.SSLError, host: str | None) -> HandshakeRefused:
+    """The two could not agree on a connection."""
+    words = (error.reason or str(error)).upper().replace(" ", "_")
+    meaning, hint = "the two could not agree", _NOT_POTLUCK
+    kind = HandshakeRefused
+    if isinstance(error, ssl.SSLCertVerificationError):
+        default = "its certificate is not one that Potluck makes"
+        meaning, hint = _CERTIFICATES.get(error.verify_code, default), _SAME_NAMESPACE
+        if error.verify_code in _OTHER_SECRET:
+            kind = AnotherNamespace
+    else:
+        for key, *found in _MEANINGS:
+            if key in words:
+                meaning, hint = found
+                break
+    message = f"No connection with {_who(host)}, because {meaning}"
+    return kind(message, host=host, cause=_cause(error), hint=hint)
+
+
+def on_open_channel(error: ssl.SSLError, host: str | None) -> DistributedError:
+    """The connection had been made, and then something came that does not belong there."""
+    return MalformedFrame(
+        f"The bytes from {_who(host)} were damaged or forged on the way",
+        host=host,
+        cause=_cause(error),
+        hint="If this happens again, suspect the memory or the network hardware of either machine.",
+    )
+
+
+def _who(host: str | None) -> str:
+    return host or "the other side"
+
+
+def _cause(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+# --------------------------------------------------------------------------------------------------
+# What a caller asks for in the first record of TLS, before TLS looks at it.
+#
+# A caller names the tag of the secret it has, in the field where browsers name a host, so that it
+# can be answered under that secret.  It also lists the groups in which it can agree on keys; which
+# of them is used is decided here, because the cheapest costs a thousandth of the dearest.  None of
+# it proves anything: that is left to the handshake.  What is unusual here is treated as not said,
+# and TLS itself reports what is wrong with it.
+
+_HEADER = 5  # kind, version, length
+_LARGEST = 1 << 14  # bytes of a record that is not encrypted
+_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
+_SUPPORTED_GROUPS = 10
+_MOST_EXTENSIONS, _MOST_GROUPS = 64, 64  # of which we take notice; ours has about ten of either
+
+
+def first_record_size(data: bytes | bytearray) -> int:
+    r"""How many bytes the first record has with its header, as far as that is known yet.
+
+    >>> first_record_size(b"\x16\x03\x01\x02\x00")
+    517
+    """
+    if len(data) < _HEADER:
+        return _HEADER
+    length = int.from_bytes(data[3:5], "big")
+    return _HEADER if length > _LARGEST else _HEADER + length
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    """What matters to us of the first message of a caller."""
+
+    server: str = ""
+    """The name of the server that is called; empty if there is none that we could have written."""
+    groups: tuple[int, ...] = ()
+    """The numbers of the groups that the caller supports, as IANA assigns them."""
+
+
+def read_hello(record: bytes | bytearray) -> ClientHello:
+    """Read a complete first record; anything unusual in it counts as not said."""
+    reader = _Reader(bytes(record))
+    server = ""
+    groups: tuple[int, ...] = ()
+    try:
+        if reader.number(1) != _HANDSHAKE:
+            return ClientHello()
+        reader.skip(2 + 2)  # version, length of the record
+        if reader.number(1) != _CLIENT_HELLO:
+            return ClientHello()
+        reader.skip(3 + 2 + 32)  # length, version, random
+        reader.skip(reader.number(1))  # session
+        reader.skip(reader.number(2))  # ciphers
+        reader.skip(reader.number(1))  # compression
+        extensions = _Reader(reader.take(reader.number(2)))
+        for _ in range(_MOST_EXTENSIONS):
+            if not extensions.rest:
+                break
+            kind = extensions.number(2)
+            content = extensions.take(extensions.number(2))
+            if kind == _SERVER_NAME:
+                server = _server_name(_Reader(content))
+            elif kind == _SUPPORTED_GROUPS:
+                groups = _groups(content)
+    except EOFError:
+        pass
+    return ClientHello(server, groups)
+
+
+def _server_name(content: _Reader) -> str:
+    content.skip(2)  # length of the list
+    if content.number(1) != _HOST_NAME:
+        return ""
+    name = content.take(content.number(2))
+    return name.decode("ascii") if name.isascii() else ""
+
+
+def _groups(content: bytes) -> tuple[int, ...]:
+    listed = content[2 : 2 + 2 * _MOST_GROUPS]
+    return tuple(int.from_bytes(listed[at : at + 2], "big") for at in range(0, len(listed) - 1, 2))
+
+
+class _Reader:
+    """Takes numbers and spans off the front of some bytes; EOFError where they end too early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def rest(self) -> int:
+        """How many bytes are left."""
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> bytes:
+        if size > self.rest:
+            raise EOFError
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def skip(self, size: int) -> None:
+        self.take(size)
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+
+# --------------------------------------------------------------------------------------------------
 
 MAX_HANDSHAKE = 64 * 1024  # bytes from somebody unknown; our own handshakes need about 2 KiB
 _RECORD = 16 * 1024  # bytes; TLS hands out no more at a time
@@ -122,7 +583,7 @@ class TlsChannel:
         view = memoryview(data)
         if self._phase is _Phase.HANDSHAKE and view:
             if not self._before and view[0] not in _FIRST_BYTES:
-                self._fail(tls_errors.plain_text(bytes(view[:16]), self._host))
+                self._fail(plain_text(bytes(view[:16]), self._host))
             allowed = MAX_HANDSHAKE - self._before
             self._incoming.write(self._answerable(view[:allowed]))
             self._before += min(len(view), allowed)
@@ -211,7 +672,7 @@ class TlsChannel:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            self._fail(tls_errors.during_handshake(error, self._host), error)
+            self._fail(during_handshake(error, self._host), error)
         try:
             self._peer_key = peer_public_key(self._tls)
             self._check_expected(node_id(self._peer_key))
@@ -251,8 +712,8 @@ class TlsChannel:
 
     def _meaning(self, error: ssl.SSLError) -> DistributedError:
         if self._heard:
-            return tls_errors.on_open_channel(error, self._host)
-        return tls_errors.during_handshake(error, self._host)
+            return on_open_channel(error, self._host)
+        return during_handshake(error, self._host)
 
     def _refused(self, what: str) -> HandshakeRefused:
         hint = "It may belong to another namespace, run another version, or be another program."

@@ -13,9 +13,8 @@ from potluck.testing.clock import LocalClock, VirtualClock
 from potluck.testing.cluster import SimulatedCluster
 from potluck.testing.invariants import Bounds
 from potluck.testing.network import LinkQuality, LossyNetwork
-from potluck.testing.scenario import Scenario, ScenarioError
-from potluck.testing.stage import play
-from potluck.testing.violation import Violation
+from potluck.testing.process import Violation
+from potluck.testing.scenario import Scenario, ScenarioError, play
 
 __all__ = [
     "Bounds",

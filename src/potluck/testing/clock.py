@@ -11,8 +11,6 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-__all__ = ["Appointment", "LocalClock", "VirtualClock"]
-
 
 class Appointment:
     """Something that is due at a moment of a :class:`VirtualClock`, unless it is cancelled."""

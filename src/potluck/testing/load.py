@@ -13,11 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.core.cluster_events import ClusterState
+from potluck.membership.events import ClusterState
 from potluck.testing.cluster import SimulatedCluster
 from potluck.testing.process import WORK
-
-__all__ = ["Outcome", "endure", "main"]
 
 LOAD = 0.7
 """The part of its processor that a group at rest may take, at most."""

@@ -14,18 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from potluck.core import cluster_merging
-from potluck.core.ancestry import Branch, Claim
-from potluck.core.cluster import ClusterCore
-from potluck.core.cluster_evidence import Evidence
-from potluck.core.cluster_founding import Founding
-from potluck.core.cluster_situation import Situation
-from potluck.core.cluster_tenure import Tenure
-from potluck.core.election_messages import Charter, Commit
+from potluck._types import Branch, ProcessId
+from potluck.membership import bootstrap
+from potluck.membership.bootstrap import Founding
+from potluck.membership.core import ClusterCore, Evidence
+from potluck.membership.messages import Charter, Claim, Commit
+from potluck.membership.state import Situation
+from potluck.membership.views import Tenure
 from potluck.testing.seeds import check_seed
-from potluck.vocabulary import ProcessId
-
-__all__ = ["MUTANTS", "Mutant", "first_seed", "main", "planted"]
 
 
 class Patch(Protocol):
@@ -73,7 +69,7 @@ def _merge_by_samples(patch: Patch) -> None:
         mine, theirs = (one.samples, one.members), (other.samples, other.members)
         return mine > theirs or (mine == theirs and one.lineage < other.lineage)
 
-    patch.setattr(cluster_merging, "outranks", outranks)
+    patch.setattr(bootstrap, "outranks", outranks)
 
 
 def _prove_without_a_lease(patch: Patch) -> None:

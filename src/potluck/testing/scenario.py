@@ -26,14 +26,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Literal, cast
 
 from potluck.errors import DistributedError
-
-__all__ = ["Action", "Scenario", "ScenarioError", "Step", "Timing", "Verb"]
+from potluck.membership.core import ClusterCore
+from potluck.membership.events import ClusterConfig, ClusterState, Note, Removed
+from potluck.membership.messages import Role
+from potluck.testing.cluster import SimulatedCluster
+from potluck.testing.network import LinkQuality
+from potluck.testing.process import CoreFactory
 
 
 class ScenarioError(DistributedError, ValueError):
@@ -208,3 +213,268 @@ def _action(text: str, number: int) -> Action:
             f"Line {number}: '{text}' is not understood; the verb is used like this: {spec.example}"
         )
     return Action(verb, tuple(part or "" for part in match.groups()), text)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a story can expect of its cluster: conditions as short sentences.
+#
+# ========================  =======================================================================
+# ``a b c in one view``     exactly these are at work in one view
+# ``all in one view``       all living processes but observers are at work in one view
+# ``a b together``          these are at work in one view, perhaps with others
+# ``a paused``              also ``active``, ``joining`` and ``gone`` (dead or left); several names
+# ``a leads b``             rank 0 of the view of b is a
+# ``a was removed``         it learned that it was excluded, since its last start
+# ``a says "no quorum"``    these words are in its present reason, or in a note since its last start
+# ``a trained at least 20`` this many steps are in its state
+# ``a b await c``           their training waits for c, which may have its state
+# ``a gave up steps``       it counted some that it lost in a merge, since its last start
+# ``not …``                 the opposite of any of these
+# ========================  =======================================================================
+
+Condition = Callable[[], bool]
+
+_STATES = {
+    "active": ClusterState.ACTIVE,
+    "paused": ClusterState.PAUSED,
+    "joining": ClusterState.JOINING,
+    "gone": ClusterState.LEFT,
+}
+
+
+def _one_view(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    return cluster.in_one_view(*match[1].split())
+
+
+def _all(cluster: SimulatedCluster, _: re.Match[str]) -> bool:
+    return cluster.invariants.why_not_converged() is None
+
+
+def _together(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    names = match[1].split()
+    views = {cluster.view_of(name) for name in names}
+    return (
+        len(views) == 1
+        and None not in views
+        and all(cluster.state_of(name) is ClusterState.ACTIVE for name in names)
+    )
+
+
+def _in_state(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    return all(cluster.state_of(name) is _STATES[match[2]] for name in match[1].split())
+
+
+def _leads(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    view = cluster.view_of(match[2])
+    return view is not None and view.leader == cluster.place(match[1]).process
+
+
+def _was_removed(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    return any(isinstance(effect, Removed) for effect in cluster.place(match[1]).told)
+
+
+def _says(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    place = cluster.place(match[1])
+    reason = place.core.reason if place.core is not None else ""
+    notes = (str(effect.event) for effect in place.told if isinstance(effect, Note))
+    return match[2] in reason or any(match[2] in note for note in notes)
+
+
+def _trained(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    trainer = cluster.trainer_of(match[1])
+    return trainer is not None and trainer.value.depth >= int(match[2])
+
+
+def _await(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    trainers = map(cluster.trainer_of, match[1].split())
+    past = cluster.place(match[2]).past
+    return all(each is not None and not past.isdisjoint(each.awaited) for each in trainers)
+
+
+def _gave_up(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    return cluster.place(match[1]).process in cluster.invariants.ledger.losers
+
+
+_CONDITIONS: tuple[
+    tuple[re.Pattern[str], Callable[[SimulatedCluster, re.Match[str]], bool]], ...
+] = (
+    (re.compile(r"all in one view"), _all),
+    (re.compile(rf"({NAMES}) in one view"), _one_view),
+    (re.compile(rf"({NAMES}) together"), _together),
+    (re.compile(r"(\w+) leads (\w+)"), _leads),
+    (re.compile(r"(\w+) was removed"), _was_removed),
+    (re.compile(r'(\w+) says "([^"]+)"'), _says),
+    (re.compile(r"(\w+) trained at least (\d+)"), _trained),
+    (re.compile(r"(\w+) gave up steps"), _gave_up),
+    (re.compile(rf"({NAMES}) awaits? (\w+)"), _await),
+    (re.compile(rf"({NAMES}) (active|paused|joining|gone)"), _in_state),
+)
+
+
+def condition(cluster: SimulatedCluster, text: str) -> Condition:
+    """A question to the cluster that is true when the sentence is."""
+    if text.startswith("not "):
+        positive = condition(cluster, text.removeprefix("not "))
+        return lambda: not positive()
+    for pattern, holds in _CONDITIONS:
+        if match := pattern.fullmatch(text):
+            found = match
+            return lambda: holds(cluster, found)
+    raise ScenarioError(
+        f"'{text}' is no expectation.  Try one of: a b in one view; a b together; a paused; "
+        f"a leads b; a was removed; a says \"words\"; or one of them after 'not'."
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Plays a story: turns its lines into what happens to a simulated cluster.
+
+_SETTINGS = frozenset({"seed", "quorum", "beat", "founders"})
+
+
+def play(
+    scenario: Scenario,
+    *,
+    core: CoreFactory = ClusterCore,
+    tell: Callable[[str], None] | None = None,
+) -> SimulatedCluster:
+    """Play a story to its end and hand back the cluster as it is then.
+
+    Raises :class:`~potluck.testing.invariants.Violation` where an invariant is broken, and
+    :class:`ScenarioError` where an expectation does not come true.  ``tell`` receives the trace,
+    line by line.
+    """
+    seed, config = _settings(scenario)
+    cluster = SimulatedCluster(seed, config=config, core=core, tell=tell)
+    for step in scenario.steps:
+        if step.action.verb not in _SETTINGS:
+            _take(cluster, step)
+    return cluster
+
+
+def _settings(scenario: Scenario) -> tuple[int, ClusterConfig]:
+    """What is said about the cluster as a whole, wherever in the story."""
+    seed, config = 0, ClusterConfig()
+    for action in (step.action for step in scenario.steps):
+        match action.verb:
+            case "seed":
+                seed = int(action.parts[0])
+            case "quorum":
+                quorum = cast("Literal['majority', 'any']", action.parts[0])
+                config = replace(config, quorum=quorum)
+            case "founders":
+                config = replace(config, min_nodes=int(action.parts[0]))
+            case "beat":
+                beat, pause = map(float, action.parts)
+                patience = min(pause, max(2 * beat, 0.6 * pause))
+                health = replace(
+                    config.health, interval=beat, least_patience=patience, pause_after=pause
+                )
+                config = replace(config, health=health)
+    return seed, config
+
+
+def _take(cluster: SimulatedCluster, step: Step) -> None:
+    match step.timing:
+        case Timing.AT:
+            cluster.clock.advance_to(step.seconds)
+        case Timing.AFTER:
+            cluster.run(step.seconds)
+        case Timing.WHEN:
+            cluster.when_sends(step.sender, step.message, lambda: _act(cluster, step.action))
+            return
+        case Timing.WITHIN | Timing.FOR:
+            _expect(cluster, step)
+            return
+    if step.action.verb == "expect":
+        _expect(cluster, step)
+    else:
+        _act(cluster, step.action)
+
+
+def _expect(cluster: SimulatedCluster, step: Step) -> None:
+    holds = condition(cluster, step.action.parts[0])
+    if step.timing is Timing.FOR:
+        is_met = not cluster.run_until(lambda: not holds(), within=step.seconds)
+    else:
+        is_met = cluster.run_until(holds, within=step.seconds * (step.timing is Timing.WITHIN))
+    cluster.tell("", f"{step}: {'yes' if is_met else 'NO'}")
+    if not is_met:
+        raise ScenarioError(
+            f"Line {step.line}: '{step}' is not so {cluster.clock.now:.3f} s after the beginning; "
+            f"instead: {cluster.summary()}"
+        )
+
+
+def _act(cluster: SimulatedCluster, action: Action) -> None:
+    do = _ACTIONS.get(action.verb)
+    if do is None:
+        raise ScenarioError(f"'{action.text}' cannot happen at a message")
+    do(cluster, *action.parts)
+
+
+def _cut(cluster: SimulatedCluster, left: str, how: str, right: str, losing: str) -> None:
+    cluster.cut(left.split(), right.split(), one_way=how == ">", keep=not losing)
+
+
+def _flap(cluster: SimulatedCluster, left: str, _: str, right: str, *rhythm: str) -> None:
+    sides = left.split(), right.split()
+    down, up, times = rhythm
+    cluster.flap(*sides, down=float(down), up=float(up), times=int(times))
+
+
+def _lag(cluster: SimulatedCluster, source: str, target: str, shortest: str, longest: str) -> None:
+    cluster.lag(source, target, float(shortest), float(longest))
+
+
+def _write_bytes(cluster: SimulatedCluster, what: str) -> None:
+    for place in cluster.places.values():
+        place.writes_bytes = what == "bytes"
+
+
+def _route(cluster: SimulatedCluster, how: str) -> None:
+    cluster.dialling.is_routed = how == "routed"
+
+
+def _lose(cluster: SimulatedCluster, share: str) -> None:
+    cluster.shape(replace(cluster.network.quality, loss=float(share)))
+
+
+def _delay(cluster: SimulatedCluster, shortest: str, longest: str) -> None:
+    loss = cluster.network.quality.loss
+    cluster.shape(LinkQuality(float(shortest), float(longest), loss))
+
+
+_ACTIONS: dict[str, Callable[..., None]] = {
+    "nodes": lambda cluster, names: cluster.start(*names.split()),
+    "observers": lambda cluster, names: cluster.start(*names.split(), role=Role.OBSERVER),
+    "node": lambda cluster, name, on: cluster.start_on(name, cluster.place(on).host),
+    "clone": lambda cluster, of, name: cluster.start_on(name, name, node=cluster.place(of).host),
+    "kill": lambda cluster, names: cluster.kill(*names.split()),
+    "unplug": lambda cluster, names: cluster.unplug(*names.split()),
+    "restart": lambda cluster, names: cluster.restart(*names.split()),
+    "pause": lambda cluster, names: cluster.pause(*names.split()),
+    "suspend": lambda cluster, names: cluster.suspend(*names.split()),
+    "wake": lambda cluster, names: cluster.wake(*names.split()),
+    "leave": lambda cluster, names: cluster.leave(*names.split()),
+    "abdicate": lambda cluster, name: cluster.step_down(name),
+    "cut": _cut,
+    "heal": lambda cluster, left, _, right: cluster.heal(left.split(), right.split()),
+    "jump": lambda cluster, name, seconds: cluster.jump(name, float(seconds)),
+    "drift": lambda cluster, name, rate: cluster.drift(name, float(rate)),
+    "flap": _flap,
+    "lag": _lag,
+    "slow": lambda cluster, name, share: cluster.slow(name, float(share)),
+    "firewall": lambda cluster, names: cluster.firewall(*names.split()),
+    "continue": lambda cluster, name: cluster.continue_without_missing(name),
+    "wants": lambda cluster, name, count: cluster.set_wanted(name, int(count)),
+    "steps": lambda cluster, name, count: cluster.set_steps(name, int(count)),
+    "loss": _lose,
+    "delay": _delay,
+    "links": _route,
+    "trainers": lambda cluster, saving: cluster.train(saving=bool(saving)),
+    "messages": _write_bytes,
+    "wait": lambda cluster, seconds: cluster.run(float(seconds)),
+    "calm": lambda cluster: cluster.calm(),
+    "settle": lambda cluster: cluster.settle(),
+}

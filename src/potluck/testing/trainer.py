@@ -1,28 +1,160 @@
-"""A simulated trainer: steps as transactions, as :mod:`potluck.training.elastic_member` makes them.
+"""A simulated trainer: steps as transactions, as :mod:`potluck.training.elastic` makes them.
 
-In each view the members settle first: they report, decide (:func:`potluck.core.steps.decide`), and
-bring the state to members that lack it.  A step is a record from every member, a result that each
-member holds, and a barrier; a member that passes it applies the result.  Rank 0 gathers and
+In each view the members settle first: they report, decide (:func:`potluck.training.steps.decide`),
+and bring the state to members that lack it.  A step is a record from every member, a result that
+each member holds, and a barrier; a member that passes it applies the result.  Rank 0 gathers and
 passes on.  What members of a view say to each other belongs to that view: when a core ends the
 operations of a view, pauses, or enters another view, nothing of the old one counts any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from potluck.core import cluster_effects as effects
-from potluck.core.steps import Action, Position, Report
-from potluck.testing import trainer_report
+from potluck._types import ProcessId, View
+from potluck.membership import events as effects
 from potluck.testing.clock import VirtualClock
 from potluck.testing.network import Flow, LossyNetwork
-from potluck.testing.process import SimulatedProcess
-from potluck.testing.trainer_state import Share, States, TrainingValue
-from potluck.vocabulary import ProcessId, View
+from potluck.testing.process import SimulatedProcess, Violation
+from potluck.training.steps import (
+    FRESH,
+    Action,
+    Decision,
+    History,
+    Position,
+    Report,
+    ancestry_in,
+    decide,
+)
 
-__all__ = ["Checkpoint", "SimulatedTrainer", "TrainerWatch"]
+# --------------------------------------------------------------------------------------------------
+# The door to :mod:`potluck.training.steps`: how a simulated trainer reports, decides and counts.
+
+
+def agree(view: View, reports: Sequence[Report]) -> Decision:
+    """What the members of a view do before they continue."""
+    return decide(view, reports)
+
+
+def attempted(report: Report, attempt: Position | None) -> Report:
+    """The member begins to average a step; nothing of an earlier try counts."""
+    return replace(report, attempt=attempt, holds=False)
+
+
+def held(report: Report, samples: int) -> Report:
+    """The member has the complete result of its attempt, with which it will have these samples."""
+    return replace(report, holds=True, samples_held=samples)
+
+
+def stepped(report: Report, view: View) -> History:
+    """What the member has once it has applied the result that it holds."""
+    assert report.attempt is not None
+    ancestry = ancestry_in(view, report.attempt, report.history)
+    return report.history.extended(report.attempt, ancestry, report.samples_held)
+
+
+def applied(report: Report, history: History) -> Report:
+    """The member has applied the result that it held."""
+    return replace(report.at(history), holds=False)
+
+
+def received(report: Report, decision: Decision) -> Report:
+    """The member has got the state that all decided on."""
+    return replace(report.at(decision.history), attempt=None, holds=False)
+
+
+def loaded(report: Report) -> Report:
+    """The report of a new process that has loaded what another one saved."""
+    return Report().at(report.history)
+
+
+# --------------------------------------------------------------------------------------------------
+# The state of a simulated training as a value: each step is a node that knows what it followed.
+#
+# Two members have the same state if they have the same node.  A state also says which samples of
+# the present pass over the data went into it, so that none counts twice.
+
+DATASET = 24
+"""Samples of one pass over the data."""
+_ALL = (1 << DATASET) - 1
+
+Share = tuple[int, ...]
+
+
+class TrainingValue:
+    """What a member's training consists of after one step."""
+
+    __slots__ = ("depth", "mask", "parent", "passes", "position", "samples")
+
+    def __init__(
+        self, parent: TrainingValue | None, position: Position, mask: int, passes: int, samples: int
+    ) -> None:
+        self.parent = parent
+        self.position = position
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.mask = mask
+        """The samples of the present pass that are in it, one bit each."""
+        self.passes = passes
+        self.samples = samples
+        """All samples that ever went into it."""
+
+    def contains(self, other: TrainingValue) -> bool:
+        """Whether a step is part of this state."""
+        value: TrainingValue | None = self
+        while value is not None and value.depth > other.depth:
+            value = value.parent
+        return value is other
+
+    def parting(self, other: TrainingValue) -> TrainingValue:
+        """The last state that is part of this one and of another; what this began with if none."""
+        value = self
+        while value.parent is not None and not other.contains(value):
+            value = value.parent
+        return value
+
+    def free(self, taken: set[int]) -> list[int]:
+        """Samples of this pass that are neither in it nor taken by a member."""
+        return [n for n in range(DATASET) if not self.mask >> n & 1 and n not in taken]
+
+
+class States:
+    """All states of one simulated cluster; the same step on the same state is the same value."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[TrainingValue, Position, tuple[Share, ...]], TrainingValue] = {}
+
+    def fresh(self) -> TrainingValue:
+        """The state of a process that has loaded nothing; no two are alike."""
+        return TrainingValue(None, FRESH, 0, 0, 0)
+
+    def after(
+        self, base: TrainingValue, position: Position, shares: tuple[Share, ...]
+    ) -> TrainingValue:
+        """The state after a step in which these samples were used."""
+        key = base, position, shares
+        value = self._made.get(key)
+        if value is None:
+            value = self._made[key] = self._make(base, position, shares)
+        return value
+
+    def _make(
+        self, base: TrainingValue, position: Position, shares: tuple[Share, ...]
+    ) -> TrainingValue:
+        mask, count = base.mask, 0
+        for sample in (sample for share in shares for sample in share):
+            if mask >> sample & 1:
+                raise Violation(f"Sample {sample} is used twice in pass {base.passes}: {position}")
+            mask |= 1 << sample
+            count += 1
+        is_full = mask == _ALL
+        return TrainingValue(
+            base, position, 0 if is_full else mask, base.passes + is_full, base.samples + count
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 
 SHORTEST = 0.08  # seconds to compute gradients, at least
 LONGEST = 0.2
@@ -61,7 +193,7 @@ class _Standing:
     taken: Share
 
 
-_Arrived = tuple[trainer_report.Decision, TrainingValue]
+_Arrived = tuple[Decision, TrainingValue]
 
 
 @dataclass(slots=True)
@@ -111,7 +243,7 @@ class SimulatedTrainer:
         self._early: list[tuple[View, int, str, int, Any]] = []
         self._waiting: tuple[str, int, Any] | None = None  # what we said last to rank 0
         self._is_settled = False
-        self._decision: trainer_report.Decision | None = None
+        self._decision: Decision | None = None
         self._arrived: _Arrived | None = None
         self._result: TrainingValue | None = None
         self._taken: Share = ()
@@ -122,7 +254,7 @@ class SimulatedTrainer:
     def load(self, checkpoint: Checkpoint) -> None:
         """Begin with what an earlier process of this place has saved."""
         self.saved = checkpoint
-        self.report = trainer_report.loaded(checkpoint.report)
+        self.report = loaded(checkpoint.report)
         self.value = checkpoint.value
         self._note()
 
@@ -291,7 +423,7 @@ class SimulatedTrainer:
                 self._hold(content)
             case "all held":
                 assert self._view is not None
-                self._commit(trainer_report.stepped(self.report, self._view))
+                self._commit(stepped(self.report, self._view))
                 self._compute()
 
     # --- a view begins ---
@@ -299,7 +431,7 @@ class SimulatedTrainer:
     def _settle(self, standings: tuple[_Standing, ...], number: int) -> None:
         view = self._view
         assert view is not None
-        decision = trainer_report.agree(view, [each.report for each in standings])
+        decision = agree(view, [each.report for each in standings])
         self.awaited = dict(decision.missing)
         if decision.missing:
             self._clock.after(RETRY, self._do, self._report_again, view, number + 1)
@@ -315,7 +447,7 @@ class SimulatedTrainer:
             view.lineage,
             view.epoch,
         ):
-            self.report = trainer_report.attempted(self.report, None)
+            self.report = attempted(self.report, None)
         self._share_out(standings, decision)
         if action is not Action.RECEIVE:
             self._decision = decision
@@ -326,9 +458,7 @@ class SimulatedTrainer:
         elif not self._maybe_receive():
             self._clock.after(RETRY, self._do, self._want, view, decision.sources[0])
 
-    def _share_out(
-        self, standings: tuple[_Standing, ...], decision: trainer_report.Decision
-    ) -> None:
+    def _share_out(self, standings: tuple[_Standing, ...], decision: Decision) -> None:
         """What members had in hand stays theirs if it was for this state, and no other has it."""
         kept: list[Share] = [()] * len(standings)
         taken: set[int] = set()
@@ -355,11 +485,11 @@ class SimulatedTrainer:
         self._watch.replaced(self.process, self.value, value, lost)
         self.discarded += lost
         self.value = value
-        self.report = trainer_report.received(self.report, decision)
+        self.report = received(self.report, decision)
         self._settled()
         return True
 
-    def _discarded_by(self, decision: trainer_report.Decision) -> int:
+    def _discarded_by(self, decision: Decision) -> int:
         """The committed steps of which the user is told that another state lacks them."""
         lost = self.report.history.discarded_by(decision.history)
         return 0 if lost is None else lost.steps
@@ -387,7 +517,7 @@ class SimulatedTrainer:
         if not self._taken:
             self._taken = self._assign(view)
         attempt = Position(view.lineage, view.epoch, self.report.position.step + 1)
-        self.report = trainer_report.attempted(self.report, attempt)
+        self.report = attempted(self.report, attempt)
         self._result = None
         self._say("record", attempt.step, self._taken)
 
@@ -404,17 +534,17 @@ class SimulatedTrainer:
         attempt = self.report.attempt
         assert attempt is not None
         self._result = self._states.after(self.value, attempt, shares)
-        self.report = trainer_report.held(self.report, self._result.samples)
+        self.report = held(self.report, self._result.samples)
         self._say("held", attempt.step, None)
 
-    def _commit(self, history: trainer_report.History) -> None:
+    def _commit(self, history: History) -> None:
         """Every member holds the result: apply it."""
         view, result = self._view, self._result
         assert view is not None
         assert result is not None
         self._watch.applied(self.process, view, result)
         self.value, self._result = result, None
-        self.report = trainer_report.applied(self.report, history)
+        self.report = applied(self.report, history)
         self._taken, self._reserved = (), ()
         self._note()
         if self.saves and result.depth % _SAVE_EVERY == 0:

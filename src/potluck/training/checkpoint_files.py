@@ -9,18 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import itertools
+import math
 import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
-from potluck.errors import DistributedError, IoError
-from potluck.net.private_files import UnsafeFile
+import ml_dtypes
+import msgspec
+import numpy as np
 
-__all__ = ["TEMPORARY", "Folder", "read_limited", "refusal"]
+from potluck._decode import Exact, decode_json
+from potluck.arrays import trees
+from potluck.arrays.base import Array, Dtype
+from potluck.errors import DistributedError, IoError, MalformedFrame
+from potluck.identity.private_files import UnsafeFile
+from potluck.logs import get_logger
+from potluck.membership.messages import Ancestry, Count
+from potluck.training.steps import History, Position, Trail, ranked
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -279,3 +292,621 @@ def read_limited(path: Path, limit: int) -> bytes:
         raise
     except OSError as error:
         raise IoError(f"{path} could not be read", cause=error.strerror or str(error)) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# The safetensors layout: a JSON header that says where each tensor lies, then their bytes.
+#
+# Anything that reads safetensors can read these files.  Nothing in them can run code.
+
+MAX_HEADER = 100 << 20
+"""Bytes of a header; the limit that other readers of the format have."""
+
+_ALIGNMENT = 8
+_LENGTH = 8
+
+_NAMES: dict[Dtype, str] = {
+    np.dtype(np.float64): "F64",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.float16): "F16",
+    np.dtype(ml_dtypes.bfloat16): "BF16",
+    np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+    np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
+    np.dtype(np.complex64): "C64",
+    np.dtype(np.int64): "I64",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.int16): "I16",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.uint64): "U64",
+    np.dtype(np.uint32): "U32",
+    np.dtype(np.uint16): "U16",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.bool_): "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Bytes from the end of the header."""
+    stop: int
+
+
+def name_of(dtype: Dtype) -> str:
+    """What the format calls a type.
+
+    >>> name_of(np.dtype("float32"))
+    'F32'
+    """
+    name = _NAMES.get(dtype.newbyteorder("="))
+    if name is None:
+        known = ", ".join(str(each) for each in _NAMES)
+        msg = f"An array of {dtype} cannot be saved as safetensors; these can: {known}"
+        raise TypeError(msg)
+    return name
+
+
+def dtype_of(name: str) -> Dtype:
+    """The type that has this name in the format."""
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise IoError(f"The file has a tensor of the unknown type {name[:40]!r}")
+    return dtype
+
+
+def encode_header(entries: Mapping[str, Entry], facts: Mapping[str, str]) -> bytes:
+    """The beginning of a file: the header's length, and the header."""
+    header: dict[str, object] = {"__metadata__": dict(facts)} if facts else {}
+    for name, entry in entries.items():
+        header[name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": [entry.start, entry.stop],
+        }
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH, "little") + text
+
+
+class _Row(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def decode_header(data: bytes) -> tuple[dict[str, Entry], dict[str, str], int]:
+    """The tensors of a file from its beginning, its metadata, and where the bytes begin."""
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if len(data) < _LENGTH or not 0 < length <= min(MAX_HEADER, len(data) - _LENGTH):
+        raise IoError("This is no safetensors file", cause="its header has no possible length")
+    try:
+        raw = decode_json(data[_LENGTH : _LENGTH + length], dict[Exact, msgspec.Raw])
+        facts = decode_json(raw.pop("__metadata__", b"{}"), dict[Exact, Exact])
+        rows = {name: decode_json(row, _Row) for name, row in raw.items()}
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise IoError("This is no safetensors file", cause=str(error)) from None
+    entries = {name: _checked(name, row) for name, row in rows.items()}
+    return entries, facts, _LENGTH + length
+
+
+def _checked(name: str, row: _Row) -> Entry:
+    start, stop = row.data_offsets
+    size = math.prod(row.shape) * dtype_of(row.dtype).itemsize
+    if min([start, *row.shape]) < 0 or stop - start != size:
+        raise IoError(f"The tensor {name[:100]!r} has {stop - start} bytes where {size} are due")
+    return Entry(row.dtype, tuple(row.shape), start, stop)
+
+
+# --------------------------------------------------------------------------------------------------
+# The manifest of one rank's part of a checkpoint: what is in its file, with checksums.
+#
+# It is written last, so it is also the mark that this part is complete.  A checkpoint is complete
+# when the parts of all ranks are; nobody has to tell anybody.
+
+BLOCK = 1 << 20
+"""Bytes that have one checksum: a part of a file can be read and checked alone."""
+
+MAX_MANIFEST = 256 << 20
+_MAGIC = b"potluck-checkpoint 1 "
+_DIGEST = 16
+_LARGEST = 1 << 62
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some elements of one array, as they lie in a file."""
+
+    name: Exact
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole array."""
+    start: int
+    stop: int
+    """Elements of it that are here, in C order."""
+    offset: int
+    """Bytes from the beginning of the data."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What one rank has written."""
+
+    checkpoint: str
+    """The same for all parts of one checkpoint."""
+    lineage: str
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    begins: int
+    """Where the data begins in the file."""
+    size: int
+    """Bytes of data."""
+    checksums: tuple[str, ...]
+    """One for each block of the data."""
+    pieces: tuple[Piece, ...]
+    shape: bytes
+    """The tree to which the arrays belong, as :func:`potluck.arrays.trees.written` gives it."""
+    own: bytes = b""
+    """The same for what this rank alone has."""
+    ancestry: Ancestry = ()
+    """Of the lineage; empty in checkpoints of earlier versions."""
+    samples: Count = 0
+    """Committed samples; 0 in checkpoints of earlier versions."""
+    trail: Trail = ()
+    """The last step of each earlier lineage that is part of the state."""
+    header: str = ""
+    """The checksum of the file up to where the data begins; empty in earlier versions."""
+
+    def encode(self) -> bytes:
+        """As the content of a file."""
+        text = msgspec.json.encode(self)
+        return _MAGIC + digest(text).encode() + b"\n" + text
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """From the content of a file; raises :class:`IoError` if anything is wrong with it."""
+        head, _, text = data.partition(b"\n")
+        if not head.startswith(_MAGIC):
+            raise IoError("This is no manifest of a checkpoint")
+        if head[len(_MAGIC) :] != digest(text).encode():
+            raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
+        try:
+            manifest = decode_json(text, cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also bad UTF-8
+            raise IoError("The manifest of a checkpoint is damaged", cause=str(error)) from None
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise unless everything in it can be true."""
+        if self.size < 0 or not 0 <= self.begins <= MAX_HEADER:
+            raise IoError("The manifest of a checkpoint has an impossible size")
+        blocks = -(-self.size // BLOCK)
+        if not 0 <= self.rank < self.world_size or len(self.checksums) != blocks:
+            raise IoError("The manifest of a checkpoint contradicts itself")
+        if not (0 <= self.epoch < _LARGEST and 0 <= self.step < _LARGEST):
+            raise IoError("The manifest of a checkpoint has an impossible epoch or step")
+        claimed = 0
+        for piece in self.pieces:
+            whole, width = math.prod(piece.shape), dtype_of(piece.dtype).itemsize
+            end = piece.offset + (piece.stop - piece.start) * width
+            if not 0 <= piece.start <= piece.stop <= whole or not 0 <= piece.offset <= end:
+                raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
+            claimed += (piece.stop - piece.start) * width
+            # Pieces do not share bytes: a small file cannot claim to be a huge array.
+            if min(piece.shape, default=0) < 0 or end > self.size or claimed > self.size:
+                raise IoError(f"The manifest is wrong about {piece.name[:100]!r}")
+
+
+def header_of(manifest: Manifest) -> bytes:
+    """The beginning of the file that a manifest is about."""
+    return encode_header(_entries(manifest.pieces), _facts(manifest))
+
+
+def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
+    entries = {}
+    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
+        count = piece.stop - piece.start
+        whole = count == math.prod(piece.shape)
+        size = count * dtype_of(piece.dtype).itemsize
+        assert after is None or after.offset == piece.offset + size
+        shape = piece.shape if whole else (count,)
+        entries[piece.name] = Entry(piece.dtype, shape, piece.offset, piece.offset + size)
+    return entries
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    return {
+        "format": "potluck",
+        "step": str(manifest.step),
+        "part": f"{manifest.rank} of {manifest.world_size}",
+    }
+
+
+def digest(data: bytes | bytearray | memoryview) -> str:
+    """A checksum that no accident passes."""
+    return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
+
+
+def part_name(rank: int, world_size: int) -> str:
+    """What a rank calls its file.
+
+    >>> part_name(1, 4)
+    'part-00001-of-00004'
+    """
+    return f"part-{rank:05d}-of-{world_size:05d}"
+
+
+_OWN = "__own__."
+
+
+def own_name(rank: int, name: str) -> str:
+    """What an array is called that one rank alone has.
+
+    >>> own_name(2, "residuals.gradients")
+    '__own__.2.residuals.gradients'
+    """
+    return f"{_OWN}{rank}.{name}"
+
+
+def is_own(name: str) -> bool:
+    """Whether an array belongs to one rank alone."""
+    return name.startswith(_OWN)
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoint: a complete one on disk, from which any number of ranks read what they need.
+
+logger = get_logger(__name__)
+
+
+class Shard(NamedTuple):
+    """One rank's elements of an array."""
+
+    array: Array
+    """Flat, unless it is the whole array."""
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of the whole array."""
+
+
+_EARLIER = "Use an earlier checkpoint: latest(folder, verify=True) finds it."
+
+_LONGEST = 32  # characters of a lineage's id that members accept
+
+SMALLEST_PART = 256
+"""Elements for each rank below which an array is not divided: one rank has all of it."""
+
+
+def part_of(size: int, place: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Which elements of an array a rank keeps; ``place`` is the array's among all.
+
+    >>> part_of(1000, 0, 1, 2), part_of(10, 0, 1, 2), part_of(10, 1, 1, 2)
+    ((500, 1000), (0, 0), (0, 10))
+    """
+    if size < SMALLEST_PART * world_size:
+        return (0, size) if place % world_size == rank else (0, 0)
+    return size * rank // world_size, size * (rank + 1) // world_size
+
+
+class Checkpoint:
+    """A complete checkpoint.  Nothing is read before it is asked for; what is read is checked.
+
+    Raises :class:`~potluck.IoError` if a part is missing or damaged.
+
+    >>> import tempfile, numpy
+    >>> from potluck import Checkpointer
+    >>> with tempfile.TemporaryDirectory() as folder, Checkpointer(folder) as checkpointer:
+    ...     work = checkpointer.save({"weights": numpy.arange(4)}, step=7, wait=True)
+    ...     Checkpoint(work.wait()).tree()["weights"].tolist()
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifests = _manifests(folder)
+        first = self._manifests[0]
+        self.lineage, self.epoch, self.step = first.lineage, first.epoch, first.step
+        self.history = _history(first)
+        """Which steps and samples the state consists of, and where its lineage comes from."""
+        self.world_size = first.world_size
+        """How many ranks have written it."""
+        self._last: tuple[tuple[int, int], bytes] = (-1, -1), b""
+        self._pieces: dict[str, list[tuple[Manifest, Piece]]] = {}
+        for manifest in self._manifests:
+            for piece in manifest.pieces:
+                self._pieces.setdefault(piece.name, []).append((manifest, piece))
+        for name in self._pieces:
+            self._check_whole(name)
+
+    def __repr__(self) -> str:
+        """What it is, for people."""
+        return f"<Checkpoint of step {self.step}, written by {self.world_size} ranks>"
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays in it that belong to all ranks."""
+        return sorted(name for name in self._pieces if not is_own(name))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of an array."""
+        return self._piece(name).shape
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """Elements of an array, flat; only the blocks of the files that hold them are read."""
+        piece = self._piece(name)
+        end = math.prod(piece.shape) if stop is None else stop
+        made = np.empty(max(0, end - start), dtype_of(piece.dtype))
+        octets = made.view(np.uint8)
+        for manifest, each in self._pieces[name]:
+            low, high = max(start, each.start), min(end, each.stop)
+            if low >= high:
+                continue
+            width = made.itemsize
+            begin = each.offset + (low - each.start) * width
+            place = (low - start) * width
+            for data in self._blocks(manifest, begin, begin + (high - low) * width):
+                octets[place : place + len(data)] = np.frombuffer(data, np.uint8)
+                place += len(data)
+        return made
+
+    def arrays(self) -> dict[str, Array]:
+        """All arrays, whole."""
+        return {name: self.read(name).reshape(self.shape_of(name)) for name in self.names}
+
+    def tree(self) -> Any:
+        """What was saved, whole."""
+        return self._tree(self._manifests[0].shape, self.arrays())
+
+    def _tree(self, shape: bytes, arrays: dict[str, Array]) -> Any:
+        try:
+            return trees.read(shape, arrays)
+        except MalformedFrame as error:
+            raise IoError(f"{self.folder} is damaged", cause=str(error), hint=_EARLIER) from error
+
+    def own(self, rank: int) -> Any:
+        """What one of the ranks that wrote this saved as its own, or None."""
+        manifest = self._manifests[rank]
+        prefix = own_name(rank, "")
+        arrays = {
+            name.removeprefix(prefix): self.read(name).reshape(self.shape_of(name))
+            for name in self._pieces
+            if name.startswith(prefix)
+        }
+        return self._tree(manifest.own, arrays) if manifest.own else None
+
+    def shard(self, rank: int, world_size: int) -> dict[str, Shard]:
+        """What a rank of another number of ranks keeps; nothing else is read."""
+        shards = {}
+        for place, name in enumerate(self.names):
+            shape = self.shape_of(name)
+            start, stop = part_of(math.prod(shape), place, rank, world_size)
+            if stop > start or (place % world_size == rank and not math.prod(shape)):
+                array = self.read(name, start, stop)
+                whole = stop - start == math.prod(shape)
+                shards[name] = Shard(array.reshape(shape) if whole else array, start, stop, shape)
+        return shards
+
+    def verify(self) -> None:
+        """Read every file once; raises if a byte differs from what was written, or the length.
+
+        That includes the manifests, and the header of each part.
+        """
+        if _manifests(self.folder) != self._manifests:
+            raise IoError(f"{self.folder} has changed since it was opened")
+        self._last = (-1, -1), b""
+        for manifest in self._manifests:
+            self._check_header(manifest)
+            for _ in self._blocks(manifest, 0, manifest.size):
+                pass
+
+    def _check_header(self, manifest: Manifest) -> None:
+        path = self._part(manifest)
+        try:
+            with path.open("rb") as file:
+                header = file.read(manifest.begins)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        # Earlier versions kept no checksum of it; they made it from what the manifest says.
+        expected = manifest.header or digest(header_of(manifest))
+        if digest(header) != expected:
+            raise IoError(
+                f"{path} is damaged",
+                cause="its header has another checksum than when it was written",
+                hint=_EARLIER,
+            )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self._pieces:
+            raise KeyError(f"No array {name!r} is in this checkpoint; {', '.join(self.names)} are")
+        return self._pieces[name][0][1]
+
+    def _blocks(self, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
+        """Checked bytes of a part's data, block by block."""
+        path = self._part(manifest)
+        try:
+            with path.open("rb") as file:
+                for number in range(start // BLOCK, -(-stop // BLOCK)):
+                    data = self._block(file, path, manifest, number)
+                    low, high = max(start - number * BLOCK, 0), min(stop - number * BLOCK, BLOCK)
+                    yield data[low:high]
+        except IoError:
+            raise
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def _part(self, manifest: Manifest) -> Path:
+        return self.folder / f"{part_name(manifest.rank, manifest.world_size)}.safetensors"
+
+    def _block(self, file: BinaryIO, path: Path, manifest: Manifest, number: int) -> bytes:
+        if self._last[0] == (manifest.rank, number):
+            return self._last[1]  # many small arrays lie in one block
+        file.seek(manifest.begins + number * BLOCK)
+        data = file.read(min(BLOCK, manifest.size - number * BLOCK))
+        if digest(data) != manifest.checksums[number]:
+            raise IoError(
+                f"{path} is damaged",
+                cause=f"block {number} of it has another checksum than when it was written",
+                hint=_EARLIER,
+            )
+        self._last = (manifest.rank, number), data
+        return data
+
+    def _check_whole(self, name: str) -> None:
+        covered = 0
+        kinds = {(piece.dtype, piece.shape) for _, piece in self._pieces[name]}
+        for _, piece in sorted(self._pieces[name], key=lambda pair: pair[1].start):
+            covered = piece.stop if piece.start == covered else -1
+        if len(kinds) > 1 or covered != math.prod(self._piece(name).shape):
+            raise IoError(f"The parts of {name[:100]!r} in {self.folder} do not fit together")
+
+
+def _history(manifest: Manifest) -> History:
+    lineage = manifest.lineage
+    if len(lineage) > _LONGEST:  # other members would refuse it
+        lineage = digest(lineage.encode())
+    position = Position(lineage, manifest.epoch, manifest.step)
+    # Earlier versions wrote no samples; a step has at least one.
+    return History(position, manifest.ancestry, manifest.samples or manifest.step, manifest.trail)
+
+
+class Incomplete(IoError):
+    """Not all ranks have written their part."""
+
+
+def _unreadable(path: Path, error: OSError) -> IoError:
+    return IoError(f"{path} could not be read", cause=error.strerror or str(error))
+
+
+def _manifests(folder: Path) -> list[Manifest]:
+    found = [folder / name for name in _names(folder) if fnmatch(name, "part-*-of-*.json")]
+    if not found:
+        raise Incomplete(f"There is no complete checkpoint in {folder}")
+    first = _manifest(found[0])
+    manifests = []
+    for rank in range(first.world_size):
+        name = part_name(rank, first.world_size)
+        manifest = _manifest(folder / f"{name}.json")
+        if manifest.checkpoint != first.checkpoint or manifest.rank != rank:
+            raise IoError(f"The parts in {folder} belong to different checkpoints")
+        path = folder / f"{name}.safetensors"
+        expected = manifest.begins + manifest.size
+        if (size := _size(path)) != expected:
+            what = "is missing" if size < 0 else f"has {size} bytes"
+            if not (folder / f"{name}.json").exists():  # it is being removed, or written anew
+                raise Incomplete(f"{path} {what}")
+            raise IoError(f"{path} {what}, and not the {expected} bytes that were written")
+        manifests.append(manifest)
+    return manifests
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.decode(read_limited(path, MAX_MANIFEST))
+    except IoError as error:
+        if not path.exists():
+            raise Incomplete(f"{path} is missing: its rank has not saved its part") from None
+        error.message = f"{path.name}: {error.message}"
+        raise
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, which may be missing; one that cannot be read is not an empty one."""
+    try:
+        return sorted(each.name for each in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # who saves there is told why it cannot be
+        return []
+    except OSError as error:
+        raise IoError(
+            f"{folder} could not be read",
+            cause=error.strerror or str(error),
+            hint="Run as the user to whom it belongs, or name another folder.",
+        ) from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:  # another process removes it right now
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint that cannot be used.
+
+    >>> str(Damaged(Path("saved/step-7"), "part-0.json has no manifest", resumed=6))
+    'The checkpoint saved/step-7 is damaged: part-0.json has no manifest. Step 6 is used instead.'
+    """
+
+    folder: Path
+    why: str
+    resumed: int | None = None
+    """The step of the checkpoint that is used instead, if there is one."""
+
+    def __str__(self) -> str:
+        """One sentence for people, and what follows from it."""
+        then = "There is no other one."
+        if self.resumed is not None:
+            then = f"Step {self.resumed} is used instead."
+        return f"The checkpoint {self.folder} is damaged: {self.why.rstrip('.')}. {then}"
+
+
+class Search:
+    """The complete checkpoints in a folder, the one to continue from first, and damaged ones.
+
+    Lineages come in the order of :func:`potluck.training.steps.best`, and of each the latest step
+    first: the work of a side that lost a merge comes after that of the side that won.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._found: list[Checkpoint] = []
+        self.damaged: list[Damaged] = []
+        """What was passed over so far; not what another rank still writes."""
+        for path in reversed([folder / name for name in _names(folder) if name[:5] == "step-"]):
+            try:
+                self._found.append(Checkpoint(path))
+            except Incomplete as error:
+                logger.info("Not complete: %s", error)
+            except (DistributedError, OSError, ValueError, KeyError) as error:
+                self.damaged.append(Damaged(path, str(error)))
+        order = ranked(each.history for each in self._found)
+        self._found.sort(key=lambda each: _place(each, order))
+
+    def first(self, *, verify: bool) -> Checkpoint | None:
+        """The one to continue from, if there is one; ``damaged`` then has those before it."""
+        unreadable = list(self.damaged)
+        found = next(self.all(verify=verify), None)
+        if found is not None:
+            # Where an unreadable one belongs is not known but by its name, which begins with steps.
+            older = [each for each in unreadable if each.folder.name < found.folder.name]
+            self.damaged = [each for each in self.damaged if each not in older]
+        return found
+
+    def all(self, *, verify: bool) -> Iterator[Checkpoint]:
+        """All of them."""
+        for checkpoint in self._found:
+            try:
+                if verify:
+                    checkpoint.verify()
+            except (DistributedError, OSError) as error:
+                self.damaged.append(Damaged(checkpoint.folder, str(error)))
+            else:
+                yield checkpoint
+
+
+def checkpoints(folder: Path, *, verify: bool = False) -> Iterator[Checkpoint]:
+    """Complete checkpoints in a folder, the one to continue from first; others are passed over."""
+    return Search(folder).all(verify=verify)
+
+
+def _place(checkpoint: Checkpoint, order: list[str]) -> tuple[int, int, int]:
+    lineage, epoch, step = checkpoint.history.position
+    return order.index(lineage), -epoch, -step

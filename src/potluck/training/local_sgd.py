@@ -17,20 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from potluck._types import Seconds, in_seconds
+from potluck.arrays import trees
+from potluck.arrays.adapters import adapter_of, lend
 from potluck.arrays.base import Access, Array
-from potluck.arrays.lending import adapter_of, lend
-from potluck.collective.compression.compressor import GradientCompressor
-from potluck.runtime.context import DistributedContext
-from potluck.runtime.control_errands import Errands
-from potluck.runtime.work import Work
-from potluck.training import trees
-from potluck.training.elastic import ElasticTrainer, StepOutcome
-from potluck.training.sampler import ElasticSampler
-from potluck.training.sampler_order import Indices
+from potluck.cluster.connections import Errands
+from potluck.collective.call import Work
+from potluck.collective.context import DistributedContext
+from potluck.compression.compressor import GradientCompressor
+from potluck.training.averaging import StepOutcome
+from potluck.training.elastic import ElasticTrainer
+from potluck.training.sampler import ElasticSampler, Indices
 from potluck.training.state import TrainingState
-from potluck.vocabulary import Seconds, in_seconds
-
-__all__ = ["LocalSgd"]
 
 RATE, MOMENTUM = 0.7, 0.9
 """Of the outer optimiser: what DiLoCo's authors found to work over a wide range."""

@@ -12,13 +12,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.decoding import decode_msgpack
+from potluck._decode import decode_msgpack
+from potluck.collective.collectives import MAX_OBJECT_BYTES, DistributedBackend
 from potluck.errors import DistributedError, MalformedFrame
-from potluck.runtime.distributed import DistributedBackend
-from potluck.runtime.objects import MAX_OBJECT_BYTES
 from potluck.training.sampler import MAX_PIECES
-
-__all__ = ["SMALL", "Bounds", "Shares", "broadcast", "check_intervals", "gather", "malformed"]
 
 SMALL = 64 << 10
 """Bytes of a message whose size does not depend on the model."""

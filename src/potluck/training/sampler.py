@@ -9,14 +9,146 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from potluck.training.sampler_intervals import Intervals, overlap, subtract, take, total, union
-from potluck.training.sampler_order import Indices, shuffled
+# --------------------------------------------------------------------------------------------------
+# Sets of whole numbers as intervals: which samples counted, which are taken, which are left.
 
-__all__ = ["MAX_PIECES", "ElasticSampler", "divided"]
+Intervals: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open, ascending, with gaps between them: ``((0, 4), (6, 9))`` is 0 to 3 and 6 to 8."""
+
+
+def union(*sets: Iterable[tuple[int, int]]) -> Intervals:
+    """Everything that is in any of them; also puts a single one in order.
+
+    >>> union([(4, 6)], [(0, 4), (9, 9)], [(8, 9)])
+    ((0, 6), (8, 9))
+    """
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(each for one in sets for each in one if each[0] < each[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def subtract(these: Iterable[tuple[int, int]], those: Iterable[tuple[int, int]]) -> Intervals:
+    """What is in the first and not in the second.
+
+    >>> subtract([(0, 10)], [(2, 3), (8, 12)])
+    ((0, 2), (3, 8))
+    """
+    left: list[tuple[int, int]] = []
+    holes = union(those)
+    for start, stop in union(these):
+        begin = start
+        for low, high in holes:
+            if high <= begin or low >= stop:
+                continue
+            if low > begin:
+                left.append((begin, low))
+            begin = high
+        if begin < stop:
+            left.append((begin, stop))
+    return tuple(left)
+
+
+def overlap(these: Iterable[tuple[int, int]], those: Iterable[tuple[int, int]]) -> Intervals:
+    """What is in both.
+
+    >>> overlap([(0, 10)], [(2, 3), (8, 12)])
+    ((2, 3), (8, 10))
+    """
+    first = union(these)
+    return subtract(first, subtract(first, those))
+
+
+def total(intervals: Iterable[tuple[int, int]]) -> int:
+    """How many numbers.
+
+    >>> total([(0, 4), (6, 9)])
+    7
+    """
+    return sum(stop - start for start, stop in intervals)
+
+
+def take(
+    pool: Sequence[tuple[int, int]], count: int, pieces: int | None = None
+) -> tuple[Intervals, Intervals]:
+    """The first ``count`` numbers of a pool, in at most ``pieces`` intervals, and the rest.
+
+    >>> take(((0, 4), (6, 9)), 5)
+    (((0, 4), (6, 7)), ((7, 9),))
+    """
+    taken: list[tuple[int, int]] = []
+    for place, (start, stop) in enumerate(pool):
+        if count <= 0 or len(taken) == pieces:
+            return tuple(taken), tuple(pool[place:])
+        end = min(stop, start + count)
+        taken.append((start, end))
+        count -= end - start
+        if end < stop:
+            return tuple(taken), ((end, stop), *pool[place + 1 :])
+    return tuple(taken), ()
+
+
+# --------------------------------------------------------------------------------------------------
+# The order of samples in an epoch: a permutation that needs no memory.
+#
+# A Feistel network over the smallest square of two that covers the size, walked along its cycles
+# until it lands inside: every position has exactly one sample, in an order that seed and epoch
+# alone decide, on every machine alike.
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+ROUNDS = 6
+"""Four make a Feistel network hard to tell from chance; two more cost little."""
+
+_MASK = (1 << 64) - 1
+
+
+def shuffled(positions: Indices, size: int, seed: int, epoch: int) -> Indices:
+    """The samples that stand at these positions of an epoch's order.
+
+    >>> order = shuffled(np.arange(10), 10, seed=1, epoch=0)
+    >>> sorted(order.tolist()) == list(range(10)), order.tolist() == list(range(10))
+    (True, False)
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half
+    keys = _keys(seed, epoch)
+    found = positions.astype(np.uint64)
+    outside = np.ones(found.shape, bool)
+    while outside.any():  # at most three of four places of the square are outside
+        found[outside] = _encrypt(found[outside], half, keys)
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _encrypt(values: npt.NDArray[np.uint64], half: int, keys: list[int]) -> npt.NDArray[np.uint64]:
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ np.uint64(key)) & mask)
+    return (left << bits) | right
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64; overflow is meant."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _keys(seed: int, epoch: int) -> list[int]:
+    source = np.random.SeedSequence([seed & _MASK, epoch & _MASK])
+    return [int(key) for key in source.generate_state(ROUNDS, np.uint64)]
+
+
+# --------------------------------------------------------------------------------------------------
 
 MAX_PIECES = 8
 """Intervals of one share: what members tell each other about a step has a fixed size."""

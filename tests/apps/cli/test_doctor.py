@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from potluck._types import NodeId
 from potluck.apps.cli.main import app
+from potluck.doctor import look
+from potluck.doctor.facts import Outcome, Probe, Scene, Target
+from potluck.identity.node import short_name
 from potluck.net.addresses import Address, Interface
-from potluck.net.names import short_name
-from potluck.runtime.diagnosis import look
-from potluck.runtime.diagnosis.scene import Outcome, Probe, Scene, Target
-from potluck.vocabulary import NodeId
 
 OTHER = NodeId("b" * 32)
 MET = Target("desk", "given", (Probe(Address("10.0.0.2", 1), Outcome.MET, node=OTHER),), OTHER)

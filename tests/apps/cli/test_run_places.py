@@ -1,12 +1,181 @@
-"""Ranks of a run: everybody finds the same ones, or nobody is given any."""
+"""How a script has ended, in words; and what is believed of what was written about it."""
 
 from __future__ import annotations
 
-import msgspec
+import io
+import json
+from pathlib import Path
+from typing import BinaryIO, cast
 
-from potluck.apps.cli.run_gathering import Gathering
-from potluck.apps.cli.run_places import LAUNCHER, Crew, Rolls, environments, waited_of, workers_of
-from potluck.runtime.control_reports import Report
+import msgspec
+import pytest
+
+from potluck.apps.cli.launcher import Gathering
+from potluck.apps.cli.run_places import (
+    BEGINNING,
+    LAUNCHER,
+    LONGEST,
+    Crew,
+    Ending,
+    LastWords,
+    Output,
+    Recorder,
+    Rolls,
+    environments,
+    last_traceback,
+    memory_words,
+    waited_of,
+    workers_of,
+)
+from potluck.cluster.reports import Report
+from potluck.launch_env import is_second_hand
+from support.threads import PATIENCE
+
+GB = 10**9
+WORDS = {
+    "kind": "ValueError",
+    "message": "bad batch",
+    "where": "train.py:40",
+    "is_second_hand": False,
+    "traceback": "Traceback\n  x\nValueError: bad batch\n",
+}
+
+
+def read(folder: Path, text: str | bytes) -> LastWords | None:
+    """What is read from a file."""
+    file = folder / "words.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return LastWords.read(file)
+
+
+def test_an_error_is_one_line_with_its_place(tmp_path: Path) -> None:
+    """As far as there is a message, and a place."""
+    assert str(read(tmp_path, json.dumps(WORDS))) == "ValueError: bad batch, train.py:40"
+    bare = {**WORDS, "message": "", "where": ""}
+    assert str(read(tmp_path, json.dumps(bare))) == "ValueError"
+    ended = {**WORDS, "kind": "KeyboardInterrupt", "message": ""}
+    assert str(read(tmp_path, json.dumps(ended))) == "interrupted by Ctrl-C, train.py:40"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        json.dumps({**WORDS, "message": "x" * 10_000}),
+        json.dumps({**WORDS, "traceback": "x" * 100_000}),
+        json.dumps({**WORDS, "is_second_hand": "yes"}),
+    ],
+)
+def test_what_is_not_in_order_counts_for_nothing(tmp_path: Path, text: str | bytes) -> None:
+    """A script may write what it likes into that file."""
+    assert read(tmp_path, text) is None
+    assert LastWords.read(tmp_path / "nothing") is None
+
+
+def test_what_steers_a_terminal_is_taken_out(tmp_path: Path) -> None:
+    """Lines of the traceback stay lines."""
+    evil = read(tmp_path, json.dumps({**WORDS, "message": "a\x1b[2Jb", "traceback": "a\n\x1bb"}))
+    assert evil is not None
+    assert evil.message == "a [2Jb"
+    assert evil.traceback == "a\n b"
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "is_certain", "expected"),
+    [
+        (12 * GB, GB, False, True),
+        (GB, GB // 4, False, True),
+        (GB, 8 * GB, True, True),
+        (GB, 8 * GB, False, False),
+    ],
+    ids=["used most of it", "little was free", "the system says so", "neither"],
+)
+def test_whether_memory_was_the_reason(
+    used: int, free: int, is_certain: bool, expected: bool
+) -> None:
+    """Of 16 GB."""
+    words = memory_words(used, free, 16 * GB, is_certain=is_certain)
+    assert words.endswith(": probably out of memory") is expected
+
+
+def test_what_another_launcher_tells_is_read_with_care() -> None:
+    """Numbers that are none count as nothing; nothing at all is no ending."""
+    told = Ending("failed", "ValueError: x", 12.34)
+    assert Ending.of(told.facts()) == Ending("failed", "ValueError: x", 12.3)
+    assert Ending.of({"outcome": "ok", "after": "soon"}) == Ending("ok")
+    assert Ending.of({"outcome": "ok", "after": "-1e400"}).seconds == 0.0
+    assert Ending.of({"outcome": "failed", "after": "nan"}).seconds == 0.0
+    assert str(Ending.of({})) == "not heard from"
+
+
+# --------------------------------------------------------------------------------------------------
+# What workers print: whose line it is, and which traceback tells the reason.
+
+
+def recorded(data: bytes) -> tuple[str, Recorder]:
+    """What is shown of a worker's output, and who has read it."""
+    shown = io.StringIO()
+    source = cast("BinaryIO", io.BufferedReader(io.BytesIO(data)))
+    recorder = Recorder(source, Output(shown), "3", 1)
+    recorder.finish(PATIENCE)
+    return shown.getvalue(), recorder
+
+
+def test_a_line_that_never_ends_is_cut() -> None:
+    """A worker that prints without an end of line cannot fill the memory."""
+    shown, _ = recorded(b"x" * (3 * LONGEST))
+    assert len(shown.splitlines()) >= 3
+    assert shown.count("x") == 3 * LONGEST
+
+
+def test_what_pytorch_writes_before_a_traceback_is_left_out_of_it() -> None:
+    """`[rank3]: ` stands before every line there."""
+    lines = [BEGINNING, '  File "train.py", line 3, in <module>', "ValueError: no"]
+    shown, recorder = recorded("".join(f"[rank3]: {line}\n" for line in lines).encode())
+    assert shown.startswith(f"[3] [rank3]: {BEGINNING}\n")
+    assert recorder.last_words == "\n".join(lines)
+
+
+def test_without_a_traceback_the_last_lines_count() -> None:
+    """Such as those of a syntax error, or of a library in another language."""
+    _, recorder = recorded("".join(f"line {n}\n" for n in range(30)).encode())
+    assert recorder.last_words.splitlines() == [f"line {n}" for n in range(20, 30)]
+
+
+def test_a_traceback_comes_with_all_that_led_to_it() -> None:
+    """But not with one that was printed before and has nothing to do with it."""
+    handled = [BEGINNING, '  File "x.py"', "OSError: handled", "went on"]
+    cause = [BEGINNING, '  File "y.py"', "KeyError: 'a'", ""]
+    link = ["During handling of the above exception, another exception occurred:", ""]
+    reason = [BEGINNING, '  File "z.py"', "ValueError: b"]
+    found = last_traceback([*handled, *cause, *link, *reason, "bye"])
+    assert found.splitlines() == [*cause, *link, *reason]
+    assert last_traceback(["all is well"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("potluck.errors.PeerLost: Rank 2 (desk at 10.0.0.5) is gone: it was killed.", True),
+        ("potluck.errors.Aborted: Rank 1 ended the operation: it left the group", True),
+        ("RuntimeError: Got the following error when running the callback: Aborted: Rank 1", True),
+        ("RuntimeError: Aborted by the user", False),
+        ("RuntimeError: PeerLost: Rank 2 (desk at 10.0.0.5:4711) is gone: killed", True),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer", True),
+        ("ValueError: the file is gone", False),
+        ("potluck.errors.CollectiveMismatch: Ranks disagree about an operation", False),
+        ("", False),
+    ],
+)
+def test_whether_it_was_somebody_elses_failure(last: str, expected: bool) -> None:
+    """By the last line, which says what went wrong."""
+    assert is_second_hand(f"{BEGINNING}\n  File 'x'\n{last}") is expected
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranks of a run: everybody finds the same ones, or nobody is given any.
 
 
 def launcher(name: str, workers: str = "1", state: str = "ready", **facts: str) -> Report:

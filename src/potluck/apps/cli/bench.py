@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.options import Json, Namespace
+from potluck.apps.cli.common import Json, Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from potluck.apps.cli.bench_measure import Results
+    from potluck.cluster.cluster import Cluster
 
-    from potluck.apps.cli.bench_report import Results
-    from potluck.runtime.cluster import Cluster
-
-__all__ = ["EXAMPLES", "EXIT_CODES", "bench"]
 
 EXAMPLES = """\
 potluck bench                     on each machine; begins when all of the circle are there
@@ -76,8 +76,6 @@ def bench(
     a moment, so nothing else should run. Without another machine, processes of this one are
     measured.
     """
-    from potluck.apps.cli.bench_progress import open_progress
-
     if nodes is not None and local is not None:
         raise typer.BadParameter("either --nodes or --local", param_hint="--local")
     if nodes is None and local is None:
@@ -91,7 +89,7 @@ def bench(
             options |= {"multicast": False, "known": False}
         results = _measure(nodes or local or 2, job, timeout, options, show, quick=quick)
     if json:
-        from potluck.apps.cli.circle import print_json
+        from potluck.apps.cli.membership import print_json
 
         print_json(results.facts())
     elif not member:
@@ -100,8 +98,8 @@ def bench(
 
 def _whom(namespace: str | None) -> tuple[int | None, int | None]:
     """All machines of the namespace; if there is but this one, two processes of it."""
-    from potluck.backend.membership import Membership
-    from potluck.net.namespace import NetworkNamespace
+    from potluck.identity.namespace import NetworkNamespace
+    from potluck.trust.membership_store import Membership
 
     roster = Membership.load(NetworkNamespace.load_or_create(namespace)).roster
     count = 0 if roster is None else len(roster.members)
@@ -118,8 +116,6 @@ def _whom(namespace: str | None) -> tuple[int | None, int | None]:
 def _invite(stack: ExitStack, count: int, *, quick: bool, namespace: str | None) -> str:
     """Start the other processes; the job at which they meet us."""
     import os
-
-    from potluck.apps.cli.bench_local import colleagues
 
     job = f"{JOB} {os.getpid()}"
     options = ["--nodes", str(count), "--job", job]
@@ -139,8 +135,8 @@ def _measure(
     quick: bool,
 ) -> Results:
     """Everything, together with the others."""
+    from potluck.cluster.backend import join
     from potluck.errors import PeerLost, Timeout, ViewChanged
-    from potluck.runtime.joining import join
 
     show(f"waiting for {nodes} to be here")
     try:
@@ -163,10 +159,17 @@ def _measure(
 def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool) -> Results:
     import msgspec
 
-    from potluck.apps.cli.bench_compression import measure_method, methods, slowest
-    from potluck.apps.cli.bench_measuring import Effort, matrix_of, measure_cases, measure_links
-    from potluck.apps.cli.bench_report import Results
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.apps.cli.bench_measure import (
+        Effort,
+        Results,
+        matrix_of,
+        measure_cases,
+        measure_links,
+        measure_method,
+        methods,
+        slowest,
+    )
+    from potluck.cluster.config import AutoDiscoveryConfig
 
     effort = Effort.quick() if quick else Effort()
     show("the links")
@@ -188,3 +191,84 @@ def _print(results: Results) -> None:
     if not console.is_terminal:
         console.width = WIDE
     results.print(console)
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a measurement is: a moving line in a terminal, a few lines elsewhere; on stderr.
+
+
+@contextmanager
+def open_progress(*, silent: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that is told at every step what comes now."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if silent:
+        yield lambda _what: None
+    elif console.is_terminal and not console.is_dumb_terminal:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=None)
+            yield lambda what: progress.update(task, description=what)
+    else:
+        yield _lines()
+
+
+def _lines() -> Callable[[str], None]:
+    """One line for each part, not for each step of it."""
+    import typer
+
+    last = ""
+
+    def show(what: str) -> None:
+        nonlocal last
+        part = "the algorithms" if " on " in what else what.partition(" by ")[0]
+        if part != last:
+            last = part
+            typer.echo(f"potluck: {part}", err=True)
+
+    return show
+
+
+# --------------------------------------------------------------------------------------------------
+# Further processes of this machine for ``potluck bench``: started, and ended for certain.
+
+PROGRAM = "from potluck.apps.cli.main import app; app(prog_name='potluck')"
+
+ENDING = 5.0
+"""Seconds for a process to end that was told to."""
+
+
+@contextmanager
+def colleagues(count: int, options: Sequence[str]) -> Iterator[None]:
+    """So many more processes of the same measurement; they are gone at the end."""
+    command = [sys.executable, "-c", PROGRAM, "bench", "--member", *options]
+    started = [
+        subprocess.Popen(  # noqa: S603 - this very program
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(count)
+    ]
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        for process in started:
+            _end(process, is_done=is_done)
+
+
+def _end(process: subprocess.Popen[bytes], *, is_done: bool) -> None:
+    """It ends by itself when all is done; otherwise at once."""
+    if not is_done:
+        process.terminate()
+    try:
+        process.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

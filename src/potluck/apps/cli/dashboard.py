@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.apps.cli.options import Json, Namespace
+from potluck.apps.cli.common import Json, Namespace
 
 if TYPE_CHECKING:
     from potluck.apps.dashboard.server import Dashboard
+    from potluck.cluster.config import AutoDiscoveryConfig
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "dashboard"]
 
 EXAMPLES = """\
 potluck dashboard                  on this machine, at http://127.0.0.1:8585/
@@ -55,10 +57,9 @@ def dashboard(
 
     Looks on without taking part, like potluck status.  The page is read-only.
     """
-    from potluck.apps.cli.circle import known_name
-    from potluck.apps.dashboard.config import DashboardConfig
-    from potluck.apps.dashboard.opening import open_dashboard
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
+    from potluck.apps.cli.membership import known_name
+    from potluck.apps.dashboard.server import DashboardConfig, open_dashboard
+    from potluck.cluster.config import AutoDiscoveryConfig
 
     observing = AutoDiscoveryConfig(
         job=job or "dashboard", namespace=known_name(namespace), peers=tuple(peer or ())
@@ -91,3 +92,32 @@ def _announce(served: Dashboard, *, json: bool) -> None:
     if "?token=" in served.url:
         typer.echo("Whoever has this address can look on; it travels unencrypted.")
     typer.echo("Ctrl-C ends it; nothing else depends on it.")
+
+
+# --------------------------------------------------------------------------------------------------
+# ``potluck run --serve``: the dashboard beside a script, for as long as that runs.
+
+
+@contextlib.contextmanager
+def serving(
+    config: AutoDiscoveryConfig, job: str, place: str | None, *, json: bool = False
+) -> Iterator[None]:
+    """Serve the dashboard of a job, in this process and not in the script's; or nothing.
+
+    Says on stderr where it is, with ``json`` as one of the lines for programs.
+    """
+    if place is None:
+        yield
+        return
+    from potluck.apps.dashboard.server import DashboardConfig, open_dashboard
+    from potluck.cluster.observer import place_of
+
+    host, port = place_of(place)
+    with open_dashboard(config, DashboardConfig(host=host, port=port), job=job) as served:
+        words = f"The dashboard is at {served.url}"
+        if json:
+            import msgspec
+
+            words = msgspec.json.encode({"dashboard": served.url}).decode()
+        typer.echo(words, err=True)
+        yield

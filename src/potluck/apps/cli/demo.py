@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from potluck.apps.cli.options import Json
+from potluck.apps.cli.common import Json
 
 if TYPE_CHECKING:
-    from potluck.apps.cli.demo_crew import Settings
-    from potluck.apps.cli.demo_report import Report
+    from potluck.apps.cli.demo_story import Report, Settings
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "demo"]
 
 EXAMPLES = """\
 potluck demo                       three nodes, less than a minute
@@ -59,7 +57,7 @@ def demo(
     to go on, and let it in again.  Then the same training runs undisturbed, to compare.  Nothing of
     yours is touched.  Needs neither torch nor a second machine.
     """
-    from potluck.apps.cli.demo_crew import Settings
+    from potluck.apps.cli.demo_story import Settings
 
     victim = nodes - 1 if kill is None else kill
     if victim >= nodes:
@@ -85,10 +83,14 @@ def demo(
 def _play(settings: Settings, *, silent: bool) -> Report:
     from rich.console import Console
 
-    from potluck.apps.cli.demo_crew import Crew
-    from potluck.apps.cli.demo_process import ENDINGS, NodeFailed
-    from potluck.apps.cli.demo_screen import open_screen, speak_plainly
-    from potluck.apps.cli.demo_story import Story
+    from potluck.apps.cli.demo_story import (
+        ENDINGS,
+        Crew,
+        NodeFailed,
+        Story,
+        open_screen,
+        speak_plainly,
+    )
 
     for name in ENDINGS[1:]:  # Python itself makes an exception of Ctrl-C
         if hasattr(signal, name):

@@ -9,29 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from potluck.decoding import Reader, json_reader
-
-__all__ = [
-    "Begun",
-    "Committed",
-    "Failed",
-    "Finish",
-    "Finished",
-    "Happened",
-    "Leave",
-    "LinkLine",
-    "Listening",
-    "Meet",
-    "News",
-    "Order",
-    "Progress",
-    "Setup",
-    "Unfound",
-    "decode_news",
-    "decode_order",
-    "encode_line",
-]
-
+from potluck._decode import Reader, json_reader
 
 # --- orders ---
 

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.options import Json, Namespace
-from potluck.apps.cli.progress import working
+from potluck.apps.cli.common import Json, Namespace, working
 
 if TYPE_CHECKING:
-    from potluck.runtime.diagnosis import Finding
-    from potluck.runtime.diagnosis.scene import Scene
+    from potluck.doctor.facts import Finding, Scene
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "doctor"]
 
 EXAMPLES = """\
 potluck doctor                              looks around for three seconds; best on both machines
@@ -65,10 +62,11 @@ def doctor(
     same version, get large packets and have the same time. Run it on both machines at the same
     time: then the way between them is checked in both directions, and how much goes through.
     """
-    from potluck.apps.cli.circle import known_name, print_json
-    from potluck.apps.cli.doctor_jobs import findings_of, look_at_jobs
-    from potluck.runtime.diagnosis import Severity, diagnose
-    from potluck.runtime.diagnosis.look import look_around
+    from potluck.apps.cli.membership import known_name, print_json
+    from potluck.apps.cli.status_facts import findings_of, look_at_jobs
+    from potluck.doctor.checks import diagnose
+    from potluck.doctor.facts import Severity
+    from potluck.doctor.look import look_around
 
     known_name(namespace)
     texts = [text for each in peers or [] for text in each.replace(",", " ").split()]
@@ -117,7 +115,7 @@ def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> Non
     from rich.console import Console
     from rich.text import Text
 
-    from potluck.runtime.diagnosis import Severity
+    from potluck.doctor.facts import Severity
 
     console = Console(highlight=False)
     if not console.is_terminal:

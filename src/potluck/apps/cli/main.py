@@ -13,29 +13,53 @@ from typing import Annotated, Any
 import typer
 
 from potluck import logs
-from potluck.apps.cli import (
-    bench,
-    continue_job,
-    dashboard,
-    demo,
-    doctor,
-    members,
-    pair,
-    passphrase,
-    revoke,
-    rotate,
-    run,
-    status,
-    trace,
-    unpair,
-    version,
+from potluck.apps.cli import bench, dashboard, demo, doctor, members, run, status, trace
+from potluck.apps.cli.common import (
+    ALL_EXIT_CODES,
+    EXIT_CODES,
+    Json,
+    PlainCommand,
+    PlainGroup,
+    guarded,
 )
-from potluck.apps.cli.guard import guarded
-from potluck.apps.cli.options import ALL_EXIT_CODES, EXIT_CODES
-from potluck.apps.cli.plain import PlainCommand, PlainGroup
 from potluck.errors import DistributedError
 
-__all__ = ["app"]
+# --------------------------------------------------------------------------------------------------
+# ``potluck version``: what is installed here, for a person or a bug report.
+
+EXAMPLES = """\
+potluck version         one line
+potluck version --json  the same for a program
+"""
+
+
+def version(*, json: Json = False) -> None:
+    """Say which Potluck this is, and what it runs on."""
+    import platform
+    from importlib.metadata import version as version_of
+
+    from potluck import __version__
+    from potluck.net.frames import PROTOCOL_VERSION
+
+    facts = {
+        "potluck": __version__,
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+        "numpy": version_of("numpy"),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(facts))
+    else:
+        typer.echo(
+            f"potluck {facts['potluck']} (protocol {facts['protocol']}, Python {facts['python']}, "
+            f"numpy {facts['numpy']}, {facts['platform']})"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 
 app = typer.Typer(
     name="potluck",
@@ -49,7 +73,7 @@ app = typer.Typer(
 
 def _show_version(*, wanted: bool) -> None:
     if wanted:
-        version.version()
+        version()
         raise typer.Exit
 
 
@@ -104,22 +128,22 @@ def _add(
 
 
 _add(demo.demo, demo.EXAMPLES, demo.EXIT_CODES)
-_add(pair.pair, pair.EXAMPLES)
-_add(passphrase.passphrase, passphrase.EXAMPLES)
+_add(members.pair, members.PAIR_EXAMPLES)
+_add(members.passphrase, members.PHRASE_EXAMPLES)
 _add(members.members, members.EXAMPLES)
-_add(revoke.revoke, revoke.EXAMPLES)
-_add(rotate.rotate, rotate.EXAMPLES)
+_add(members.revoke, members.REVOKE_EXAMPLES)
+_add(members.rotate, members.ROTATE_EXAMPLES)
 _add(run.run, run.EXAMPLES, run.EXIT_CODES, run.SETTINGS)
 _add(status.status, status.EXAMPLES, status.EXIT_CODES)
 _add(
-    continue_job.continue_job,
-    continue_job.EXAMPLES,
-    continue_job.EXIT_CODES,
+    status.continue_job,
+    status.CONTINUE_EXAMPLES,
+    status.CONTINUE_EXIT_CODES,
     name="continue",
 )
 _add(bench.bench, bench.EXAMPLES, bench.EXIT_CODES)
 _add(dashboard.dashboard, dashboard.EXAMPLES, dashboard.EXIT_CODES)
 _add(doctor.doctor, doctor.EXAMPLES, doctor.EXIT_CODES)
 _add(trace.trace, trace.EXAMPLES, trace.EXIT_CODES)
-_add(unpair.unpair, unpair.EXAMPLES)
-_add(version.version, version.EXAMPLES)
+_add(members.unpair, members.UNPAIR_EXAMPLES)
+_add(version, EXAMPLES)

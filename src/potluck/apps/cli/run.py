@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.apps.cli.options import Namespace
+from potluck.apps.cli.common import Namespace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from potluck.apps.cli.run_company import Company
-    from potluck.apps.cli.run_gathering import Gathering
-    from potluck.apps.cli.run_reasons import Lookout
-    from potluck.apps.cli.run_screen import Screen
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
-    from potluck.runtime.observing import Observer
+    from potluck.apps.cli.launcher import Gathering
+    from potluck.apps.cli.run_child import Lookout, Screen
+    from potluck.apps.cli.run_places import Company
+    from potluck.cluster.config import AutoDiscoveryConfig
+    from potluck.cluster.observer import Observer
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "SETTINGS", "run"]
 
 EXAMPLES = """\
 potluck run train.py --epochs 3         on each machine; begins when all of the circle are there
@@ -129,8 +127,8 @@ def run(
     machines; the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR ...) are set.
     """
     from potluck.apps.cli.run_child import facts_of, saving_environment
-    from potluck.runtime.auto_config import AutoDiscoveryConfig
-    from potluck.runtime.observing_window import find_web_server
+    from potluck.cluster.config import AutoDiscoveryConfig
+    from potluck.cluster.observer import find_web_server
 
     began = monotonic()
     if not script.is_file():
@@ -171,10 +169,9 @@ class _Order:
 
     def carry_out(self, place: str | None) -> int:
         """Wait for the others and run the script, with a dashboard at a place; its exit code."""
-        from potluck.apps.cli.dashboard_serving import serving
-        from potluck.apps.cli.run_company import open_company
-        from potluck.apps.cli.run_places import COMPANY
-        from potluck.apps.cli.run_workers import dump_signal_ignored, run_workers
+        from potluck.apps.cli.dashboard import serving
+        from potluck.apps.cli.launcher import dump_signal_ignored, run_workers
+        from potluck.apps.cli.run_places import COMPANY, open_company
 
         job = self.config.job_name
         with dump_signal_ignored():
@@ -194,11 +191,9 @@ class _Order:
 
     def _gather(self, job: str) -> tuple[Company, list[str], dict[str, str], list[dict[str, str]]]:
         """Wait until all are here; who they are, and what the script is told."""
-        from potluck.apps.cli.run_child import child_environments, company_of
-        from potluck.apps.cli.run_gathering import Gathering
-        from potluck.apps.cli.run_reasons import Lookout
-        from potluck.apps.cli.run_screen import open_screen
-        from potluck.runtime.observing import STARTING, STOPPING, Observer
+        from potluck.apps.cli.launcher import Gathering
+        from potluck.apps.cli.run_child import Lookout, child_environments, company_of, open_screen
+        from potluck.cluster.observer import STARTING, STOPPING, Observer
 
         with ExitStack() as stack:
             observer = stack.enter_context(Observer(self.config, job=job, facts=self.facts))
@@ -309,7 +304,7 @@ def _age() -> float:
 
 
 def _command(gathering: Gathering) -> str:
-    from potluck.apps.cli.run_reasons import command_for
+    from potluck.apps.cli.run_child import command_for
 
     mine = gathering.here[0]
     return command_for(mine.job, mine.facts.get("script", ""))

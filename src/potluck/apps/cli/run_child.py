@@ -2,39 +2,114 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
 import platform
 import random
 import shlex
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from potluck.apps.cli.run_company import Company
-from potluck.apps.cli.run_gathering import Gathering, labels
-from potluck.apps.cli.run_imports import imports
+from potluck.apps.cli.launcher import Gathering, labels
 from potluck.apps.cli.run_places import (
     COMPANY,
     LAUNCHER,
     MEETING,
     PER_NODE,
+    Company,
     Crew,
     environments,
     group_of,
     port_in,
     workers_of,
 )
-from potluck.runtime.recorder_files import FOLDER_VARIABLE, trace_folder
+from potluck.cluster.observer import Observer
+from potluck.cluster.reports import Report
+from potluck.trace.dump import FOLDER_VARIABLE, trace_folder
 
 if TYPE_CHECKING:
-    from potluck.runtime.observing import Observer
+    from rich.console import Group
+    from rich.live import Live
 
-__all__ = ["child_environments", "company_of", "facts_of", "saving_environment"]
+    from potluck.cluster.config import AutoDiscoveryConfig
+
+
+# --------------------------------------------------------------------------------------------------
+# What a script imports, found without running it: only what it uses has to be alike everywhere.
+
+MOST_FILES = 200
+"""Files of the user's own that are looked at."""
+
+
+def imports(script: Path, package: str) -> bool:
+    """Whether a script imports a package: itself, or in modules beside it, or by a package it uses.
+
+    A script that cannot be read is taken to do so.
+    """
+    waiting, seen = [script], {script}
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_bytes())
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return True
+        for name in _imported(tree):
+            first, _, rest = name.partition(".")
+            if package in {first, rest} or _needs(first, package):
+                return True
+            for path in _beside(script.parent, name):
+                if path not in seen and len(seen) < MOST_FILES:
+                    seen.add(path)
+                    waiting.append(path)
+    return False
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            yield base
+            yield from (f"{base}.{each.name}".lstrip(".") for each in node.names)
+
+
+def _beside(folder: Path, name: str) -> list[Path]:
+    """The files of a module that lies beside the script."""
+    parts = name.split(".")
+    found = []
+    for end in range(1, len(parts) + 1):
+        path = folder.joinpath(*parts[:end])
+        found += [path / "__init__.py", path.with_suffix(".py")]
+    return [each for each in found if each.is_file()]
+
+
+def _needs(name: str, package: str) -> bool:
+    """Whether an installed package of this name says that it needs the other one."""
+    if name in sys.stdlib_module_names or name == "potluck":  # which works without
+        return False
+    try:
+        needed = requires(name) or []
+    except (PackageNotFoundError, ValueError):
+        return False
+    return any(
+        each.split(";")[0].strip().startswith(package)
+        and not each.split(";")[0].strip()[len(package) :][:1].isalnum()
+        and "extra ==" not in each
+        for each in needed
+    )
+
+
+# --------------------------------------------------------------------------------------------------
 
 MEETING_PORTS = (20_000, 32_000)
 """Below those that Linux takes for outgoing connections."""
@@ -175,3 +250,258 @@ def saving_environment(
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+# --------------------------------------------------------------------------------------------------
+# How waiting for a run looks: a live table in a terminal, lines elsewhere, JSON for programs.
+
+
+class Screen(Protocol):
+    """Where one sees who is here."""
+
+    def show(self, gathering: Gathering) -> None:
+        """Show what is known now; called often."""
+
+    def say(self, sentence: str, *, grave: bool = False) -> None:
+        """Say something once."""
+
+
+class _Lines:
+    """For files, pipes and simple terminals: one line for each change."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, gathering: Gathering) -> None:
+        """A line, if something has changed."""
+        line = gathering.status_line()
+        if line != self._last:
+            self._last = line
+            self.say(line)
+
+    def say(self, sentence: str, *, grave: bool = False) -> None:  # noqa: ARG002 - words will do
+        """Print a line."""
+        import typer
+
+        typer.echo(f"potluck: {sentence}", err=True)
+
+
+class _Json:
+    """For programs: one JSON object in a line for each change."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def show(self, gathering: Gathering) -> None:
+        """An object, if something has changed."""
+        names = labels(gathering.here)
+        here = [
+            {"name": names[each.key], "id": each.node, "state": each.state, "facts": each.facts}
+            for each in gathering.here
+        ]
+        facts = {"wanted": gathering.wanted, "here": here, "missing": gathering.missing}
+        if facts != self._last:
+            self._last = facts
+            self._print(facts)
+
+    def say(self, sentence: str, *, grave: bool = False) -> None:
+        """An object with a sentence."""
+        self._print({"error" if grave else "note": sentence})
+
+    @staticmethod
+    def _print(facts: object) -> None:
+        import msgspec
+        import typer
+
+        typer.echo(msgspec.json.encode(facts).decode(), err=True)
+
+
+@contextmanager
+def open_screen(*, json: bool) -> Iterator[Screen]:
+    """The screen that fits; all of it is on standard error, for the output is the script's."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if json:
+        yield _Json()
+    elif console.is_terminal and not console.is_dumb_terminal:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            yield _Table(live)
+    else:
+        yield _Lines()
+
+
+class _Table:
+    """For a terminal: a table that changes in place."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._last = ""
+
+    def show(self, gathering: Gathering) -> None:
+        """Redraw, if something has changed."""
+        state = f"{[(each.key, each.state) for each in gathering.here]} {gathering.missing}"
+        if state != self._last:
+            self._last = state
+            self._live.update(_picture(gathering), refresh=True)
+
+    def say(self, sentence: str, *, grave: bool = False) -> None:
+        """Print above the table."""
+        from rich.text import Text
+
+        self._live.console.print(Text(sentence, "bold red" if grave else ""))
+
+
+def _picture(gathering: Gathering) -> Group:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    for title in ("machine", "address", "state", "Python", "numpy"):
+        table.add_column(title)
+    odd = {
+        name
+        for difference in gathering.differences
+        for names in list(difference.values.values())[1:]
+        for name in names
+    }
+    names = labels(gathering.here)
+    for number, report in enumerate(gathering.here):
+        name = names[report.key] + (" (this one)" if number == 0 else "")
+        state = "running" if report.role == "member" else report.state
+        style = "yellow" if names[report.key] in odd else "green" if state != "waiting" else ""
+        cells = (
+            name,
+            f"{report.host}:{report.port}",
+            state,
+            report.facts.get("python", ""),
+            report.facts.get("numpy", ""),
+        )
+        table.add_row(*(Text(cell, style) for cell in cells))
+    if not gathering.is_complete:
+        for name in gathering.missing:
+            table.add_row(*(Text(cell, "dim") for cell in (name, "", "missing", "", "")))
+    number = gathering.count
+    count = f"{number} of {gathering.wanted} {'is' if number == 1 else 'are'} here"
+    notes = [Text(str(each), "yellow") for each in gathering.differences]
+    return Group(table, Text(f"\n{count}", "bold"), *notes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Why a run waits: what is known of the machines that are missing, and what to type.
+
+FIRST_LOOK = 1.5
+"""Seconds after which machines that are missing are looked for under other jobs."""
+
+FIRST_WORDS = 4.0
+"""Seconds after which reasons are told: by then whatever runs has been found."""
+
+
+class Lookout:
+    """Looks at all jobs of the namespace, from the moment at which that is of interest."""
+
+    def __init__(self, config: AutoDiscoveryConfig, stack: contextlib.ExitStack) -> None:
+        self._config = replace(config, job=None)
+        self._stack = stack
+        self._observer: Observer | None = None
+        self._began = time.monotonic()
+
+    def look(self, gathering: Gathering, command: str) -> list[str]:
+        """Why the others are not here, in sentences; nothing in the first seconds."""
+        seconds = time.monotonic() - self._began
+        if self._observer is None and seconds >= FIRST_LOOK:
+            self._observer = self._stack.enter_context(Observer(self._config))
+        if self._observer is None or seconds < FIRST_WORDS:
+            return []
+        return list(
+            reasons(
+                gathering,
+                self._observer.reports,
+                self._observer.unpaired,
+                self._observer.troubles,
+                command,
+            )
+        )
+
+
+def reasons(
+    gathering: Gathering,
+    reports: Iterable[Report],
+    unpaired: Sequence[str],
+    troubles: Mapping[str, str],
+    command: str,
+) -> Iterator[str]:
+    """One sentence for each reason; ``command`` is what to type on the others."""
+    if gathering.is_complete:
+        return
+    job = gathering.here[0].job
+    here = {report.node for report in gathering.here}
+    elsewhere = {
+        report.node: report
+        for report in reports
+        if report.job not in {"", job}
+        and report.role in {"launcher", "member"}
+        and report.node not in here
+    }
+    for report in elsewhere.values():
+        yield _other_job(report, job, command)
+    known = {*here, *elsewhere}
+    missing = [name for node, name in gathering.expected.items() if node not in known]
+    yield from _silent(missing, troubles, job, command)
+    for each in unpaired:
+        yield (
+            f"{each} runs Potluck, but is not paired with this machine: "
+            "type `potluck pair` here, and there the command that it shows."
+        )
+    if len(gathering.expected) < gathering.wanted and not unpaired:
+        yield _too_few(len(gathering.expected) - 1, gathering.wanted)
+
+
+def _silent(
+    missing: Sequence[str], troubles: Mapping[str, str], job: str, command: str
+) -> Iterator[str]:
+    """Of machines of the namespace that run nothing, as far as can be seen."""
+    for name in sorted(missing):
+        if name in troubles:
+            yield f"{name} was seen but could not be reached: {troubles[name]}"
+    silent = sorted(name for name in missing if name not in troubles)
+    if silent:
+        yield (
+            f"{job} does not run on {_list(silent)} yet: type `{command}` there. "
+            "If it does run there, `potluck doctor` looks for the reason."
+        )
+
+
+def _too_few(others: int, wanted: int) -> str:
+    paired = "no other machine is" if others < 1 else f"{others} {'is' if others == 1 else 'are'}"
+    return (
+        f"This run waits for {wanted} machines, and {paired} paired with this one: "
+        "type `potluck pair` here, and on the other the command that it shows."
+    )
+
+
+def _other_job(report: Report, job: str, command: str) -> str:
+    name = report.name or report.node[:8]
+    verb = "waits to run" if report.role == "launcher" else "runs"
+    there = command_for(report.job, report.facts.get("script", ""))
+    return f"{name} {verb} {report.job}, not {job}: type `{command}` there, or `{there}` here."
+
+
+def command_for(job: str, script: str) -> str:
+    """What starts a job.
+
+    >>> command_for("train.py", "train.py"), command_for("night", "train.py")
+    ('potluck run train.py', 'potluck run --job night train.py')
+    """
+    if not script or job == script:
+        return f"potluck run {job}"
+    return f"potluck run --job {job} {script}"
+
+
+def _list(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

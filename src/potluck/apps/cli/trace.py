@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.options import Json
-from potluck.apps.cli.progress import working
+from potluck.apps.cli.common import Json, working
 
 if TYPE_CHECKING:
-    from potluck.apps.cli.trace_clocks import Alignment
-    from potluck.apps.cli.trace_reading import Dump
-    from potluck.apps.cli.trace_summary import Summary
+    from potluck.apps.cli.trace_analysis import Alignment, Dump, Summary
 
-__all__ = ["EXAMPLES", "EXIT_CODES", "trace"]
 
 EXAMPLES = """\
 potluck trace                              what went wrong last on this machine
@@ -59,9 +55,7 @@ def trace(
     run` gets the signal SIGUSR2. Copy the dumps of all machines to one, and open the timeline on
     https://ui.perfetto.dev.
     """
-    from potluck.apps.cli.trace_clocks import align
-    from potluck.apps.cli.trace_reading import merge
-    from potluck.apps.cli.trace_summary import summarize
+    from potluck.apps.cli.trace_analysis import align, merge, summarize
 
     with working("Putting the dumps together", silent=str(output) == "-"):
         found, troubles = _read(dumps or [])
@@ -70,7 +64,7 @@ def trace(
         summary = summarize(ranks, alignment)
         written = _write(output, ranks, alignment)
     if json and str(output) != "-":
-        from potluck.apps.cli.circle import print_json
+        from potluck.apps.cli.membership import print_json
 
         print_json(_facts(written, summary, alignment, troubles))
     else:
@@ -81,8 +75,8 @@ def trace(
 
 def _read(given: list[Path]) -> tuple[list[Dump], list[str]]:
     """What could be read, and what is wrong with the rest."""
-    from potluck.apps.cli.trace_reading import UnreadableDump, expand, latest, read_dump
-    from potluck.runtime.recorder_files import trace_folder
+    from potluck.apps.cli.trace_analysis import UnreadableDump, expand, latest, read_dump
+    from potluck.trace.dump import trace_folder
 
     folder = trace_folder()
     paths = expand(given or ([] if folder is None else [folder]))
@@ -112,7 +106,7 @@ def _write(output: Path, ranks: list[Dump], alignment: Alignment) -> str:
     """Write the timeline; atomically, where that is a file."""
     import msgspec
 
-    from potluck.apps.cli.trace_timeline import timeline
+    from potluck.apps.cli.trace_output import timeline
     from potluck.errors import from_os_error
 
     content = msgspec.json.encode(
@@ -180,7 +174,7 @@ def _print(
     from rich.console import Console
     from rich.text import Text
 
-    from potluck.apps.cli.trace_words import sentences
+    from potluck.apps.cli.trace_output import sentences
 
     console = Console(highlight=False, stderr=to_stderr)
     if not console.is_terminal:

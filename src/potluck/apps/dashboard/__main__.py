@@ -8,14 +8,11 @@ import sys
 
 import msgspec
 
-from potluck.apps.dashboard.config import DashboardConfig
-from potluck.apps.dashboard.opening import open_dashboard
-from potluck.decoding import decode_json
+from potluck._decode import decode_json
+from potluck.apps.dashboard.server import DashboardConfig, open_dashboard
+from potluck.cluster.config import AutoDiscoveryConfig
+from potluck.cluster.observer import Errand, Outlook
 from potluck.errors import DistributedError
-from potluck.runtime.auto_config import AutoDiscoveryConfig
-from potluck.runtime.observing_window import Errand, Outlook
-
-__all__: list[str] = []
 
 LONGEST = 1 << 18
 """Bytes of an errand."""

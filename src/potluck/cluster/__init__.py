@@ -1,0 +1,1 @@
+"""Clusters: threads and connections that drive membership, and views as calls see them."""

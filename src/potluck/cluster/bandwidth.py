@@ -1,0 +1,516 @@
+"""Bandwidth: a short measurement of one link, both directions, that keeps out of training's way.
+
+First one side sends and the other counts, then the other way round.  The receiver acknowledges what
+came, and no more is on its way than arrived within the last moments: the queue in front of a slow
+link stays short, so that whoever needs the link next does not wait.  The rate is that of the second
+half of the time: in the first, connections speed up and shapers let a burst pass.  Time and bytes
+are bounded, and either side stops as soon as it has something better to do.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from potluck.backend.framing import make_wire
+from potluck.errors import DistributedError, MalformedFrame, PeerLost, Timeout
+from potluck.logs import get_logger
+
+if TYPE_CHECKING:
+    from potluck._types import ProcessId
+    from potluck.backend.base import Backend, PeerStream
+    from potluck.cluster.views import Builders, Stage
+    from potluck.net.transport import Poller
+
+
+# --------------------------------------------------------------------------------------------------
+# How two sides of a bandwidth probe talk: words with a number, and blocks that are only counted.
+#
+# Each word is one byte and a number of eight; a block is followed by so many bytes, which are read
+# and dropped.  On a sealed stream all of it is encrypted and authenticated, as real traffic is.
+
+BLOCK = 1 << 16
+"""Bytes of a block."""
+
+_HEAD = struct.Struct("<BQ")
+_KEY = 0  # of the only stream in the poller
+_READS = 8  # before something else has its turn
+_LOOK_EVERY = 0.01  # seconds: how long it takes at most to notice that one is needed elsewhere
+_GRAIN = 0.002  # seconds; what comes within is one arrival: packets come in bundles of 64 KiB
+_MOST_WAITING = 4096  # words that nobody has listened to
+
+
+class Word(IntEnum):
+    """What can be said."""
+
+    BLOCK = 1
+    """So many bytes follow."""
+    ARRIVED = 2
+    """So many bytes of blocks have come so far."""
+    END = 3
+    """No more blocks; 0 if it was broken off."""
+    RATE = 4
+    """Bytes per second at which they came."""
+    STOP = 5
+    """I am needed elsewhere."""
+
+
+_KNOWN = frozenset(int(word) for word in Word)
+
+
+class Talk:
+    """One end of the conversation, on the thread that measures."""
+
+    def __init__(self, opened: PeerStream, poller: Poller, patience: float) -> None:
+        self._wire = make_wire(opened)
+        self._stream = opened.stream
+        self._poller = poller
+        self._patience = patience
+        self._deadline = time.monotonic() + patience
+        self._buffer = memoryview(bytearray(4 * BLOCK))
+        self._head = b""  # the beginning of a word that has not come whole
+        self._skip = 0  # bytes of a block that are still to come
+        self._words: deque[tuple[Word, int]] = deque()
+        self._bundle = float("-inf")  # when the first of the last arrival came
+        self._ended = False
+        self.received = 0
+        """Bytes of blocks that have come."""
+        self.arrivals: list[tuple[float, int]] = []
+        """Moments, and what had been received by then."""
+        poller.register(opened.stream, _KEY)
+
+    def end(self) -> None:
+        """Leave the stream to whoever closes it."""
+        self._poller.unregister(self._stream)
+
+    def say(self, word: Word, value: int = 0, payload: bytes = b"") -> None:
+        """Send a word, after what was sent before."""
+        self.finish()
+        try:
+            self._wire.push([_HEAD.pack(word, value), payload])
+        except OSError as error:
+            self._lost(error)
+
+    def finish(self) -> None:
+        """Return when everything said is on its way."""
+        while not self._flush():
+            self._poller.want_write(self._stream, _KEY, True)
+            self._sleep()
+            self._poller.want_write(self._stream, _KEY, False)
+
+    def _flush(self) -> bool:
+        try:
+            return self._wire.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def heard(self) -> Iterator[tuple[Word, int]]:
+        """What was said to us, one after the other; what is not taken stays for the next time."""
+        while self._words:
+            yield self._words.popleft()
+
+    def wait(self) -> None:
+        """Sleep until something comes, but not for long."""
+        if not self._words:
+            self._sleep()
+
+    def _sleep(self) -> None:
+        if self._ended:
+            self._lost(None)
+        if time.monotonic() >= self._deadline:
+            raise Timeout(
+                f"{self._stream.peer_name} took no part in measuring the link "
+                f"for {self._patience:g} s",
+                seconds=self._patience,
+            )
+        if not self._wire.has_more:
+            self._poller.wait(_LOOK_EVERY)
+        self.look()
+
+    def look(self) -> None:
+        """Take in what has come."""
+        for _ in range(_READS):
+            try:
+                count = self._wire.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(error)
+            if not count:
+                self._ended = True  # what was said before is still to be heard
+                return
+            self._take(self._buffer[:count])
+
+    def _take(self, data: memoryview) -> None:
+        while data:
+            if self._skip:
+                count = min(self._skip, len(data))
+                self._skip -= count
+                self.received += count
+                self._note()
+                data = data[count:]
+                continue
+            missing = _HEAD.size - len(self._head)
+            self._head += bytes(data[:missing])
+            data = data[missing:]
+            if len(self._head) == _HEAD.size:
+                self._understand(*_HEAD.unpack(self._head))
+                self._head = b""
+
+    def _note(self) -> None:
+        now = time.monotonic()
+        if len(self.arrivals) > 1 and now - self._bundle < _GRAIN:
+            self.arrivals[-1] = (now, self.received)
+        else:
+            self._bundle = now
+            self.arrivals.append((now, self.received))
+
+    def _understand(self, word: int, value: int) -> None:
+        if word == Word.BLOCK:
+            if value > BLOCK:
+                self.refuse(f"a block of {value} bytes")
+            self._skip = value
+        elif word in _KNOWN and value < 1 << 63 and len(self._words) < _MOST_WAITING:
+            self._words.append((Word(word), value))
+        else:
+            self.refuse(f"word {word} with {value}")
+
+    def refuse(self, what: str) -> NoReturn:
+        """The peer does not keep to the protocol."""
+        raise MalformedFrame(
+            f"{self._stream.peer_name} does not measure the link as agreed: {what}",
+            hint="Are both machines on the same version of Potluck?",
+        )
+
+    def _lost(self, error: OSError | None) -> NoReturn:
+        raise PeerLost(
+            f"{self._stream.peer_name} went away while the link was measured",
+            cause=str(error) if error else "it closed the connection",
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------------
+
+PURPOSE = "bandwidth"
+"""Of the connections that are opened for a probe."""
+
+MOMENT = 0.02
+"""Seconds; twice what came within the last moment may be on its way."""
+
+LEAST_WINDOW = 2 * BLOCK
+
+NEVER_MORE = 1 << 28
+"""Bytes; a peer that sends more in one direction, whatever its limits, is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
+    """What one direction of a probe may take."""
+
+    seconds: float = 0.4
+    octets: int = 1 << 25
+    """Bytes: 32 MiB, a quarter of a second at 1 Gbit/s."""
+    patience: float = 10.0
+    """Seconds after which a peer that takes no part is given up."""
+
+    def __post_init__(self) -> None:
+        """Refuse what measures nothing or is no short measurement."""
+        if not (self.seconds > 0 and 4 * BLOCK <= self.octets <= NEVER_MORE):
+            msg = (
+                f"A probe needs some time and {4 * BLOCK} to {NEVER_MORE} bytes; "
+                f"got seconds={self.seconds}, octets={self.octets}"
+            )
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """What a probe found, in bytes per second; 0 where it was broken off."""
+
+    up: int
+    """From here to the peer."""
+    down: int
+    """From the peer to here."""
+
+
+def probe_link(
+    backend: Backend,
+    rank: int,
+    *,
+    limits: ProbeLimits | None = None,
+    is_idle: Callable[[], bool] = lambda: True,
+) -> Bandwidth:
+    """Measure the link to a rank; both ranks must call this at about the same time."""
+    limits = limits or ProbeLimits()
+    deadline = time.monotonic() + limits.patience
+    opened = backend.open_stream(rank, PURPOSE, deadline, lambda: None)
+    try:
+        poller = backend.make_poller()
+        try:
+            return measure_bandwidth(
+                opened, poller, first=backend.rank < rank, limits=limits, is_idle=is_idle
+            )
+        finally:
+            poller.close()
+    finally:
+        opened.stream.finish(deadline)
+
+
+def probe_links(
+    backend: Backend,
+    *,
+    limits: ProbeLimits | None = None,
+    is_idle: Callable[[], bool] = lambda: True,
+) -> dict[int, Bandwidth]:
+    """Measure the links to all ranks, one after the other; all ranks must call this together.
+
+    In each round every rank has one partner, so that no probe shares a machine's link with another.
+    """
+    found = {}
+    for partner in pairings(backend.rank, backend.world_size):
+        if partner is not None:
+            found[partner] = probe_link(backend, partner, limits=limits, is_idle=is_idle)
+    return found
+
+
+def pairings(rank: int, size: int) -> list[int | None]:
+    """With whom a rank is paired in each round of a tournament in which all meet once.
+
+    >>> pairings(0, 4), pairings(2, 3)
+    ([3, 1, 2], [1, None, 0])
+    """
+    return [_partner(rank, size, turn) for turn in range(size - 1 + size % 2)]
+
+
+def _partner(rank: int, size: int, turn: int) -> int | None:
+    """Who it is in a turn of a tournament in which all meet once; None is a pause.
+
+    >>> [[_partner(rank, 4, turn) for rank in range(4)] for turn in range(3)]
+    [[3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 0, 1]]
+    """
+    circle = size - 1 + size % 2  # an even number of ranks: the last one stays aside
+    if rank == circle:
+        return next(one for one in range(circle) if (turn - one) % circle == one)
+    partner = (turn - rank) % circle
+    if partner != rank:
+        return partner
+    return None if size % 2 else circle
+
+
+def measure_bandwidth(
+    opened: PeerStream,
+    poller: Poller,
+    *,
+    first: bool,
+    limits: ProbeLimits | None = None,
+    is_idle: Callable[[], bool] = lambda: True,
+) -> Bandwidth:
+    """Measure over an open stream; exactly one side is ``first``.
+
+    As soon as ``is_idle`` says no the probe is broken off, and the other side learns it.
+    """
+    limits = limits or ProbeLimits()
+    talk = Talk(opened, poller, limits.patience)
+    try:
+        up = _send(talk, limits, is_idle) if first else None
+        down = _receive(talk, is_idle)
+        return Bandwidth(_send(talk, limits, is_idle) if up is None else up, down)
+    finally:
+        talk.end()
+
+
+class _Window:
+    """How much may be on its way: twice what came within the last moment."""
+
+    def __init__(self, begin: float) -> None:
+        self._begin = begin
+        self._moment = 0.0  # until the first answer has shown how long one takes
+        self._answers: deque[tuple[float, int]] = deque([(begin, 0)])
+        self.arrived = 0
+        self.size = LEAST_WINDOW
+
+    def answer(self, now: float, arrived: int) -> None:
+        self._moment = self._moment or max(MOMENT, 2 * (now - self._begin))
+        self.arrived = max(self.arrived, arrived)
+        self._answers.append((now, self.arrived))
+        while len(self._answers) > 1 and self._answers[1][0] <= now - self._moment:
+            self._answers.popleft()
+        self.size = max(LEAST_WINDOW, 2 * (self.arrived - self._answers[0][1]))
+
+
+def _send(talk: Talk, limits: ProbeLimits, is_idle: Callable[[], bool]) -> int:
+    """Send for a while; the rate at which it arrived, as the peer tells."""
+    block = os.urandom(BLOCK)  # nothing on the way can make it shorter
+    begin = time.monotonic()
+    window, sent, calm = _Window(begin), 0, True
+    while calm and sent < limits.octets and time.monotonic() < begin + limits.seconds:
+        if sent - window.arrived < window.size:
+            talk.say(Word.BLOCK, len(block), block)
+            sent += len(block)
+            talk.look()
+        else:
+            talk.wait()
+        for word, value in talk.heard():
+            if word is Word.ARRIVED:
+                window.answer(time.monotonic(), value)
+            calm = calm and word is not Word.STOP
+        calm = calm and is_idle()
+    talk.say(Word.END, int(calm))
+    while True:
+        for word, value in talk.heard():
+            if word is Word.RATE:
+                return value
+        talk.wait()
+
+
+def _receive(talk: Talk, is_idle: Callable[[], bool]) -> int:
+    """Count what arrives until the peer ends; the rate, which the peer is told as well."""
+    told, calm = 0, True
+    while True:
+        for word, value in talk.heard():
+            if word is Word.END:
+                rate = steady_rate(talk.arrivals) if value and calm else 0
+                talk.say(Word.RATE, rate)
+                talk.finish()
+                return rate
+        if talk.received > NEVER_MORE:
+            talk.refuse(f"more than {NEVER_MORE} bytes in one probe")
+        if talk.received > told:
+            told = talk.received
+            talk.say(Word.ARRIVED, told)
+        if calm and not is_idle():
+            calm = False
+            talk.say(Word.STOP)
+        talk.wait()
+
+
+def steady_rate(arrivals: Sequence[tuple[float, int]]) -> int:
+    """Bytes per second in the second half of the time; from moments and what had come by then.
+
+    >>> steady_rate([(0.0, 0), (0.1, 500), (1.0, 600), (1.5, 650), (2.0, 700)])
+    100
+    """
+    if not arrivals:
+        return 0
+    (begin, _), (end, last) = arrivals[0], arrivals[-1]
+    middle = next(arrival for arrival in arrivals if arrival[0] >= (begin + end) / 2)
+    for moment, count in (middle, arrivals[0]):  # all of it where that is too short to be halved
+        if end > moment:
+            return int((last - count) / (end - moment))
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Links that are measured without being asked: once for each pair of members, in a quiet moment.
+#
+# Quiet is a view in which no call has run here for a while.  Of two members the one of the higher
+# rank begins; the other takes part as soon as it is quiet there too.  A probe takes some tenths of
+# a second and a few megabytes, and is broken off within 10 ms when a call begins.  Collectives
+# measure what they need by themselves; this is for whoever wants to know before, or calls nothing
+# large.
+
+logger = get_logger(__name__)
+
+UNASKED_PURPOSE = "bandwidth unasked"
+"""Of the connections: others than for measurements that a program asks for."""
+
+LIMITS = ProbeLimits(seconds=0.15, octets=1 << 23, patience=3.0)
+
+QUIET = 1.0
+"""Seconds without a call that make a moment quiet."""
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks."""
+
+TRIES = 3
+"""For each link, in one view."""
+
+UNTIL = 120.0
+"""Seconds of a view after which the links that are left stay unmeasured."""
+
+
+class Register(Protocol):
+    """Where rates are written down."""
+
+    def is_rated(self, process: ProcessId) -> bool:
+        """Whether the link to a process was measured not long ago."""
+
+    def rate(self, process: ProcessId, found: Bandwidth) -> None:
+        """It was now."""
+
+
+class Probes:
+    """Has the links of every view measured, on a thread of its own."""
+
+    def __init__(self, builders: Builders, register: Register) -> None:
+        self._builders = builders
+        self._register = register
+
+    def begin(self, stage: Stage) -> None:
+        """A view is connected."""
+        if stage.world_size > 1:
+            prober = Prober(stage, self._register)
+            self._builders.start(prober.run, f"potluck-probe-{stage.view.epoch}")
+
+
+class Prober:
+    """Measures the links of one view."""
+
+    def __init__(self, stage: Stage, register: Register) -> None:
+        self._stage = stage
+        self._register = register
+        self._tries = {rank: TRIES for rank in range(stage.world_size) if rank != stage.rank}
+
+    def run(self) -> None:
+        """Until everything is measured, or the view is over, or it takes too long."""
+        end = time.monotonic() + UNTIL
+        while self._tries and time.monotonic() < end and not self._stage.stopped.wait(LOOK_EVERY):
+            for rank in list(self._tries):
+                if not self._stage.is_quiet(QUIET):
+                    break
+                self._look_at(rank)
+
+    def _look_at(self, rank: int) -> None:
+        dials = rank < self._stage.rank
+        process = self._stage.view.members[rank]
+        if dials and self._register.is_rated(process):
+            del self._tries[rank]
+            return
+        try:
+            found = self._probe(rank, within=LIMITS.patience if dials else 0.0)
+            if found.up and found.down:
+                self._register.rate(process, found)
+                self._tries[rank] = 1  # the last
+        except (DistributedError, OSError) as error:
+            logger.debug("the link to rank %d was not measured: %s", rank, error)
+            if not dials:
+                return  # most likely nobody has called: that is no try
+        self._tries[rank] -= 1
+        if not self._tries[rank]:
+            del self._tries[rank]
+
+    def _probe(self, rank: int, within: float) -> Bandwidth:
+        stage = self._stage
+        backend = stage.backend
+        assert backend is not None  # it was built before this began
+        deadline = time.monotonic() + within
+        opened = backend.open_stream(rank, UNASKED_PURPOSE, deadline, stage.look)
+        try:
+            poller = backend.make_poller()
+            try:
+                return measure_bandwidth(
+                    opened, poller, first=stage.rank < rank, limits=LIMITS, is_idle=self._is_idle()
+                )
+            finally:
+                poller.close()
+        finally:
+            opened.stream.finish(time.monotonic() + LIMITS.patience)
+
+    def _is_idle(self) -> Callable[[], bool]:
+        return lambda: self._stage.is_quiet(0.0)

@@ -1,0 +1,223 @@
+"""Reports: what a process tells an observer that asks; also how launchers compare notes.
+
+Typed and bounded, like everything that travels.  The sentences are those of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+
+from potluck.wire_messages import pack, unpack
+
+# --------------------------------------------------------------------------------------------------
+# Journals: what a process tells an observer beyond how it is now.
+#
+# What has happened since the observer asked last, the views it was in, what it measured of its
+# links, and what it has counted.  Typed and bounded: one journal fits one control message.
+
+MAX_EVENTS = 64
+"""Events in one journal; who has missed more asks again."""
+
+MAX_EPOCHS = 32
+"""Views in one journal: the latest."""
+
+MAX_RANKS = 128
+"""Members of which a journal speaks; of a larger view the first ones."""
+
+MAX_NUMBERS = 256
+"""Figures in one journal."""
+
+MAX_OCTETS = 60_000
+"""Bytes of a journal: a control message has room for a few more."""
+
+EPOCH_OCTETS, FIGURE_OCTETS = 20_000, 16_000
+"""Of these, what views and figures may take; events have the rest."""
+Figure = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # neither NaN nor infinity
+
+
+LineKind = TypeVar("LineKind")
+
+
+class EventLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that happened, as the log of that process says it."""
+
+    number: Count
+    """Counts the events of one process, from 1."""
+    time: Seconds
+    """Seconds since 1970, by the clock of its machine."""
+    text: Sentence
+    level: Line = "info"
+
+
+class EpochLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A view that this process entered."""
+
+    epoch: Count
+    time: Seconds
+    members: Annotated[list[Line], msgspec.Meta(max_length=MAX_RANKS)]
+    """The processes, as node and incarnation with a slash between them, in rank order."""
+    reason: Sentence = ""
+    lineage: Line = ""
+
+
+class Journal(msgspec.Struct, frozen=True, omit_defaults=True, tag="journal", kw_only=True):
+    """What one process knows that is of interest to who looks on for longer."""
+
+    node: Line
+    incarnation: Count
+    events: Annotated[list[EventLine], msgspec.Meta(max_length=MAX_EVENTS)] = []
+    """Those with a higher number than was asked for, oldest first."""
+    epochs: Annotated[list[EpochLine], msgspec.Meta(max_length=MAX_EPOCHS)] = []
+    up: Count = 0
+    """Bytes per second that it can send, as collectives saw it; 0 if they did not."""
+    down: Count = 0
+    latency: Annotated[list[Count], msgspec.Meta(max_length=MAX_RANKS)] = []
+    """Nanoseconds of a short message to each rank of its view; 0 where nobody has measured."""
+    figures: Annotated[dict[Line, Figure], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
+    """What it has counted, by name."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which process it is about."""
+        return self.node, self.incarnation
+
+
+def bounded(journal: Journal) -> Journal:
+    """The same, short enough to be sent: the latest views, and the first events.
+
+    Later events are asked for next.  Each part has room of its own, so none crowds out another.
+    """
+    epochs = _fitting(journal.epochs[::-1], EPOCH_OCTETS)[::-1]
+    figures = journal.figures if _size(journal.figures) <= FIGURE_OCTETS else {}
+    rest = msgspec.structs.replace(journal, events=[], epochs=epochs, figures=figures)
+    events = _fitting(journal.events, MAX_OCTETS - len(pack(rest)))
+    return msgspec.structs.replace(rest, events=events)
+
+
+def _fitting(lines: Sequence[LineKind], octets: int) -> list[LineKind]:
+    """As many of the first lines as there is room for."""
+    kept = []
+    for line in lines:
+        octets -= _size(line)
+        if octets < 0:
+            break
+        kept.append(line)
+    return kept
+
+
+def _size(part: object) -> int:
+    return len(msgspec.msgpack.encode(part))
+
+
+# --------------------------------------------------------------------------------------------------
+
+MAX_LINES = 128
+"""Members and links that one report lists; of a larger cluster the first ones."""
+
+_SENTENCE = 300  # characters of a reason that are told
+
+Line = Annotated[str, msgspec.Meta(max_length=255)]
+Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
+Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
+    """Tell me how you are."""
+
+    news_after: Count = -1
+    """With a number from 0 on: and what happened after the event of this number."""
+
+
+class Continue(msgspec.Struct, frozen=True, omit_defaults=True, tag="continue"):
+    """A person asks: do not wait for the machines that are missing."""
+
+    job: Line
+
+
+class MissingLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of the last view that is waited for."""
+
+    node: Line
+    incarnation: Count
+    name: Line = ""
+    silence: Seconds = 0.0
+    """Seconds since it was last heard."""
+
+
+class MemberLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of the view, in rank order."""
+
+    node: Line
+    incarnation: Count
+    name: Line = ""
+
+
+class HealthLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A peer as the one who reports sees it: the link to it, and how it is."""
+
+    node: Line
+    incarnation: Count
+    name: Line = ""
+    status: Line = ""
+    reason: Sentence = ""
+    round_trip: Seconds | None = None
+    silence: Seconds | None = None
+    address: Line = ""
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_only=True):
+    """How a process is, in its own words."""
+
+    node: Line
+    incarnation: Count
+    name: Line = ""
+    host: Line = ""
+    port: Count = 0
+    pid: Count = 0
+    version: Line = ""
+    role: Line = "member"
+    job: Line = ""
+    state: Line = ""
+    reason: Sentence = ""
+    lineage: Line = ""
+    epoch: Count = 0
+    rank: Count = -1
+    members: Annotated[list[MemberLine], msgspec.Meta(max_length=MAX_LINES)] = []
+    peers: Annotated[list[HealthLine], msgspec.Meta(max_length=MAX_LINES)] = []
+    missing: Annotated[list[MissingLine], msgspec.Meta(max_length=MAX_LINES)] = []
+    """Whom it waits for before it can continue."""
+    facts: Annotated[dict[Line, Sentence], msgspec.Meta(max_length=32)] = {}
+    """What a launcher compares: script, arguments, versions."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which process it is about."""
+        return self.node, self.incarnation
+
+
+Said: TypeAlias = Ask | Report | Journal | Continue
+
+
+def write(message: Said) -> bytes:
+    """As bytes."""
+    return pack(message)
+
+
+def read_said(data: bytes) -> Said:
+    """From the bytes of a peer; raises ``MalformedFrame``."""
+    said: Said = unpack(data, Said)  # type: ignore[arg-type]
+    return said
+
+
+def sentence(text: str) -> str:
+    """A text short enough to be told."""
+    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 1] + "…"
+
+
+def bounded_facts(facts: Mapping[str, str]) -> dict[str, str]:
+    """Facts short enough to be told."""
+    return {key[:255]: sentence(value) for key, value in list(facts.items())[:32]}

@@ -1,0 +1,583 @@
+"""One topology for several threads: whoever learns something writes it, whoever looks gets a copy.
+
+The control thread records heartbeats and profiles, the thread of a collective what it measured, a
+dashboard looks.  Changes happen one at a time; a snapshot never changes, and costs nothing as long
+as there is nothing new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import structs
+
+from potluck import _process
+from potluck import _time as node_clock
+from potluck._types import LinkMatrix, ProcessId, Seconds, View
+from potluck.cluster.bandwidth import probe_links
+from potluck.membership.topology import (
+    Accelerator,
+    Battery,
+    ClusterTopology,
+    ConnectionProfile,
+    Endpoint,
+    NodeProfile,
+    Paths,
+    RateSource,
+)
+from potluck.net.addresses import is_loopback
+from potluck.wire_messages import Peer
+
+if TYPE_CHECKING:
+    from potluck.backend.base import Backend
+    from potluck.cluster.bandwidth import Bandwidth
+    from potluck.cluster.control import Control
+    from potluck.cluster.views import Stage
+    from potluck.membership.health import HealthSummary
+
+
+Result = TypeVar("Result")
+
+STALE_AFTER = 120.0
+"""Seconds after which a node of which nothing was heard is forgotten."""
+
+
+class SharedTopology:
+    """A :class:`ClusterTopology` that any thread may use.
+
+    >>> from potluck._types import NodeId
+    >>> me, you = (ProcessId(NodeId(letter * 32), 1) for letter in "ab")
+    >>> shared = SharedTopology(me)
+    >>> shared.update(lambda topology: topology.add_node(you, now=1.0))
+    >>> before = shared.snapshot()
+    >>> shared.update(lambda topology: topology.remove_node(you))
+    >>> len(before), len(shared.snapshot())
+    (2, 1)
+    """
+
+    def __init__(
+        self,
+        me: ProcessId,
+        profile: NodeProfile | None = None,
+        *,
+        clock: Callable[[], float] = node_clock.now,
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._topology = ClusterTopology(me, profile, now=clock())
+        self._snapshot: ClusterTopology | None = None
+
+    def update(self, change: Callable[[ClusterTopology], Result]) -> Result:
+        """Change the topology; nobody sees it half done.  ``change`` must be quick."""
+        with self._lock:
+            self._snapshot = None
+            return change(self._topology)
+
+    def snapshot(self) -> ClusterTopology:
+        """The topology as it is now, shared among all who look before it changes: do not change it.
+
+        A copy of your own is ``snapshot().copy()``.
+        """
+        with self._lock:
+            if self._snapshot is None:
+                self._snapshot = self._topology.copy()
+            return self._snapshot
+
+    def __iter__(self) -> Iterator[ProcessId]:
+        return iter(self.snapshot())
+
+    def __len__(self) -> int:
+        return len(self.snapshot())
+
+    def heard(
+        self,
+        peer: ProcessId,
+        *,
+        round_trip: float | None = None,
+        jitter: float = 0.0,
+        address: Endpoint | None = None,
+    ) -> None:
+        """A peer that is known gave a sign of life, perhaps with a measured round trip."""
+        now = self._clock()
+
+        def change(topology: ClusterTopology) -> None:
+            topology.seen(peer, now)
+            if round_trip is not None:
+                profile = ConnectionProfile.from_round_trip(
+                    round_trip, now, jitter=jitter, address=address
+                )
+                topology.add_connection(topology.me, peer, profile)
+
+        self.update(change)
+
+    def introduce(
+        self,
+        peer: ProcessId,
+        *,
+        profile: NodeProfile | None = None,
+        addresses: Iterable[Endpoint] | None = None,
+        in_use: Endpoint | None = None,
+    ) -> None:
+        """There is a connection to a peer, which has told what it is and where."""
+        now = self._clock()
+
+        def change(topology: ClusterTopology) -> None:
+            topology.add_node(peer, now=now, profile=profile, addresses=addresses)
+            if in_use is not None:
+                topology.used(peer, in_use)
+
+        self.update(change)
+
+    def observe(
+        self, summary: HealthSummary, in_use: Mapping[ProcessId, Endpoint] | None = None
+    ) -> None:
+        """Take over what heartbeats have measured, by the addresses in use."""
+        for peer in summary.peers:
+            if peer.status.is_operational:
+                self.heard(
+                    peer.peer,
+                    round_trip=peer.round_trip,
+                    jitter=peer.jitter or 0.0,
+                    address=(in_use or {}).get(peer.peer),
+                )
+
+    def rated(self, peer: ProcessId, found: Bandwidth, *, address: Endpoint | None = None) -> None:
+        """A probe measured the link to a peer."""
+        profile = ConnectionProfile(
+            up=found.up,
+            down=found.down,
+            rated_at=self._clock(),
+            rated_by=RateSource.PROBE,
+            address=address,
+        )
+        self.update(lambda topology: topology.add_connection(topology.me, peer, profile))
+
+    def learn(self, links: LinkMatrix, view: View) -> None:
+        """Collectives measured the links of a view together."""
+        now = self._clock()
+        self.update(lambda topology: topology.learn(links, view, now))
+
+    def prune(self, *, max_age: Seconds = STALE_AFTER) -> tuple[ProcessId, ...]:
+        """Forget whoever was not heard for long; who that was."""
+        now = self._clock()
+        return self.update(lambda topology: topology.prune(now, max_age=max_age))
+
+    def addresses(self, peer: ProcessId) -> tuple[Endpoint, ...]:
+        """Under which addresses to try to reach a peer, fastest first."""
+        with self._lock:
+            return self._topology.addresses(peer, self._clock())
+
+    def link_matrix(self, view: View) -> LinkMatrix:
+        """What this node knows of the links of a view, for the planner."""
+        with self._lock:
+            return self._topology.link_matrix(view)
+
+    def ring_order(self, view: View) -> tuple[ProcessId, ...]:
+        """The members in the order in which the way round all of them is shortest.
+
+        Optimal up to 12 members, near it up to 64.  It rests on what this node knows, so it is for
+        people to look at; collectives agree on their own.
+        """
+        from potluck.schedule.planner import Planner
+
+        ring = Planner(self.link_matrix(view)).ring
+        return tuple(view.members[rank] for rank in ring)
+
+
+# --------------------------------------------------------------------------------------------------
+# What this machine is: its profile, found out in a few milliseconds and never with an error.
+#
+# Whatever the operating system does not tell stays unknown.  Accelerators are found without
+# importing a framework: by what its driver shows, and through torch only where the program has
+# already put it to use.  Inside a container the limits of the container count, not the machine
+# around it.
+
+Found = TypeVar("Found")
+
+_TEXT = 128  # characters of a text in a profile
+_MOST = 16  # accelerators in a profile
+_CPU_INFO = 4096  # bytes of /proc/cpuinfo that hold the first processor
+
+
+def local_profile(*, root: Path = Path("/")) -> NodeProfile:
+    """The profile of this machine; ``root`` is where its files are."""
+    return NodeProfile(
+        host=_clean(_try(socket.gethostname, "")),
+        system=_clean(_try(_system, "")),
+        machine=_clean(_try(platform.machine, "")),
+        processor=_clean(_try(lambda: _processor(root), "")),
+        python=_clean(_try(platform.python_version, "")),
+        cores=_try(lambda: _cores(root), 0),
+        physical_cores=_try(_physical_cores, 0),
+        memory=_try(lambda: _memory(root)[0], 0),
+        available_memory=_try(lambda: _memory(root)[1], 0),
+        accelerators=_try(lambda: _accelerators(root), ()),
+        battery=_try(_battery, None),
+    )
+
+
+def _try(look: Callable[[], Found], otherwise: Found) -> Found:
+    """What there is to see, or what to assume where there is nothing."""
+    try:
+        return look()
+    except Exception:  # noqa: BLE001 - drivers and their files fail in every way there is
+        return otherwise
+
+
+def _clean(text: str) -> str:
+    """Printable and bounded, as a profile wants it."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:_TEXT]
+
+
+def _system() -> str:
+    return f"{platform.system()} {platform.release()}"
+
+
+def _processor(root: Path) -> str:
+    """What the processor is sold as."""
+    info = root / "proc/cpuinfo"
+    if info.exists():
+        with info.open("rb") as file:
+            head = file.read(_CPU_INFO).decode("utf-8", "replace")
+        for line in head.splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in {"model name", "Model", "Hardware"}:
+                return value
+    return "Apple silicon" if _is_apple_silicon() else ""
+
+
+def _is_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def _cores(root: Path) -> int:
+    """Those that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 0
+    quota = _try(lambda: _container_cores(root), 0)
+    return min(count, quota) if quota else count
+
+
+def _container_cores(root: Path) -> int:
+    """How many cores a container may keep busy; 0 without a limit."""
+    quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    return 0 if quota == "max" else math.ceil(int(quota) / int(period))
+
+
+def _physical_cores() -> int:
+    import psutil
+
+    return psutil.cpu_count(logical=False) or 0
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    """Bytes in all, and bytes that are free."""
+    import psutil
+
+    state = psutil.virtual_memory()
+    limit = _try(lambda: int((root / "sys/fs/cgroup/memory.max").read_text()), state.total)
+    return min(state.total, limit), min(state.available, limit)
+
+
+def _battery() -> Battery | None:
+    import psutil
+
+    look: Callable[[], Any] | None = getattr(psutil, "sensors_battery", None)
+    state = look() if look else None
+    if state is None:
+        return None
+    return Battery(min(100, max(0, round(state.percent))), plugged=bool(state.power_plugged))
+
+
+def _accelerators(root: Path) -> tuple[Accelerator, ...]:
+    """What the drivers show; from torch also how much memory, if it is in use anyway."""
+    nothing: list[Accelerator] = []
+    found = _try(_from_torch, nothing)
+    if not found:
+        found = _try(lambda: _from_nvidia(root), nothing) + _try(lambda: _from_amd(root), nothing)
+    if not found and _is_apple_silicon():
+        found = [Accelerator("mps", "Apple silicon")]
+    return tuple(found[:_MOST])
+
+
+def _from_torch() -> list[Accelerator]:
+    """Only where CUDA has been started: starting it takes seconds and memory."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    kind = "rocm" if torch.version.hip else "cuda"
+    devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return [Accelerator(kind, _clean(each.name), int(each.total_memory)) for each in devices]
+
+
+def _from_nvidia(root: Path) -> list[Accelerator]:
+    found = []
+    for device in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        lines = device.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2] for line in lines if line.startswith("Model:")]
+        found.append(Accelerator("cuda", _clean(names[0] if names else "")))
+    return found
+
+
+def _from_amd(root: Path) -> list[Accelerator]:
+    found = []
+    for device in sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
+        words = dict(line.split(maxsplit=1) for line in device.read_text().splitlines())
+        if int(words.get("simd_count", "0")):  # a node without is a processor
+            name = device.with_name("name").read_text(encoding="utf-8", errors="replace")
+            found.append(Accelerator("rocm", _clean(name)))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The topology of a running cluster: what lanes, heartbeats and collectives know, put together.
+#
+# It is drawn when somebody asks, on the thread that asks; the control thread only hands out what it
+# has.  What earlier views taught about the links is kept.
+
+FRESH = 600.0
+"""Seconds after which a link is probed again, in the next view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquaintance:
+    """Somebody to whom there is a lane."""
+
+    process: ProcessId
+    profile: NodeProfile | None
+    in_use: Endpoint
+    """The address of the lane."""
+    addresses: Sequence[Endpoint]
+    """All it is known to have, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the control thread knows at one moment."""
+
+    acquaintances: Sequence[Acquaintance]
+    health: HealthSummary
+
+
+def facts_of(control: Control) -> Facts:
+    """What a control thread knows; waits for its answer."""
+
+    def collect() -> Facts:
+        links = control.links
+        return Facts(
+            [
+                Acquaintance(
+                    lane.card.process,
+                    lane.profile,
+                    lane.address,
+                    links.addresses_of(lane.card.process),
+                )
+                for lane in links.opened_lanes
+            ],
+            control.core.health.summary(node_clock.now()),
+        )
+
+    return control.ask(collect)
+
+
+class Topographer:
+    """Keeps the topology of one node up to date; any thread."""
+
+    def __init__(self, me: ProcessId, collect: Callable[[], Facts]) -> None:
+        self._me = me
+        self._collect = collect
+        self._lock = threading.Lock()
+        self._shared: SharedTopology | None = None
+        self._learned: LinkMatrix | None = None
+        self._rated: dict[ProcessId, float] = {}
+
+    def draw(self, stage: Stage | None) -> SharedTopology:
+        """The topology, with what is known now; ``stage`` is the view that holds."""
+        facts = self._collect()
+        with self._lock:
+            if self._shared is None:
+                self._shared = SharedTopology(self._me, local_profile(), clock=node_clock.now)
+            shared = self._shared
+            for each in facts.acquaintances:
+                shared.introduce(
+                    each.process,
+                    profile=each.profile,
+                    addresses=each.addresses,
+                    in_use=each.in_use,
+                )
+            in_use = {each.process: each.in_use for each in facts.acquaintances}
+            shared.observe(facts.health, in_use)
+            self._learn(shared, stage)
+            shared.prune()
+            return shared
+
+    def is_rated(self, process: ProcessId) -> bool:
+        """Whether the link to a process was probed not long ago."""
+        at = self._rated.get(process)
+        return at is not None and node_clock.now() - at < FRESH
+
+    def rate(self, process: ProcessId, found: Bandwidth) -> None:
+        """A probe has measured the link to a process."""
+        self._rated[process] = node_clock.now()
+        self.draw(None).rated(process, found)
+
+    def _learn(self, shared: SharedTopology, stage: Stage | None) -> None:
+        if stage is None or stage.group is None:
+            return
+        links = stage.group.links
+        if links is not self._learned and any(links.up):
+            shared.learn(links, stage.view)
+            self._learned = links
+
+
+def measure_links(backend: Backend, topology: SharedTopology, view: View) -> SharedTopology:
+    """Probe the links of all members of a view, who must do so together; what is known then."""
+    for rank, found in probe_links(backend).items():
+        topology.rated(view.members[rank], found)
+    return topology
+
+
+# --------------------------------------------------------------------------------------------------
+# Which of a peer's addresses is fastest: found out by knocking at all of them at once.
+#
+# A machine with a cable and a radio has an address for each, and nothing in the addresses says
+# which is which.  How long a connection takes to open does: a cable answers in a fraction of a
+# millisecond. It is measured once in a while for each address, before the connections of a view are
+# opened; when one fails the dialler goes on with the next.
+
+WITHIN = 0.1
+"""Seconds for all knocks; whoever has not answered by then is slower than any usable path."""
+
+KNOCKS = 2
+"""At each address; the quicker one counts: the first may have had to ask for a hardware address."""
+
+REMEMBERED = 60.0
+"""Seconds for which a measurement holds, also that there was no answer."""
+
+MOST = 512
+"""Addresses of which the times are kept."""
+
+
+class PathFinder:
+    """Orders the addresses of peers, fastest first; any thread."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        measure: Callable[[Sequence[Endpoint]], dict[Endpoint, float]] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._knock = measure or knock
+        self._lock = threading.Lock()
+        self._known: dict[Endpoint, tuple[float | None, float]] = {}  # seconds, and when measured
+
+    def sorted(self, peers: Iterable[Peer]) -> list[Peer]:
+        """The same peers, each with its fastest address first; takes a tenth of a second at most.
+
+        A peer on this machine, or with a single address, is left as it is.
+        """
+        peers = list(peers)
+        self._measure([_addresses(peer) for peer in peers])
+        return [structs.replace(peer, hosts=self._order(peer)) for peer in peers]
+
+    def _measure(self, choices: Sequence[Sequence[Endpoint]]) -> None:
+        now = self._clock()
+        with self._lock:
+            wanted = [
+                address
+                for choice in choices
+                for address in choice
+                if address not in self._known or now - self._known[address][1] > REMEMBERED
+            ]
+        if not wanted:
+            return
+        found = self._knock(wanted)
+        with self._lock:
+            self._known |= {address: (found.get(address), now) for address in wanted}
+            while len(self._known) > MOST:
+                del self._known[next(iter(self._known))]
+
+    def _order(self, peer: Peer) -> list[str]:
+        addresses = _addresses(peer)
+        with self._lock:
+            times = {each: self._known[each][0] for each in addresses if each in self._known}
+        if not times:
+            return peer.hosts
+        paths = Paths()
+        paths.name(addresses)
+        paths.used(addresses[0])  # where it was reached before: another must be clearly better
+        for address, seconds in times.items():
+            if seconds is None:
+                paths.failed(address, 0.0)
+        profiles: dict[Endpoint | None, ConnectionProfile] = {
+            address: ConnectionProfile.from_round_trip(seconds, 0.0, address=address)
+            for address, seconds in times.items()
+            if seconds is not None
+        }
+        return [host for host, _ in paths.order(profiles, 0.0)]
+
+
+def _addresses(peer: Peer) -> list[Endpoint]:
+    """Those among which there is a choice."""
+    if len(peer.hosts) < 2 or is_loopback(peer.hosts[0]):  # noqa: PLR2004 - one is no choice
+        return []
+    return [(host, peer.port) for host in peer.hosts]
+
+
+def knock(addresses: Sequence[Endpoint], *, within: float = WITHIN) -> dict[Endpoint, float]:
+    """Seconds until a connection to each address was open; those that were not are left out."""
+    deadline = time.monotonic() + within
+    found: dict[Endpoint, float] = {}
+    for _ in range(KNOCKS):
+        for address, seconds in _knock_once(list(dict.fromkeys(addresses)), deadline):
+            found[address] = min(seconds, found.get(address, seconds))
+    return found
+
+
+def _knock_once(addresses: Sequence[Endpoint], deadline: float) -> list[tuple[Endpoint, float]]:
+    found = []
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        _process.track(selector)
+        for address in addresses:
+            with contextlib.suppress(OSError):  # no number, or no way there from here
+                sock = stack.enter_context(_connecting(address))
+                selector.register(sock, selectors.EVENT_WRITE, (address, time.monotonic()))
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                now, (address, begun) = time.monotonic(), key.data
+                selector.unregister(key.fileobj)
+                sock = key.fileobj  # type: ignore[assignment]
+                if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    found.append((address, now - begun))
+    return found
+
+
+def _connecting(address: Endpoint) -> socket.socket:
+    """A socket on its way to an address given in numbers."""
+    family, kind, proto, _, target = socket.getaddrinfo(
+        *address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    sock = socket.socket(family, kind, proto)
+    _process.track(sock)
+    try:
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,321 @@
+"""Channels: the bytes of operations between this rank and one other, in clear or sealed.
+
+What travels is known to both ends beforehand: in each operation a list of units, of known lengths.
+The first of them in either direction follows an *opening*, the header of a frame and a fingerprint,
+and because both ends must agree on every bit of it, checking it means comparing bytes.
+
+In clear the units then follow one another with nothing between them.  Sealed, each unit is a frame:
+a header, the encrypted bytes and a tag; the opening is the first one's header, so it travels
+readable but authenticated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.backend.framing import PeerEnded
+from potluck.collective.fingerprint import SIZE, Fingerprint
+from potluck.collective.program import MARGIN
+from potluck.errors import MalformedFrame
+from potluck.net import frames
+from potluck.net.aead import TAG_SIZE
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, NUMBERS, NUMBERS_AT, Kind
+
+if TYPE_CHECKING:
+    from potluck.collective.program import Slot
+    from potluck.net.aead import Opener, Sealer
+    from potluck.net.frames import Header
+    from potluck.net.transport import Stream
+
+
+OPENING_SIZE = HEADER_SIZE + SIZE
+
+TOGETHER = 1 << 14
+"""Bytes of a unit up to which it is read in one go with the opening in front of it, and copied."""
+
+
+class Broken(Exception):
+    """The stream to a peer is of no more use."""
+
+    def __init__(self, peer: int, reason: Exception) -> None:
+        super().__init__(peer)
+        self.peer = peer
+        self.reason = reason
+
+
+class Disagreement(Exception):
+    """The other side is in another operation."""
+
+    def __init__(self, peer: int, operation: int, fingerprint: Fingerprint) -> None:
+        super().__init__(peer)
+        self.peer = peer
+        self.operation = operation
+        self.fingerprint = fingerprint
+
+
+class Channel:
+    """What both kinds share: the state of the two directions."""
+
+    joins = 0
+    """Bytes up to which it pays to receive further units together with the next."""
+
+    def __init__(self, peer: int, stream: Stream, first: bytes = b"") -> None:
+        self.peer = peer
+        self.stream = stream
+        self._first = memoryview(first)  # what came in before the stream was ours
+        self._opening = b""
+        self._greeted = False
+        self._checked = False
+        self._read = 0
+        self._rest: list[memoryview] = []
+        self.missing = 1
+        """Bytes without which a pull cannot go on, after one that could not."""
+
+    def begin(self, opening: bytes) -> None:
+        """A new operation; the last one is over in both directions."""
+        self._opening = opening
+        self._greeted = self._checked = False
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def push(self, unit: memoryview) -> bool:
+        """Send a unit; False if some of it is left for :meth:`flush`."""
+        raise NotImplementedError
+
+    def flush(self) -> bool:
+        """Send what is left; True if nothing is."""
+        if self._rest:
+            self._send(self._rest)
+        return not self._rest
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing is left to send."""
+        return not self._rest
+
+    def keep(self) -> None:
+        """Make what is left our own: the caller goes on and may change its memory."""
+        self._rest = [memoryview(bytes(view)) for view in self._rest]
+
+    def _send(self, buffers: list[memoryview]) -> None:
+        try:
+            sent = self.stream.sendmsg(buffers)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise Broken(self.peer, error) from None
+        rest: list[memoryview] = []
+        for view in buffers:
+            if sent >= len(view):
+                sent -= len(view)
+            else:
+                rest.append(view[sent:])
+                sent = 0
+        self._rest = rest
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Go on receiving a unit; True when it is whole, False if it is to be continued.
+
+        ``slot`` is the one whose front is the target, if there is one.
+        """
+        raise NotImplementedError
+
+    def _fill(self, view: memoryview) -> bool:
+        """Read until a view is full; False if the bytes have not come yet."""
+        done, size = self._read, len(view)
+        while done < size:
+            count = self._take(view[done:] if done else view)
+            if not count:
+                self._read = done
+                self.missing = size - done
+                return False
+            done += count
+        self._read = 0
+        return True
+
+    def _take(self, view: memoryview) -> int:
+        """Read what is there; 0 if nothing is."""
+        if self._first:
+            count = min(len(view), len(self._first))
+            view[:count], self._first = self._first[:count], self._first[count:]
+            return count
+        try:
+            count = self.stream.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise Broken(self.peer, error) from None
+        if count == 0:
+            raise Broken(self.peer, PeerEnded())
+        return count
+
+    def _disagree(self, opening: bytes) -> None:
+        """Raise what the difference to our own opening means."""
+        header = self._decode(opening)
+        if header.kind is not Kind.COLLECTIVE:
+            reason = MalformedFrame(f"A {header.kind.name} frame where a collective should begin")
+            raise Broken(self.peer, reason)
+        raise Disagreement(
+            self.peer, header.operation, Fingerprint.unpack(opening[HEADER_SIZE:OPENING_SIZE])
+        )
+
+    def _decode(self, opening: bytes) -> Header:
+        try:
+            return frames.decode(opening, 0, MAX_PIECE)
+        except MalformedFrame as error:
+            raise Broken(self.peer, error) from None
+
+
+class PlainChannel(Channel):
+    """A channel in clear: units leave no trace in it."""
+
+    joins = 4 << 20
+
+    def __init__(self, peer: int, stream: Stream, first: bytes = b"") -> None:
+        super().__init__(peer, stream, first)
+        self._head = bytearray(OPENING_SIZE + TOGETHER)
+        self._head_view = memoryview(self._head)
+
+    def push(self, unit: memoryview) -> bool:
+        """Send a unit, the first behind the opening."""
+        buffers = [unit]
+        if not self._greeted:
+            self._greeted = True
+            buffers = [memoryview(self._opening), unit]
+        if self._rest:
+            self._rest += buffers
+            return self.flush()
+        self._send(buffers)
+        return not self._rest
+
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
+        """Go on receiving a unit, and the opening before the first."""
+        if self._checked:
+            return self._fill(target)
+        size = len(target)
+        together = size <= TOGETHER
+        wanted = OPENING_SIZE + size if together else OPENING_SIZE
+        # Another operation may be shorter than ours: look at the opening as soon as it is there.
+        if self._read < OPENING_SIZE:
+            self._read += self._take(self._head_view[self._read : wanted])
+            if self._read < OPENING_SIZE:
+                return False
+            if self._head_view[:OPENING_SIZE] != self._opening:
+                self._disagree(bytes(self._head_view[:OPENING_SIZE]))
+        if together:
+            if self._read < wanted:
+                self._read += self._take(self._head_view[self._read : wanted])
+                if self._read < wanted:
+                    return False
+            target[:] = self._head_view[OPENING_SIZE:wanted]
+            self._checked = True
+            self._read = 0
+            return True
+        self._checked = True
+        self._read = 0
+        return self._fill(target)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sealed channels: every unit is a frame, encrypted and authenticated.
+#
+# A frame is a header, the encrypted bytes and a tag; the opening of an operation is the first
+# frame's header.  So it travels readable, and is believed only when its frame proves genuine.
+
+
+class SealedChannel(Channel):
+    """A channel on which every unit is encrypted and authenticated."""
+
+    def __init__(
+        self, peer: int, stream: Stream, seal: tuple[Sealer, Opener], first: bytes = b""
+    ) -> None:
+        super().__init__(peer, stream, first)
+        self._sealer, self._opener = seal
+        self._out = bytearray()
+        self._in = bytearray(OPENING_SIZE + TAG_SIZE)
+        self._sent_units = self._got_units = 0
+        self._expected = b""
+        self._foreign: tuple[bytes, bytearray] | None = None
+
+    def begin(self, opening: bytes) -> None:
+        """A new operation; the last one is over in both directions."""
+        super().begin(opening)
+        self._sent_units = self._got_units = 0
+        self._expected = b""
+
+    def _header(self, number: int, length: int) -> bytes:
+        """The header of a unit: that of the opening, with its own number and length."""
+        head = self._opening[:NUMBERS_AT] + NUMBERS.pack(number, length)
+        return head if number else head + self._opening[HEADER_SIZE:]
+
+    def push(self, unit: memoryview) -> bool:
+        """Seal a unit and send it."""
+        head = self._header(self._sent_units, len(unit))
+        self._sent_units += 1
+        size = len(head) + len(unit) + TAG_SIZE
+        if self._rest:
+            out = memoryview(bytearray(size))  # the last one is still in the usual place
+        else:
+            if len(self._out) < size:
+                self._out = bytearray(size)
+            out = memoryview(self._out)[:size]
+        out[: len(head)] = head
+        self._sealer.seal_into(head, unit, out[len(head) :])
+        self._rest.append(out)
+        return self.flush()
+
+    def keep(self) -> None:
+        """What is left is sealed, so our own already; but its place must not be used again."""
+        if self._rest:
+            self._out = bytearray()
+
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Go on receiving a unit; decrypt it when it is whole, in place if it is in a slot."""
+        if self._foreign is not None:
+            return self._pull_foreign(*self._foreign)
+        head = self._expected
+        if not head:
+            self._expected = head = self._header(self._got_units, len(target))
+        size = len(head) + len(target) + TAG_SIZE
+        if slot is not None:
+            view = slot.wider[MARGIN - len(head) :]
+        else:
+            if len(self._in) < size:
+                self._in = self._in[: self._read] + bytes(size - self._read)
+            view = memoryview(self._in)
+        # Another operation may be shorter than ours: look at the opening as soon as it is there.
+        if self._got_units == 0 and self._read < OPENING_SIZE:
+            if not self._fill(view[:OPENING_SIZE]):
+                return False
+            if view[:OPENING_SIZE] != head:
+                return self._meet_foreign(bytes(view[:OPENING_SIZE]))
+            self._read = OPENING_SIZE
+        if not self._fill(view[:size]):
+            return False
+        if view[: len(head)] != head:
+            raise Broken(self.peer, MalformedFrame("A frame came in that does not belong there"))
+        self._open(head, view[len(head) : size], target)
+        self._expected = b""
+        self._got_units += 1
+        return True
+
+    def _meet_foreign(self, opening: bytes) -> bool:
+        length = self._decode(opening).length  # checked before it is allocated
+        self._foreign = (opening, bytearray(length + TAG_SIZE))
+        return self._pull_foreign(*self._foreign)
+
+    def _pull_foreign(self, opening: bytes, rest: bytearray) -> bool:
+        """Another opening than ours: believe it only when its frame proves genuine."""
+        if self._fill(memoryview(rest)):
+            length = len(rest) - TAG_SIZE
+            self._open(opening, memoryview(rest), memoryview(bytearray(length)))
+            self._disagree(opening)
+        return False
+
+    def _open(self, head: bytes, sealed: memoryview, target: memoryview) -> None:
+        try:
+            self._opener.open_into(head, sealed, target)
+        except MalformedFrame as error:
+            raise Broken(self.peer, error) from None

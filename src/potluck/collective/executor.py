@@ -1,0 +1,582 @@
+"""The executor of a group: does one call after the other, by plans, over a session's streams.
+
+One thread at a time uses it, except for :meth:`Executor.abort`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections import deque
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck._types import LinkMatrix
+from potluck.collective.call import Call, Purpose
+from potluck.collective.channel import Broken, Channel, Disagreement, PlainChannel, SealedChannel
+from potluck.collective.failure import Vigil
+from potluck.collective.program import Memory, Plans, Pool, confirmation, memory_for
+from potluck.collective.pump import SHORT, Messenger, Pump, Watch, run_straight
+from potluck.errors import Aborted, NoConnection
+from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
+from potluck.net.transport import Spin
+from potluck.schedule.reduce import ReduceOp, Reducer, quiet
+from potluck.schedule.task import Collective, Strategy, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from potluck.backend.base import Backend, PeerStream
+    from potluck.collective.call import Routine, Turn
+    from potluck.collective.fingerprint import Fingerprint
+    from potluck.collective.program import Compiled
+    from potluck.errors import DistributedError
+    from potluck.net.transport import Poller
+    from potluck.schedule.reduce import Array
+    from potluck.schedule.task import CollectiveConfig
+
+
+# --------------------------------------------------------------------------------------------------
+# The survey: how fast the links of a group are, measured by the ranks and agreed among them.
+#
+# Before the first large operation each rank sends something to each other rank, in rounds in which
+# everybody sends to one and receives from one; what arrives is timed where it arrives.  Between two
+# of one machine there is no link, and how busy its processors are just now says nothing about one,
+# so nothing is timed.  Then all ranks exchange what they saw, so all make the same plans.  From
+# time to time they compare how long operations take with how long they took at first, and survey
+# again when that has changed.
+
+BLOCK = 1 << 17
+"""Bytes that are sent at a time."""
+
+TRIES = (2, 8, 24)
+"""Blocks that are sent over a link, try by try, until one takes long enough.
+
+The first may be carried by buffers on the way that let a burst pass; its rate is not believed if
+there is another.
+"""
+
+PATIENCE = 0.025
+"""Seconds; a link on which a try takes longer has been measured well enough."""
+
+PINGS = 3
+"""Short messages sent there and back; the quickest counts."""
+
+QUICKEST = 1_000_000_000
+"""Bytes per second that every link counts for which is not the limit."""
+
+ALIKE = 60
+"""Per cent of the best rate from which a link counts as equally fast: closer is chance."""
+
+FAST = 250_000_000
+"""Bytes per second from which not the link is taken to be the limit but the machines."""
+
+EVERY = 50
+"""Large operations between two comparisons."""
+
+CHANGED = 150
+"""Per cent of their first duration from which operations count as having become slower."""
+
+NANOSECONDS = 1_000_000_000
+
+
+def measure(messenger: Messenger, rank: int, size: int) -> Array:
+    """What this rank sees: for each other rank its rate towards us, and the time to reach it.
+
+    The rate is 0 where there is no link, within one machine.
+    """
+    seen = np.zeros((2, size), np.int64)
+    block = bytearray(BLOCK)
+    for distance in range(1, size):
+        right, left = (rank + distance) % size, (rank - distance) % size
+        seen[1, right] = min(_ping(messenger, right, left) for _ in range(PINGS))
+        seen[0, left] = _time_blocks(messenger, right, left, memoryview(block))
+    return seen
+
+
+def _ping(messenger: Messenger, right: int, left: int) -> int:
+    """Nanoseconds to the right neighbour, while the left one finds out the same about us."""
+    word = memoryview(bytearray(1))
+    start = time.perf_counter_ns()
+    messenger.send(right, word)
+    messenger.receive(left, word)
+    messenger.send(left, word)
+    messenger.receive(right, word)
+    return max(1, (time.perf_counter_ns() - start) // 2)
+
+
+def _time_blocks(messenger: Messenger, right: int, left: int, block: memoryview) -> int:
+    """Bytes per second that come from the left, while the right neighbour finds out the same.
+
+    Who receives gives the word, and its clock starts before: a late reader, who would find
+    everything in its buffer, cannot take that for a fast link.  So no rate is too high, and the
+    highest of several is the best known.
+    """
+    word = memoryview(bytearray(1))
+    wanted = [] if messenger.is_local(left) else list(TRIES)
+    asked = [] if messenger.is_local(right) else list(TRIES)
+    rate = took = 0
+    while wanted or asked:
+        start = time.perf_counter_ns()
+        if wanted:
+            if took >= PATIENCE * NANOSECONDS:
+                wanted.clear()
+            messenger.send(left, memoryview(bytes([bool(wanted)])))
+        if asked:
+            messenger.receive(right, word)
+            if not word[0]:
+                asked.clear()
+            for _ in range(asked.pop(0) if asked else 0):
+                messenger.send(right, block)
+        if wanted:
+            count = wanted.pop(0)
+            for _ in range(count):
+                messenger.receive(left, block)
+            took = max(1, time.perf_counter_ns() - start)
+            found = count * BLOCK * NANOSECONDS // took
+            rate = max(rate, found) if count > TRIES[1] else found
+    return rate
+
+
+def agree(rows: Array) -> LinkMatrix:
+    """The links, from what all ranks saw; the same on all of them."""
+    rates, times = rows[:, 0, :], rows[:, 1, :]
+    up = _alike([int(rates[:, rank].max()) or QUICKEST for rank in range(len(rows))])
+    down = _alike([int(rates[rank, :].max()) or QUICKEST for rank in range(len(rows))])
+    latency = tuple(
+        tuple(min(int(time), (1 << 32) - 1) for time in times[rank]) for rank in range(len(rows))
+    )
+    return LinkMatrix(up, down, latency)
+
+
+def _alike(rates: Sequence[int]) -> tuple[int, ...]:
+    """The same rates, without the differences that are chance."""
+    best = max(rates)
+    if best >= FAST:
+        return tuple(QUICKEST if rate >= FAST else rate for rate in rates)
+    return tuple(best if rate * 100 >= best * ALIKE else rate for rate in rates)
+
+
+def have_changed(changes: Array) -> bool:
+    """Whether operations have become so much slower, or faster, that it is worth another look."""
+    return bool(changes.max() >= CHANGED or changes.min() <= 100 * 100 // CHANGED)
+
+
+class Experience:
+    """How long large operations took, since the last survey."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self._durations: dict[Task, tuple[list[float], deque[float]]] = {}
+
+    def note(self, task: Task, seconds: float) -> None:
+        """One more."""
+        self.operations += 1
+        first, last = self._durations.setdefault(task, ([], deque(maxlen=10)))
+        if len(first) < 10:  # noqa: PLR2004 - enough for a median
+            first.append(seconds)
+        last.append(seconds)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to compare."""
+        return self.operations > 0 and self.operations % EVERY == 0
+
+    def change(self, task: Task) -> int:
+        """Per cent of their first duration that operations take now."""
+        first, last = self._durations.get(task, ([], deque()))
+        return round(100 * median(last) / median(first)) if first else 100
+
+
+# --------------------------------------------------------------------------------------------------
+# A session: the streams of a group in one epoch, and the operations that run over them.
+#
+# Streams are opened when a program first needs them.  Whatever goes wrong ends the session: all its
+# streams are closed, so that nothing half-sent can be taken for something else, and the group goes
+# on with the next epoch and fresh streams.
+
+OPERATION = struct.Struct("<Q")
+OPERATION_AT = NUMBERS_AT - OPERATION.size
+"""Where the number of the operation stands: all that differs between the openings of a session."""
+
+NO_NUMBERS = bytes(NUMBERS.size)
+
+EPOCHS = (1 << 32) - 1
+"""What of an epoch's number fits into a header; the streams of different ones differ anyway."""
+
+LINGER = 1.0
+"""Seconds to wait for what was sent to reach its peers when this rank leaves."""
+
+AWAY = 0.005
+"""Seconds between two operations after which others may have given up meanwhile."""
+
+FOREVER = 365 * 86400.0
+"""Seconds, for those who set no deadline."""
+
+
+class _Failures:
+    """Around an operation: what goes wrong with its streams is put into words."""
+
+    def __init__(self, vigil: Vigil) -> None:
+        self._vigil = vigil
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Find the reason."""
+        if isinstance(error, Disagreement):
+            raise self._vigil.disagree(error) from None
+        if isinstance(error, Broken):
+            raise self._vigil.explain(error.peer, error.reason) from None
+
+
+class Session:
+    """The streams of one group in one epoch."""
+
+    def __init__(self, backend: Backend, vigil: Vigil, pool: Pool) -> None:
+        self._backend = backend
+        self._vigil = vigil
+        self._pool = pool
+        self._poller: Poller = backend.make_poller()
+        self._watch = Watch(self._poller, Spin(), vigil)
+        self._channels: dict[int, Channel] = {}
+        self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
+        self._number = 0
+        self._pace = 0
+        self._ended = 0.0
+        self._failures = _Failures(vigil)
+        self._head = encode(Kind.COLLECTIVE, epoch=vigil.epoch & EPOCHS)[:OPERATION_AT]
+        self._confirmation = confirmation(backend.rank, backend.world_size)
+        self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
+        byte = np.zeros(1, np.uint8)
+        self._token = Call(
+            Task.whole(Collective.BARRIER, backend.world_size, 1),
+            byte,
+            byte,
+            Reducer.of(ReduceOp.BIT_OR, np.uint8),
+        )
+
+    def wake(self) -> None:
+        """Let the waiting thread look up."""
+        self._poller.wake()
+
+    def run(self, call: Call, compiled: Compiled, deadline: float | None) -> None:
+        """Do a call."""
+        confirms = compiled.needs_confirming
+        peers = compiled.peers + self._confirming if confirms else compiled.peers
+        channels = self._begin(compiled.fingerprint, compiled.packed, peers, deadline)
+        self._pool.fit(compiled.slot)
+        memory = memory_for(compiled.units, call, self._pool, compiled.codec)
+        with self._failures, quiet():
+            if compiled.sent <= SHORT:
+                messenger = Messenger(channels, self._watch)
+                run_straight(compiled.units, memory, self._pool, messenger)
+            else:
+                Pump(compiled.units, memory, self._pool, channels, self._watch).run()
+            if confirms:
+                self._confirm(channels)
+        self._ended = time.monotonic()
+
+    def pace(self, rate: int) -> None:
+        """Send no faster than this on each stream, those included that are yet to be opened."""
+        self._pace = rate
+        for channel in self._channels.values():
+            channel.stream.pace(rate)
+
+    def survey(self, fingerprint: Fingerprint, deadline: float | None) -> Array:
+        """Measure the links before an operation; what this rank sees."""
+        backend = self._backend
+        others = tuple(rank for rank in range(backend.world_size) if rank != backend.rank)
+        fingerprint = fingerprint._replace(purpose=Purpose.MEASURE_LINKS)
+        channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
+        with self._failures:
+            messenger = Messenger(channels, self._watch)
+            seen = measure(messenger, backend.rank, backend.world_size)
+            messenger.finish()
+        return seen
+
+    def _begin(
+        self,
+        fingerprint: Fingerprint,
+        packed: bytes,
+        peers: tuple[int, ...],
+        deadline: float | None,
+    ) -> Mapping[int, Channel]:
+        """The streams of one more operation."""
+        self._number += 1
+        self._watch.slept = self._vigil.slept
+        self._vigil.begin(self._number, fingerprint, deadline)
+        if self._vigil.asked - self._ended > AWAY:
+            self._vigil.catch_up()
+        channels = self._lines.get(peers)
+        if channels is None:
+            # All ranks open them in the same order, so that nobody waits in a circle.
+            channels = {peer: self._channel(peer, deadline) for peer in sorted({*peers})}
+            self._lines[peers] = channels
+        opening = self._head + OPERATION.pack(self._number) + NO_NUMBERS + packed
+        for channel in channels.values():
+            channel.begin(opening)
+        return channels
+
+    def _confirm(self, channels: Mapping[int, Channel]) -> None:
+        """Make sure that all ranks were in the same operation."""
+        memory = Memory(self._confirmation, self._token, self._pool)
+        messenger = Messenger(channels, self._watch)
+        run_straight(self._confirmation, memory, self._pool, messenger)
+
+    def _channel(self, peer: int, deadline: float | None) -> Channel:
+        channel = self._channels.get(peer)
+        if channel is None:
+            opened = self._open(peer, deadline)
+            channel = self._channels[peer] = _make_channel(peer, opened)
+            self._watch.add(channel)
+            if self._pace:
+                channel.stream.pace(self._pace)
+        return channel
+
+    def _open(self, peer: int, deadline: float | None) -> PeerStream:
+        purpose, vigil = f"{_purpose(self._vigil)}{self._vigil.epoch}", self._vigil
+        end = time.monotonic() + FOREVER if deadline is None else deadline
+        try:
+            return self._backend.open_stream(peer, purpose, end, lambda: vigil.look((peer,)))
+        except NoConnection as error:
+            if time.monotonic() < end:
+                raise
+            raise vigil.late((peer,), f"{error.message}: {error.cause}") from None
+
+    def finish(self) -> None:
+        """Close every stream after what was sent has arrived: others may still need it."""
+        deadline = time.monotonic() + LINGER
+        for channel in self._channels.values():
+            self._poller.unregister(channel.stream)
+            with contextlib.suppress(OSError):
+                channel.stream.finish(deadline)
+        self._poller.close()
+
+    def close(self) -> None:
+        """Close every stream at once."""
+        for channel in self._channels.values():
+            self._poller.unregister(channel.stream)
+            with contextlib.suppress(OSError):
+                channel.stream.close()
+        self._poller.close()
+
+
+def _purpose(vigil: Vigil) -> str:
+    """What the streams of a group are for; the number of the epoch follows."""
+    return f"collectives.{vigil.instance}/" if vigil.instance else "collectives/"
+
+
+def abandon_streams(backend: Backend, vigil: Vigil) -> None:
+    """Close what others have opened for epochs before this one, and we never asked for."""
+    mine = _purpose(vigil)
+
+    def is_over(purpose: str) -> bool:
+        number = purpose.removeprefix(mine)
+        return number != purpose and number.isdecimal() and int(number) < vigil.epoch
+
+    backend.abandon_streams(is_over)
+
+
+def _make_channel(peer: int, opened: PeerStream) -> Channel:
+    if opened.seal is None:
+        return PlainChannel(peer, opened.stream, opened.first)
+    return SealedChannel(peer, opened.stream, opened.seal, opened.first)
+
+
+# --------------------------------------------------------------------------------------------------
+# The surveyor: runs large operations, and sees to it that the plans fit the links.
+
+PACE = 2
+"""How many times its link's rate a stream may send: a short queue, and room for a wrong figure."""
+
+LARGE = 1 << 15
+"""Bytes from which an operation is worth a survey."""
+
+
+class Surveyor:
+    """Of one group, in one epoch.
+
+    All it does follows from what the ranks have in common: calls, and what they told each other.
+    """
+
+    def __init__(self, plans: Plans, rank: int, world_size: int) -> None:
+        self._plans = plans
+        self._rank = rank
+        self._world_size = world_size
+        self._experience = Experience()
+
+    def run(self, call: Call, session: Session, deadline: float | None) -> None:
+        """Do a large call; before the first, and when things have changed, look at the links."""
+        if self._is_worthwhile(call, session, deadline):
+            self._survey(call, session, deadline)
+        start = time.monotonic()
+        session.run(call, self._plans.compiled(call), deadline)
+        self._experience.note(call.task, time.monotonic() - start)
+
+    def _is_worthwhile(self, call: Call, session: Session, deadline: float | None) -> bool:
+        if not self._plans.is_surveyed:
+            return True
+        if not self._experience.is_due:
+            return False
+        change = np.array([self._experience.change(call.task)])
+        return have_changed(self._gather(change, call, session, deadline))
+
+    def _survey(self, call: Call, session: Session, deadline: float | None) -> None:
+        size = self._world_size
+        seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
+        rows = self._gather(seen.reshape(-1), call, session, deadline)
+        links = agree(rows.reshape(size, 2, size))
+        self._plans.learn(links, call, self._experience.operations)
+        up = links.up[self._rank]
+        if up < FAST:
+            session.pace(PACE * up)
+        self._experience = Experience()
+
+    def _gather(self, mine: Array, before: Call, session: Session, deadline: float | None) -> Array:
+        """What all ranks have to say before a call, in their order."""
+        size = self._world_size
+        target = np.zeros(size * mine.size, np.int64)
+        task = Task.blocks(Collective.ALL_GATHER, (mine.size,) * size)
+        call = Call(
+            task, mine, target, strategy=Strategy("doubling"), purpose=Purpose.AGREE_ON_LINKS
+        )
+        # Under the name of the call: whoever is in another one is told of what the user wrote.
+        about = self._plans.compiled(before).fingerprint._replace(purpose=Purpose.AGREE_ON_LINKS)
+        compiled = replace(self._plans.compiled(call), fingerprint=about, packed=about.pack())
+        session.run(call, compiled, deadline)
+        return target
+
+
+# --------------------------------------------------------------------------------------------------
+# Collectives that an engine below does itself, where a backend stands on one.
+
+
+def done_by_engine(backend: Backend, call: Call, deadline: float | None) -> bool:
+    """Let the engine do a call; False if it cannot, or if the caller wants it done in our way.
+
+    The answer is the same on all ranks, since it follows from what they agree on.
+    """
+    if call.strategy is not None or call.codec is not None:
+        return False
+    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+    match call.task.collective:
+        case Collective.ALL_REDUCE:
+            assert call.reducer is not None
+            if call.target is not call.source:
+                np.copyto(call.target, call.source)
+            return backend.all_reduce_by_engine(call.target, call.reducer.op.value, timeout)
+        case Collective.BROADCAST:
+            root = call.task.root
+            if call.target is not call.source and backend.rank == root:
+                np.copyto(call.target, call.source)
+            return backend.broadcast_by_engine(call.target, root, timeout)
+        case _:
+            return False
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class Executor:
+    """Of one rank in one group."""
+
+    def __init__(self, backend: Backend, config: CollectiveConfig | None) -> None:
+        self.plans = Plans(backend.rank, backend.world_size, config)
+        self.rank = backend.rank
+        self._backend = backend
+        self.vigil = Vigil(backend)
+        self._pool = Pool()
+        self._session: Session | None = None
+        self._surveyor = Surveyor(self.plans, backend.rank, backend.world_size)
+
+    def execute(self, call: Call, turn: Turn) -> None:
+        """Do a call whose turn it is."""
+        if call.routine is not None:
+            self._follow(call.routine, turn)
+            return
+        number, asked, deadline = turn
+        compiled = self.plans.compiled(call)  # what cannot be done is refused before it begins
+        self.vigil.admit(number, asked)
+        try:
+            if self._backend.has_engine and done_by_engine(self._backend, call, deadline):
+                return
+            if self._session is None:
+                self._session = Session(self._backend, self.vigil, self._pool)
+            if compiled.nbytes < LARGE or self._backend.world_size == 1:
+                self._session.run(call, compiled, deadline)
+            else:
+                self._surveyor.run(call, self._session, deadline)
+        except BaseException as error:
+            self._fail(error, number)
+            raise
+
+    def _follow(self, routine: Routine, turn: Turn) -> None:
+        """Do several calls in one turn; what goes wrong between them ends it on all ranks."""
+        number, asked, _ = turn
+        self.vigil.admit(number, asked)
+        try:
+            routine(lambda call: self.execute(call, turn))
+        except BaseException as error:
+            if self.vigil.epoch < number:  # the others do not know it yet
+                self._fail(error, number)
+            raise
+
+    def give_up(self, number: int, error: BaseException) -> None:
+        """Somebody made the call of this number and did not wait for its turn."""
+        self.vigil.admit(number, 0.0)
+        self._fail(error, number)
+        raise error
+
+    def _fail(self, error: BaseException, number: int) -> None:
+        """Tell the others, close all streams, go on with the next epoch."""
+        session, self._session = self._session, None
+        try:
+            self.vigil.conclude(error, number)
+        finally:  # also after Ctrl-C: nothing may go on over streams that hold half an operation
+            if session is not None:
+                session.close()
+            self._begin_epoch()
+        self.vigil.ask_around(error)
+
+    def _begin_epoch(self) -> None:
+        abandon_streams(self._backend, self.vigil)
+        self.plans.forget()
+        self._surveyor = Surveyor(self.plans, self._backend.rank, self._backend.world_size)
+
+    def abort(self, error: DistributedError, last_call: int) -> None:
+        """End calls up to a number, from any thread; whoever runs one wakes up and looks."""
+        self.vigil.abort(error, last_call)
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def leave(self, last_call: int) -> None:
+        """End calls between two operations: whoever is still in the last one is not disturbed."""
+        session, self._session = self._session, None
+        try:
+            self.vigil.leave(last_call)
+        finally:
+            if session is not None:
+                session.finish()
+            self._begin_epoch()
+
+    def close(self) -> None:
+        """Listen to the others no more."""
+        self.vigil.close()
+
+
+def left(rank: int, reason: str) -> Aborted:
+    """The error for calls that a rank has ended."""
+    return Aborted(f"Rank {rank} ended the operation: {reason}", rank=rank)

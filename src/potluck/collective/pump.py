@@ -1,0 +1,477 @@
+"""Long operations: the pump that keeps all streams of a program busy at once.
+
+A unit is received as soon as there is room for it, folded as soon as its operands are there, and
+handed on as soon as its value is known: the steps of a ring overlap by themselves.  All
+decisions were made when the program was compiled; here events are counted down.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from potluck.collective.program import NOBODY, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from potluck.collective.channel import Channel
+    from potluck.collective.program import Arrival, Memory, Pool, Slot, Unit, Units
+    from potluck.net.transport import Event, Poller, Spin
+
+
+MOST_EXPECTED = 1 << 17
+"""Bytes that may have to arrive before we are woken: less than senders have on the way at once."""
+
+MOST_UNITS = 16
+"""Units that are received at once."""
+
+UNITS_PER_TURN = 2
+"""Units read from one stream before the others get their turn."""
+
+
+class _Reader:
+    """The receiving end of one stream."""
+
+    __slots__ = ("arrivals", "channel", "count", "place", "slot", "stalled_at", "target")
+
+    def __init__(self, channel: Channel, arrivals: tuple[Arrival, ...]) -> None:
+        self.channel = channel
+        self.arrivals = arrivals
+        self.place = 0
+        self.slot: Slot | None = None
+        self.target: memoryview | None = None
+        self.count = 1
+        """Units that the target has room for."""
+        self.stalled_at = 0
+        """How much had happened when there was no room."""
+
+
+class _Writer:
+    """The sending end of one stream."""
+
+    __slots__ = ("channel", "is_blocked", "is_busy", "place", "units")
+
+    def __init__(self, channel: Channel, units: tuple[int, ...]) -> None:
+        self.channel = channel
+        self.units = units
+        self.place = 0
+        self.is_busy = False
+        self.is_blocked = False
+
+
+class Pump:
+    """One program under way."""
+
+    def __init__(
+        self,
+        units: Units,
+        memory: Memory,
+        pool: Pool,
+        channels: Mapping[int, Channel],
+        watch: Watch,
+    ) -> None:
+        self._program = units
+        self._units = units.units
+        self._memory = memory
+        self._pool = pool
+        self._watch = watch
+        self._waits = list(units.waits)
+        self._unsent = [len(unit.step.to) for unit in units.units]
+        self._is_known = [False] * len(units.units)
+        self._is_done = [False] * len(units.units)
+        self._staged: dict[int, list[Slot | None]] = {}
+        self._held: dict[int, Slot] = {}
+        self._left = len(units.units)
+        self._agenda: list[int] = []  # units whose value can be had now
+        self._readers = {
+            peer: _Reader(channels[peer], arrivals) for peer, arrivals in units.incoming.items()
+        }
+        self._writers = {
+            peer: _Writer(channels[peer], queue) for peer, queue in units.outgoing.items()
+        }
+        self._stalled: list[_Reader] = []  # no room for what comes next
+        self._again: list[_Reader] = []  # had their turn, and more to read
+        self._happened = 0  # events so far: values known, units done
+
+    def run(self) -> None:
+        """Work until every unit is done."""
+        for index, unit in enumerate(self._units):
+            if not self._waits[index] and unit.kind is not Kind.MOVE:
+                self._agenda.append(index)
+        self._agenda.reverse()  # the earlier is the more urgent
+        self._settle()
+        for reader in self._readers.values():
+            self._read(reader)
+        while self._left:
+            self._turn()
+        for reader in self._readers.values():
+            reader.channel.stream.expect(1)
+
+    def _turn(self) -> None:
+        again, self._again = self._again, []
+        again += self._take_unstalled()
+        awaited = self._awaited()
+        events = self._watch.events(awaited, at_once=bool(again))
+        if not events and not again:
+            again = [self._readers[peer] for peer in awaited]  # there may be less than expected
+        for peer, readable, writable in events:
+            if writable and peer in self._writers:
+                self._write(self._writers[peer])
+                self._settle()
+            if readable and peer in self._readers:
+                reader = self._readers[peer]
+                if reader not in again and reader not in self._stalled:
+                    self._read(reader)
+        for reader in again:
+            self._read(reader)
+
+    def _take_unstalled(self) -> list[_Reader]:
+        """Readers for whom there may be room now."""
+        if not self._stalled:
+            return []
+        freed = [reader for reader in self._stalled if reader.stalled_at < self._happened]
+        self._stalled = [reader for reader in self._stalled if reader.stalled_at == self._happened]
+        return freed
+
+    def _awaited(self) -> list[int]:
+        """From whom bytes can come now."""
+        return [
+            peer
+            for peer, reader in self._readers.items()
+            if reader.place < len(reader.arrivals) and reader not in self._stalled
+        ]
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def _read(self, reader: _Reader) -> None:
+        for _ in range(UNITS_PER_TURN):
+            if reader.target is None and not self._prepare(reader):
+                return
+            assert reader.target is not None
+            if not reader.channel.pull(reader.target, reader.slot):
+                reader.channel.stream.expect(min(reader.channel.missing, MOST_EXPECTED))
+                return
+            self._arrive(reader)
+            self._settle()
+        if reader.place < len(reader.arrivals):
+            self._again.append(reader)
+
+    def _prepare(self, reader: _Reader) -> bool:
+        """Find room for what comes next; False if there is nothing to come, or no room yet."""
+        if reader.place == len(reader.arrivals):
+            return False
+        arrival = reader.arrivals[reader.place]
+        unit = self._units[arrival.unit]
+        if (
+            (arrival.after_value != NOBODY and not self._is_known[arrival.after_value])
+            or (arrival.after_done != NOBODY and not self._is_done[arrival.after_done])
+            or (unit.kind is Kind.MOVE and self._waits[arrival.unit])
+        ):
+            reader.stalled_at = self._happened
+            self._stalled.append(reader)
+            return False
+        step = unit.step
+        if unit.kind is Kind.MOVE:
+            assert step.into is not None
+            reader.count = self._count_moving(reader)
+            last = reader.arrivals[reader.place + reader.count - 1].unit
+            stop = self._units[last].stop
+            reader.target = self._memory.octets(step.into, unit.start, stop)
+        else:
+            reader.slot = self._pool.take()
+            size = self._memory.size(step.takes[arrival.operand], unit.stop - unit.start)
+            reader.target = reader.slot.octets[:size]
+        return True
+
+    def _count_moving(self, reader: _Reader) -> int:
+        """How many units can be received in one go: those that nobody waits for, side by side."""
+        first = self._units[reader.arrivals[reader.place].unit]
+        count, most = 1, reader.channel.joins
+        if first.step.to:
+            return count
+        itemsize = self._memory.dtype.itemsize
+        for arrival in reader.arrivals[reader.place + 1 : reader.place + MOST_UNITS]:
+            unit = self._units[arrival.unit]
+            is_next = unit.step is first.step and not self._waits[arrival.unit]
+            if not is_next or (unit.start - first.start) * itemsize >= most:
+                break
+            count += 1
+        return count
+
+    def _arrive(self, reader: _Reader) -> None:
+        reader.target = None
+        if reader.slot is None:
+            for arrival in reader.arrivals[reader.place : reader.place + reader.count]:
+                self._agenda.append(arrival.unit)
+            reader.place += reader.count
+            return
+        arrival = reader.arrivals[reader.place]
+        index = arrival.unit
+        reader.place += 1
+        operands = self._staged.get(index)
+        if operands is None:
+            operands = self._staged[index] = [None] * len(self._units[index].step.sources)
+        operands[arrival.operand], reader.slot = reader.slot, None
+        self._count_down(index)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def _count_down(self, index: int) -> None:
+        self._waits[index] -= 1
+        if not self._waits[index] and self._units[index].kind is not Kind.MOVE:
+            self._agenda.append(index)
+
+    def _settle(self) -> None:
+        """Work out every value that can be had, and hand it on."""
+        agenda = self._agenda
+        while agenda:
+            index = agenda.pop()
+            unit = self._units[index]
+            if unit.kind is Kind.FOLD:
+                staged = self._staged.pop(index, [])
+                held = self._memory.fold(unit, staged)  # type: ignore[arg-type] # none is None
+                if held is not None:
+                    self._held[index] = held
+            self._is_known[index] = True
+            self._happened += 1
+            for other in self._program.on_value[index]:
+                self._count_down(other)
+            if not unit.step.to:
+                self._finish(index)
+            for peer in unit.step.to:
+                writer = self._writers[peer]
+                if not writer.is_busy:
+                    self._write(writer)
+
+    def _finish(self, index: int) -> None:
+        self._is_done[index] = True
+        self._happened += 1
+        self._left -= 1
+        for other in self._program.on_done[index]:
+            self._count_down(other)
+        held = self._held.pop(index, None)
+        if held is not None:
+            self._pool.give_back(held)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _write(self, writer: _Writer) -> None:
+        """Hand on what is known, in order, until the stream is full."""
+        channel = writer.channel
+        while True:
+            if writer.is_busy:
+                sent = channel.flush()
+            elif writer.place < len(writer.units) and self._is_known[writer.units[writer.place]]:
+                writer.is_busy = True
+                index = writer.units[writer.place]
+                sent = channel.push(self._memory.value(self._units[index], self._held.get(index)))
+            else:
+                break
+            if not sent:
+                if not writer.is_blocked:
+                    writer.is_blocked = True
+                    self._watch.want_write(channel, wanted=True)
+                return
+            writer.is_busy = False
+            index = writer.units[writer.place]
+            writer.place += 1
+            self._unsent[index] -= 1
+            if not self._unsent[index]:
+                self._finish(index)
+        if writer.is_blocked:
+            writer.is_blocked = False
+            self._watch.want_write(channel, wanted=False)
+
+
+# --------------------------------------------------------------------------------------------------
+# Short operations: a program worked off from top to bottom.
+#
+# Where the bytes of an operation fit into the buffers between the ranks there is nothing to gain
+# from doing several things at once, and every microsecond of book-keeping counts.  What a full
+# buffer refuses is kept and sent while we wait for something else, so the order is always possible:
+# see "No deadlock" in ``collective.schedule``.
+
+SHORT = 1 << 16
+"""Bytes up to which an operation counts as short."""
+
+
+class Messenger:
+    """Sends and receives in a given order, over the streams of one operation."""
+
+    def __init__(self, channels: Mapping[int, Channel], watch: Watch) -> None:
+        self._channels = channels
+        self._watch = watch
+
+    def is_local(self, peer: int) -> bool:
+        """Whether it is known to be on this machine."""
+        return self._channels[peer].stream.is_local
+
+    def send(self, peer: int, view: memoryview) -> None:
+        """Send; the memory may be changed afterwards."""
+        channel = self._channels[peer]
+        if not channel.push(view):
+            channel.keep()
+
+    def receive(self, peer: int, target: memoryview) -> None:
+        """Return when the target is full; what could not be sent yet goes on meanwhile."""
+        channel = self._channels[peer]
+        if channel.pull(target):
+            return
+        unsent = self._flush()
+        if not unsent and self._watch.spin.until(lambda: channel.pull(target)):
+            return
+        while not channel.pull(target):
+            self._watch.wait_to_read(channel, self._flush())
+
+    def finish(self) -> None:
+        """Return when everything is sent."""
+        while waiting := self._flush():
+            self._watch.wait_to_write(waiting)
+
+    def _flush(self) -> list[Channel]:
+        return [
+            channel
+            for channel in self._channels.values()
+            if not channel.is_flushed and not channel.flush()
+        ]
+
+
+def run_straight(units: Units, memory: Memory, pool: Pool, messenger: Messenger) -> None:
+    """Do what a program says, one unit after the other."""
+    for unit in units.units:
+        step, held = unit.step, None
+        if unit.kind is Kind.MOVE:
+            assert step.into is not None
+            target = memory.octets(step.into, unit.start, unit.stop)
+            messenger.receive(step.sources[0], target)
+        elif unit.kind is Kind.FOLD:
+            held = memory.fold(unit, _stage(unit, memory, pool, messenger))
+        if step.to:
+            view = memory.value(unit, held)
+            for peer in step.to:
+                messenger.send(peer, view)
+            if held is not None:
+                pool.give_back(held)
+    messenger.finish()
+
+
+def _stage(unit: Unit, memory: Memory, pool: Pool, messenger: Messenger) -> list[Slot]:
+    step, count = unit.step, unit.stop - unit.start
+    staged: list[Slot] = []
+    for source, form in zip(step.sources, step.takes, strict=True):
+        slot = pool.take()
+        messenger.receive(source, slot.octets[: memory.size(form, count)])
+        staged.append(slot)
+    return staged
+
+
+# --------------------------------------------------------------------------------------------------
+# Waiting for the streams of a group: awake for a moment, then asleep, then asking what is wrong.
+#
+# A stream that has something for a later operation, or something for which there is no room yet, is
+# muted: its bytes stay in the socket until they are wanted.
+
+SLICE = 0.02
+"""Seconds of one sleep; after a sleep without an event one asks what may be wrong."""
+
+
+class Patrol(Protocol):
+    """Looks whether waiting still makes sense."""
+
+    def look(self, awaited: Sequence[int]) -> None:
+        """Raise if an abort, a loss, a disagreement or the deadline ends the operation."""
+
+    def check(self, awaited: Sequence[int]) -> None:
+        """Raise if an abort or the deadline does, although bytes move."""
+
+
+class Watch:
+    """Sleeps until a stream of a group can move bytes."""
+
+    def __init__(self, poller: Poller, spin: Spin, patrol: Patrol) -> None:
+        self._poller = poller
+        self.spin = spin
+        self._patrol = patrol
+        self._channels: dict[int, Channel] = {}
+        self._muted: set[int] = set()
+        self.slept: dict[int, float] | None = None
+        """Where to count for whom we sleep, if anywhere."""
+        self._last_sleep: tuple[Sequence[int], float] = (), 0.0
+
+    def add(self, channel: Channel) -> None:
+        """Watch one more stream."""
+        self._channels[channel.peer] = channel
+        self._poller.register(channel.stream, channel.peer)
+
+    def events(self, awaited: Sequence[int], *, at_once: bool = False) -> list[Event]:
+        """What can move; possibly nothing.  Reading is of interest from ``awaited`` only."""
+        if self._muted:
+            for peer in self._muted.intersection(awaited):
+                self._hear(peer, wanted=True)
+        if at_once:
+            found = self._poller.wait(0)
+            self._patrol.check(awaited)
+        else:
+            found = self._poller.wait(SLICE) if self.slept is None else self._sleep(awaited)
+            if found:
+                self._patrol.check(awaited)
+            else:
+                self._patrol.look(awaited)
+        return [event for event in found if self._is_wanted(event, awaited)]
+
+    def _sleep(self, awaited: Sequence[int]) -> list[Event]:
+        """Sleep, and count it for everybody of whom something is missing.
+
+        The sleep before this one is counted now: whoever is about to sleep has time for that, and
+        whoever wakes up has not.
+        """
+        slept = self.slept
+        assert slept is not None
+        others, seconds = self._last_sleep
+        for peer in others:
+            slept[peer] = slept.get(peer, 0.0) + seconds
+        began = perf_counter()
+        found = self._poller.wait(SLICE)
+        self._last_sleep = awaited, perf_counter() - began
+        return found
+
+    def _is_wanted(self, event: Event, awaited: Sequence[int]) -> bool:
+        peer, readable, writable = event
+        if readable and peer not in awaited:
+            self._hear(peer, wanted=False)
+            return writable
+        return True
+
+    def _hear(self, peer: int, *, wanted: bool) -> None:
+        channel = self._channels[peer]
+        if not wanted and peer in self._muted:
+            # Muted and yet here: it is broken, which whoever reads from it next will find.
+            self._poller.unregister(channel.stream)
+            return
+        (self._muted.discard if wanted else self._muted.add)(peer)
+        self._poller.want_read(channel.stream, peer, wanted)
+
+    def want_write(self, channel: Channel, *, wanted: bool) -> None:
+        """Also watch for room to write, or stop."""
+        self._poller.want_write(channel.stream, channel.peer, wanted)
+
+    def wait_to_read(self, channel: Channel, unsent: Sequence[Channel]) -> None:
+        """Return when a stream may have bytes, or one of those with something unsent has room."""
+        if unsent:
+            self._wait((channel.peer,), unsent)
+        else:
+            self.events((channel.peer,))
+
+    def wait_to_write(self, unsent: Sequence[Channel]) -> None:
+        """Return when one of some streams may have room."""
+        self._wait((), unsent)
+
+    def _wait(self, awaited: Sequence[int], unsent: Sequence[Channel]) -> None:
+        for channel in unsent:
+            self.want_write(channel, wanted=True)
+        try:
+            self.events(awaited)
+        finally:
+            for channel in unsent:
+                self.want_write(channel, wanted=False)

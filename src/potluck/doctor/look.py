@@ -1,0 +1,193 @@
+"""Looking around: listens, announces, and tries to meet everybody it learns of, for a few seconds.
+
+While it looks, this machine can be found and dialled by another one that does the same; so running
+it on two machines at once checks the way between them in both directions, without any job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from potluck._types import NodeId
+from potluck.backend.port import NodePort
+from potluck.cluster.topology import local_profile
+from potluck.discovery.local import KnownPeers
+from potluck.discovery.records import (
+    DEFAULT_PORT,
+    USUAL_PORTS,
+    Advert,
+    DiscoveryConfig,
+    given_addresses,
+)
+from potluck.doctor.facts import (
+    Machine,
+    Outcome,
+    Scene,
+    TakenPort,
+    Trouble,
+    gather_machine,
+    holder_of,
+)
+from potluck.doctor.probe import Consulting, Ears, Trying, probe, result_by
+from potluck.identity.namespace import NetworkNamespace
+from potluck.identity.private_files import DamagedFile, UnsafeFile
+from potluck.net.addresses import Address, Interface, interfaces
+from potluck.net.frames import PROTOCOL_VERSION
+
+SECONDS = 3.0
+"""For how long it is listened.  Whoever has just announced himself answers only after a second
+(RFC 6762, 6), everybody else at once."""
+
+LATER = 6.0
+"""Seconds after which those who have not answered by then are silent."""
+
+JOB = "potluck doctor"
+
+WORKERS = 24
+_PAUSE = 0.05  # seconds between two looks at what was heard
+
+_SOMEBODY_ELSE = frozenset({Outcome.NOT_POTLUCK, Outcome.FAILED, Outcome.MUTE})
+
+
+def look_around(
+    namespace: NetworkNamespace | str | None = None,
+    peers: Sequence[str] = (),
+    *,
+    seconds: float = SECONDS,
+) -> Scene:
+    """Everything that can be seen from here; takes ``seconds``, and a few more if some are silent.
+
+    Files that others may read, or that are damaged, are part of what is seen.
+    """
+    config = DiscoveryConfig.from_environment(peers)
+    texts = list(peers) or [str(address) for address in config.peers]
+    given = {text: given_addresses([text]) for text in texts}
+    found = tuple(interfaces(virtual=config.virtual, only=config.interfaces))
+    try:
+        if not isinstance(namespace, NetworkNamespace):
+            namespace = NetworkNamespace.load_or_create(namespace)
+        port, busy = _open_port(namespace)
+    except (UnsafeFile, DamagedFile) as error:
+        return _unable(found, Trouble(error.message, error.hint or ""))
+    with port:
+        return _Look(namespace, port, config, found, busy).scene(given, seconds)
+
+
+def _open_port(namespace: NetworkNamespace) -> tuple[NodePort, list[int]]:
+    """Where nodes usually listen, so that the very port is tried; else anywhere."""
+    busy: list[int] = []
+    for number in range(DEFAULT_PORT, DEFAULT_PORT + USUAL_PORTS):
+        try:
+            return NodePort(namespace, port=number), busy
+        except (UnsafeFile, DamagedFile):
+            raise
+        except OSError:  # taken by a node that runs here, or by somebody else
+            busy.append(number)
+    return NodePort(namespace), busy
+
+
+def _unable(found: tuple[Interface, ...], trouble: Trouble) -> Scene:
+    """What is seen where this machine cannot even say who it is."""
+    return Scene(
+        node=NodeId(""),
+        namespace="",
+        tag="",
+        version=PROTOCOL_VERSION,
+        interfaces=found,
+        mdns="not tried",
+        mdns_works=False,
+        heard_self=False,
+        machine=Machine(system=platform.system(), trouble=trouble),
+    )
+
+
+class _Look:
+    """One look, with everything it needs."""
+
+    def __init__(
+        self,
+        namespace: NetworkNamespace,
+        port: NodePort,
+        config: DiscoveryConfig,
+        found: tuple[Interface, ...],
+        busy: Sequence[int],
+    ) -> None:
+        self._namespace = namespace
+        self._port = port
+        self._config = config
+        self._interfaces = found
+        self._busy = busy
+        self._advert = Advert.of(namespace, port.process, job=JOB, port=port.port)
+
+    def scene(self, given: dict[str, tuple[Address, ...]], seconds: float) -> Scene:
+        """Look, and tell."""
+        consulting = Consulting(self._port, self._advert.job_tag, local_profile())
+        pool = ThreadPoolExecutor(WORKERS, "potluck-probe")
+        try:
+            own = frozenset(host for each in self._interfaces for host in each.hosts)
+            trying = Trying(pool, self._port.members, consulting, own)
+            return self._listen(trying, pool, given, seconds)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            consulting.close()
+
+    def _listen(
+        self,
+        trying: Trying,
+        pool: ThreadPoolExecutor,
+        given: dict[str, tuple[Address, ...]],
+        seconds: float,
+    ) -> Scene:
+        machine = pool.submit(self._machine)
+        for text, addresses in given.items():
+            trying.start(text, "given", addresses)
+        advert, config = self._advert, self._config
+        with contextlib.closing(Ears(advert, config)) as ears:
+            began = time.monotonic()
+            while time.monotonic() < ears.listen_until(began + seconds):
+                trying.start_heard(ears.others(), advert)
+                trying.measure(ears.colleagues(), advert)
+                time.sleep(_PAUSE)
+            heard = ears.others()
+            known = KnownPeers(config.home).recall(replace(advert, job_tag=""))
+            trying.start_known(known, heard)
+            deadline = time.monotonic() + LATER
+            return Scene(
+                node=advert.node,
+                namespace=self._namespace.name,
+                tag=advert.tag,
+                old_tags=advert.old_tags,
+                version=PROTOCOL_VERSION,
+                interfaces=self._interfaces,
+                targets=trying.results(deadline),
+                mdns=ears.status,
+                mdns_works=ears.is_open,
+                heard_self=ears.heard_self,
+                heard=tuple(heard),
+                seconds=seconds,
+                has_jobs=bool(self._busy) or len(heard) > len(ears.colleagues()),
+                machine=result_by(deadline, machine, Machine()),
+                names=self._names(),
+            )
+
+    def _names(self) -> dict[NodeId, str]:
+        roster = self._port.members.roster
+        return {each.node_id: each.name for each in roster.members} if roster else {}
+
+    def _machine(self) -> Machine:
+        """What this machine says of itself, and who has the ports that nodes usually have."""
+        members = self._port.members
+        doors = [Address("127.0.0.1", number) for number in self._busy]
+        with ThreadPoolExecutor(USUAL_PORTS, "potluck-doors") as pool:
+            answers = list(pool.map(lambda door: probe(members, door), doors))
+        taken = [
+            TakenPort(answer.address.port, holder_of(answer.address.port))
+            for answer in answers
+            if answer.outcome in _SOMEBODY_ELSE
+        ]
+        return gather_machine(self._interfaces, taken, usual=USUAL_PORTS)

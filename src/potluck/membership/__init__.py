@@ -1,0 +1,1 @@
+"""Membership, pure: health, election, views and their merging, as decisions."""

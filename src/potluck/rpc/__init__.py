@@ -1,0 +1,1 @@
+"""Remote calls: the protocol (pure), connections, peers, the server and the agent."""

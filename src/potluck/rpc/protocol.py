@@ -1,0 +1,981 @@
+"""Decisions about remote calls: how many at a time, for how long, where they run, and to whom.
+
+Nothing here knows a clock, a thread or a connection; moments are numbers that are passed in.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from potluck._decode import Lines, decode_msgpack, printable
+from potluck._types import NodeId, ProcessId
+from potluck.net.frames import PIECE
+from potluck.rpc.errors import (
+    RpcBusy,
+    RpcCancelled,
+    RpcError,
+    RpcFunctionNotFound,
+    RpcInternal,
+    RpcInvalidMessage,
+    RpcNoConnection,
+    RpcRemoteError,
+    RpcTimeout,
+    RpcTooLarge,
+    near_names,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Requests and responses as bytes.
+#
+# All integers are little-endian; lengths are in bytes, text is UTF-8::
+#
+#     request    01 │ id: 8 │ length: 4 │ function name │ length: 4 │ payload
+#     response   02 │ id: 8 │ 00        │ length: 4     │ payload
+#                02 │ id: 8 │ 01        │ length: 4     │ what went wrong, in words
+#
+# What follows the last field is not looked at: a reply that says what went wrong carries its facts
+# there, for those who know how to read them.
+
+MAX_RPC_MSG_SIZE = 1 << 30
+"""Bytes of a message at most, unless an agent is told otherwise: 1 GiB."""
+
+Octets = bytes | bytearray | memoryview
+
+REQUEST, RESPONSE = 0x01, 0x02
+
+_START = struct.Struct("<BQI")
+_LENGTH = struct.Struct("<I")
+_ANSWER = struct.Struct("<BQBI")
+_ID_END = 9  # bytes of tag and id
+
+REQUEST_OVERHEAD = _START.size + _LENGTH.size
+"""Bytes of a request beside its name and payload."""
+
+RESPONSE_OVERHEAD = _ANSWER.size
+"""Bytes of a response beside its payload."""
+
+
+def request_head(request_id: int, name: bytes, size: int) -> bytes:
+    """All of a request but its payload."""
+    return _START.pack(REQUEST, request_id, len(name)) + name + _LENGTH.pack(size)
+
+
+def response_head(request_id: int, size: int, *, is_error: bool = False) -> bytes:
+    """All of a response but its payload.
+
+    >>> response_head(7, 3).hex(" ")
+    '02 07 00 00 00 00 00 00 00 00 03 00 00 00'
+    """
+    return _ANSWER.pack(RESPONSE, request_id, is_error, size)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcRequest:
+    """A call as it travels.
+
+    >>> RpcRequest(42, "add", b"12").serialize().hex(" ")
+    '01 2a 00 00 00 00 00 00 00 03 00 00 00 61 64 64 02 00 00 00 31 32'
+    """
+
+    request_id: int
+    function_name: str
+    payload: Octets
+
+    def serialize(self) -> bytes:
+        """As bytes."""
+        head = request_head(self.request_id, self.function_name.encode(), len(self.payload))
+        return head + self.payload
+
+    @classmethod
+    def deserialize(cls, data: Octets) -> RpcRequest:
+        """From bytes, which may come from anybody; the payload is a part of ``data``."""
+        if not data or data[0] != REQUEST:
+            raise RpcInvalidMessage("expected request tag 0x01")
+        size = len(data)
+        if size < _ID_END:
+            raise RpcInvalidMessage("request too short for request_id")
+        if size < _START.size:
+            raise RpcInvalidMessage("request too short for name length")
+        _, request_id, name_length = _START.unpack_from(data)
+        end = _START.size + name_length
+        if size < end:
+            raise RpcInvalidMessage("request too short for function name")
+        try:
+            name = str(data[_START.size : end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise RpcInvalidMessage(f"invalid UTF-8 in function name: {error}") from None
+        start = end + _LENGTH.size
+        if size < start:
+            raise RpcInvalidMessage("request too short for payload length")
+        (length,) = _LENGTH.unpack_from(data, end)
+        if size < start + length:
+            raise RpcInvalidMessage("request too short for payload")
+        return cls(request_id, name, data[start : start + length])
+
+
+@dataclass(frozen=True, slots=True)
+class RpcResponse:
+    """An answer as it travels."""
+
+    request_id: int
+    payload: Octets = b""
+    error: str | None = None
+    facts: Octets = b""
+    """What follows the words of an error; never sent with a payload."""
+
+    def serialize(self) -> bytes:
+        """As bytes."""
+        if self.error is None:
+            return response_head(self.request_id, len(self.payload)) + self.payload
+        words = self.error.encode(errors="replace")
+        return response_head(self.request_id, len(words), is_error=True) + words + self.facts
+
+    @classmethod
+    def deserialize(cls, data: Octets) -> RpcResponse:
+        """From bytes, which may come from anybody; the payload is a part of ``data``."""
+        if not data or data[0] != RESPONSE:
+            raise RpcInvalidMessage("expected response tag 0x02")
+        size = len(data)
+        if size < _ID_END:
+            raise RpcInvalidMessage("response too short for request_id")
+        if size < _ID_END + 1:
+            raise RpcInvalidMessage("response too short for error flag")
+        if size < _ANSWER.size:
+            raise RpcInvalidMessage("response too short for payload/error length")
+        _, request_id, is_error, length = _ANSWER.unpack_from(data)
+        end = _ANSWER.size + length
+        if size < end:
+            raise RpcInvalidMessage("response too short for payload/error data")
+        body = data[_ANSWER.size : end]
+        if is_error != 1:
+            return cls(request_id, body)
+        try:
+            words = str(body, "utf-8")
+        except UnicodeDecodeError as error:
+            raise RpcInvalidMessage(f"invalid UTF-8 in error message: {error}") from None
+        return cls(request_id, b"", words, data[end:])
+
+
+# --------------------------------------------------------------------------------------------------
+# Frames of the connection between two agents: a message is one frame, or several pieces.
+#
+# A large message is cut, and pieces of several messages take turns, so none holds up another for
+# longer than one piece.  The first piece says how long the whole will be; that is checked before
+# anything is allocated.  All integers are little-endian::
+#
+#     offset 0     1     2        4        8       16      20
+#            ┌─────┬─────┬────────┬────────┬───────┬───────┬──────────┐
+#            │kind │flags│  zero  │ length │ number│ total │ patience │  so many bytes …
+#            └─────┴─────┴────────┴────────┴───────┴───────┴──────────┘
+
+SHORT = 32 << 10
+"""Bytes up to which a message travels in one frame and before longer ones."""
+
+MAX_PATIENCE = (1 << 32) - 1
+"""Milliseconds, the longest time that can be carried: 49 days."""
+
+_LAYOUT = struct.Struct("<BBHIQII")
+HEADER_SIZE = _LAYOUT.size
+
+_HELLO = struct.Struct("<8sIIQI")
+_MAGIC = b"PLrpc\x00\x00\x02"  # the last byte is the version
+HELLO_SIZE = _HELLO.size
+
+
+class FrameKind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    """The first frame of either side: what it allows the other."""
+    REQUEST = 2
+    RESPONSE = 3
+    CANCEL = 4
+    """Nobody waits for the answer to this call any more; it is answered all the same."""
+    GOODBYE = 5
+    """The sender's agent closes; nothing follows."""
+
+
+class Mark(IntEnum):
+    """Bits of a frame's flags."""
+
+    MORE = 1
+    """Further pieces of this message follow."""
+    LATER = 2
+    """This is not the first piece."""
+    TYPED = 4
+    """The payload holds values, not bytes of the caller's own."""
+    NESTED = 8
+    """The caller is itself a function that somebody waits for."""
+
+
+KNOWN_MARKS = Mark.MORE | Mark.LATER | Mark.TYPED | Mark.NESTED
+
+
+class Frame(NamedTuple):
+    """A decoded header."""
+
+    kind: FrameKind
+    marks: int
+    length: int
+    number: int
+    total: int
+    """Bytes of the whole message."""
+    patience: int
+    """Milliseconds the caller is willing to wait."""
+
+
+def pack_frame(
+    kind: int, number: int, length: int, *, marks: int = 0, total: int = 0, patience: int = 0
+) -> bytes:
+    """One header; of a message in one piece the length is the total.
+
+    >>> pack_frame(FrameKind.CANCEL, 5, 0).hex(" ")
+    '04 00 00 00 00 00 00 00 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00'
+    """
+    return _LAYOUT.pack(kind, marks, 0, length, number, total or length, patience)
+
+
+_REQUEST = struct.Struct("<BBHIQIIBQI")
+_RESPONSE = struct.Struct("<BBHIQIIBQBI")
+
+
+def short_request(number: int, name: bytes, payload: Octets, marks: int, patience: int) -> bytes:
+    """A request in one frame, header and all: the way that most go, in as few steps as can be."""
+    total = REQUEST_OVERHEAD + len(name) + len(payload)
+    head = _REQUEST.pack(2, marks, 0, total, number, total, patience, 1, number, len(name))
+    return b"".join((head, name, len(payload).to_bytes(4, "little"), payload))
+
+
+def short_response(number: int, payload: Octets, marks: int) -> bytes:
+    """A response with a value in one frame, header and all."""
+    total = RESPONSE_OVERHEAD + len(payload)
+    head = _RESPONSE.pack(3, marks, 0, total, number, total, 0, 2, number, 0, len(payload))
+    return head + payload
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+_EMPTY = frozenset({FrameKind.CANCEL, FrameKind.GOODBYE})
+
+
+def read_frame(data: bytes | bytearray | memoryview, offset: int, limit: int) -> Frame:
+    """The header at ``offset``, if it is one; ``limit`` is for the whole message."""
+    code, marks, zero, length, number, total, patience = _LAYOUT.unpack_from(data, offset)
+    kind = _KINDS.get(code)
+    if kind is None or zero or marks & ~KNOWN_MARKS:
+        raise RpcInvalidMessage(f"no frame begins with {bytes(data[offset : offset + 4]).hex()}")
+    if total > limit:
+        raise RpcTooLarge(total, limit)
+    if length > PIECE or length > total:
+        raise RpcInvalidMessage(f"a piece of {length} bytes of a message of {total}")
+    is_part = marks & (Mark.MORE | Mark.LATER)
+    if kind is FrameKind.HELLO or kind in _EMPTY:
+        expected = 0 if kind in _EMPTY else HELLO_SIZE
+        if is_part or length != expected or total != expected:
+            raise RpcInvalidMessage(f"a {kind.name} frame of {length} bytes")
+    elif (not is_part and length != total) or not length:
+        raise RpcInvalidMessage(f"a whole message of {length} bytes where {total} were announced")
+    return Frame(kind, marks, length, number, total, patience)
+
+
+class Hello(NamedTuple):
+    """What an agent allows each of its peers."""
+
+    calls: int
+    """Calls that may be unanswered at a time."""
+    octets: int
+    """Bytes of messages that may be under way at a time; a single one may have more."""
+    max_message: int
+    """Bytes of one message."""
+    generation: int = 1
+    """How many agents its rank has made on this group, this one included."""
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _HELLO.pack(_MAGIC, self.calls, self.max_message, self.octets, self.generation)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Hello:
+        """From the bytes of a peer.
+
+        >>> Hello.unpack(Hello(8, 1 << 20, 1 << 30).pack())
+        Hello(calls=8, octets=1048576, max_message=1073741824, generation=1)
+        """
+        magic, calls, max_message, octets, generation = _HELLO.unpack(data)
+        if magic != _MAGIC:
+            raise RpcInvalidMessage(
+                "the other side speaks another protocol",
+                hint="Install the same version of potluck on every machine.",
+            )
+        if not calls:
+            raise RpcInvalidMessage("the other side allows no call at all")
+        return cls(calls, octets, max_message, generation)
+
+
+# --------------------------------------------------------------------------------------------------
+
+MAX_NAME = 1024
+"""Bytes of a function's name."""
+
+LEAST = 4
+"""Characters of an id that may stand for all of it."""
+
+MANY = 8
+"""Machines that are named to somebody who looks for another."""
+
+
+class Budget:
+    """Bytes of messages that may be under way at a time.
+
+    Short messages have so many, long ones as many again, and beside them there may be one that is
+    larger than that: so none waits for a longer one.
+
+    >>> budget = Budget(100_000)
+    >>> budget.add(1 << 30); budget.admits(1 << 30), budget.admits(100_000), budget.admits(1)
+    (False, True, True)
+    """
+
+    __slots__ = ("_larger", "_long", "_octets", "_short", "_short_up_to")
+
+    def __init__(self, octets: int) -> None:
+        self._octets = octets
+        self._short_up_to = min(SHORT, octets)  # none longer counts as short
+        self._short = 0
+        self._long = 0
+        self._larger = 0
+
+    def admits(self, size: int) -> bool:
+        """Whether one more may begin."""
+        if size <= self._short_up_to:
+            return size + self._short <= self._octets
+        return not self._larger if size > self._octets else size + self._long <= self._octets
+
+    def is_larger(self, size: int) -> bool:
+        """Whether a message may only be under way if no other such one is."""
+        return size > self._octets
+
+    def add(self, size: int) -> None:
+        """One has begun."""
+        self._count(size, 1)
+
+    def remove(self, size: int) -> None:
+        """One has ended."""
+        self._count(size, -1)
+
+    def _count(self, size: int, sign: int) -> None:
+        if size <= self._short_up_to:
+            self._short += sign * size
+        elif size > self._octets:
+            self._larger += sign
+        else:
+            self._long += sign * size
+
+
+class Window(Budget):
+    """How much may be under way between two agents: so many calls, and of so many bytes.
+
+    >>> window = Window(2, 100)
+    >>> window.admits(500); window.add(500); window.admits(1); window.add(1); window.admits(1)
+    True
+    True
+    False
+    """
+
+    __slots__ = ("_calls", "calls")
+
+    def __init__(self, calls: int, octets: int) -> None:
+        super().__init__(octets)
+        self._calls = calls
+        self.calls = 0
+        """Under way now."""
+
+    @property
+    def octets(self) -> int:
+        """Bytes under way, but for one message that is larger than all of them may be."""
+        return self._short + self._long
+
+    def admits(self, size: int) -> bool:
+        """Whether one more may begin."""
+        if size <= self._short_up_to:  # as most are: each step counts here
+            return self.calls < self._calls and size + self._short <= self._octets
+        return self.calls < self._calls and super().admits(size)
+
+    def add(self, size: int) -> None:
+        """One has begun."""
+        self.calls += 1
+        if size <= self._short_up_to:
+            self._short += size
+        else:
+            super().add(size)
+
+    def remove(self, size: int) -> None:
+        """One has ended."""
+        self.calls -= 1
+        if size <= self._short_up_to:
+            self._short -= size
+        else:
+            super().remove(size)
+
+
+class Pace:
+    """Whether a function is quick enough to run where its request is read, learned from its runs.
+
+    Several quick runs in a row earn the trust; one slow run, which a busy machine may cause, does
+    not lose it, two do.
+    """
+
+    __slots__ = ("_trust",)
+
+    QUICK = 300e-6
+    """Seconds: handing over to another thread costs a tenth of it."""
+    ENOUGH, MOST, PRICE = 3, 8, 4
+
+    def __init__(self) -> None:
+        self._trust = 0
+
+    def observe(self, seconds: float) -> None:
+        """A run has ended."""
+        if seconds <= self.QUICK:
+            self._trust = min(self.MOST, self._trust + 1)
+        else:
+            self._trust = max(0, self._trust - self.PRICE)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it has been quick lately."""
+        return self._trust >= self.ENOUGH
+
+
+class Stall:
+    """Notices when no worker is left: every one waits for a call of its own, for some time.
+
+    A call that comes from within another then has little hope: what the workers wait for may be
+    waiting for it.
+    """
+
+    def __init__(self, workers: int, after: float) -> None:
+        self._workers = workers
+        self._after = after
+        self._waiting = 0
+        self._since = math.inf
+
+    def begin_waiting(self, now: float) -> None:
+        """A worker waits for a call."""
+        self._waiting += 1
+        if self._waiting >= self._workers:
+            self._since = now
+
+    def end_waiting(self) -> None:
+        """It got its answer."""
+        self._waiting -= 1
+        self._since = math.inf
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether all have been waiting for so long that it looks like for ever."""
+        return now - self._since >= self._after
+
+
+def milliseconds(seconds: float) -> int:
+    """A time as it is carried to the other side, at least one.
+
+    >>> milliseconds(0.25), milliseconds(1e-9), milliseconds(float("inf")) == MAX_PATIENCE
+    (250, 1, True)
+    """
+    return max(1, int(min(seconds * 1000, MAX_PATIENCE)))
+
+
+def reply_by(arrived: float, patience: int) -> float:
+    """The moment at which a call must be answered for the caller to learn why it was not.
+
+    A little before the caller gives up, so that the reason is there in time.
+    """
+    seconds = patience / 1000
+    return arrived + seconds - min(seconds / 10, 0.1)
+
+
+def name_in_bytes(name: str) -> bytes:
+    """A function's name as it travels.
+
+    >>> name_in_bytes("add")
+    b'add'
+    """
+    if not isinstance(name, str):
+        msg = f"A function is called by its name, a str, not by {name!r}"
+        raise TypeError(msg)
+    try:
+        octets = name.encode()
+    except UnicodeEncodeError:
+        msg = f"The name {name[:MAX_NAME]!r} has characters that cannot travel"
+        raise ValueError(msg) from None
+    if not 0 < len(octets) <= MAX_NAME:
+        msg = f"A function's name has 1 to {MAX_NAME} bytes, not {len(octets)}"
+        raise ValueError(msg)
+    return octets
+
+
+class Whereabouts(NamedTuple):
+    """Where a rank is."""
+
+    name: str
+    """Its machine, and perhaps an address: ``attic at 10.0.0.3:4040``."""
+    node: str = ""
+    """The id of that machine; empty if it is not known."""
+    start: int | None = None
+    """Which start of the process; None if that is not known."""
+
+
+def find_rank(wanted: str, ranks: Mapping[int, Whereabouts]) -> int:
+    """The rank that somebody means with the name of a machine, or with (the beginning of) an id.
+
+    >>> ranks = {0: Whereabouts("kitchen", "c0ffee00"), 1: Whereabouts("attic", "badcab1e", 7)}
+    >>> find_rank("attic", ranks), find_rank("c0ff", ranks), find_rank("badcab/7", ranks)
+    (1, 0, 1)
+    """
+    short = {rank: each.name.partition(" at ")[0] for rank, each in ranks.items()}
+    found = [rank for rank, each in ranks.items() if wanted in (each.name, short[rank])]
+    found = found or [rank for rank, each in ranks.items() if _is_meant(wanted, each)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        numbers = ", ".join(map(str, found))
+        names = ", ".join(dict.fromkeys(ranks[rank].name for rank in found))
+        raise RpcNoConnection(
+            wanted,
+            cause=f"that is several ranks: {numbers} ({names})",
+            hint="Address one by its number, or by the id of its process.",
+        )
+    near = near_names(wanted, sorted(set(short.values())))
+    here = ", ".join(sorted(set(short.values()))[:MANY])
+    raise RpcNoConnection(
+        wanted,
+        cause="no rank runs there",
+        hint=f"Did you mean {' or '.join(near)}?" if near else f"The machines here: {here}.",
+    )
+
+
+def _is_meant(wanted: str, there: Whereabouts) -> bool:
+    node, slash, start = wanted.partition("/")
+    if len(node) < LEAST or not there.node.startswith(node):
+        return False
+    if not slash or there.start is None:
+        return not slash
+    shown = str(ProcessId(NodeId(there.node), there.start)).partition("/")[2]
+    return start in (str(there.start), shown)
+
+
+# --------------------------------------------------------------------------------------------------
+# Why a call has no value: as facts that travel behind the words of a reply, and as an error.
+
+Reason = Literal["missing", "raised", "large", "busy", "late", "cancelled", "invalid", "internal"]
+
+TEXT = 64 << 10
+"""Characters of a text at most; of a longer traceback the end is kept, where it says most."""
+
+ROOM = (TEXT, 8 << 10, 1 << 10, 128, 0)
+"""How much of a text is left, from step to step, if a reply is larger than its caller takes."""
+
+
+Text = Annotated[str, msgspec.Meta(max_length=TEXT)]
+Trace = Annotated[Lines, msgspec.Meta(max_length=TEXT)]
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The facts; which of them count depends on the reason."""
+
+    reason: Reason
+    words: Text = ""
+    name: Text = ""
+    near: Annotated[list[Text], msgspec.Meta(max_length=16)] = []
+    traceback: Trace = ""
+    size: int = 0
+    limit: int = 0
+    seconds: float = 0.0
+
+
+def reply_with(request_id: int, failure: Failure, rank: int, limit: int | None = None) -> bytes:
+    """The reply of ``rank``, with words for those who know only the words.
+
+    It has at most ``limit`` bytes, if its caller takes enough for the shortest reply.
+    """
+    reply = b""
+    for text in ROOM:
+        reply = _reply_with(request_id, _cut(failure, text), rank)
+        if limit is None or len(reply) <= limit:
+            break
+    return reply
+
+
+def _cut(failure: Failure, text: int) -> Failure:
+    """The same with texts of so many characters at most, all of which can travel."""
+    trace = failure.traceback
+    return msgspec.structs.replace(
+        failure,
+        words=_plain(failure.words[:text]),
+        name=_plain(failure.name[:text]),
+        near=[each for each in failure.near if len(each) <= text],
+        traceback=_plain(trace[max(0, len(trace) - text) :]),
+    )
+
+
+def _plain(text: str) -> str:
+    """The same in UTF-8: a lone surrogate, of a file name for example, is written out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
+    words = failure.words
+    if failure.reason == "missing":
+        words = f"function '{failure.name}' not registered on rank {rank}"
+    elif failure.reason == "raised":
+        words = f"{failure.name}: {failure.words}"
+    elif failure.reason == "large":
+        words = f"RPC response size {failure.size} exceeds maximum {failure.limit}"
+    facts = msgspec.msgpack.encode(failure, order="deterministic")
+    return RpcResponse(request_id, error=words, facts=facts).serialize()
+
+
+def error_of(response: RpcResponse, rank: int) -> RpcError:
+    """The error that a reply of ``rank`` stands for; also of one that has words only."""
+    words = printable(response.error or "")[:TEXT]
+    try:
+        failure = decode_msgpack(response.facts, Failure)
+    except (msgspec.DecodeError, ValueError):
+        return RpcRemoteError("error", words, "", rank=rank)
+    match failure.reason:
+        case "missing":
+            return RpcFunctionNotFound(failure.name, rank=rank, near=failure.near)
+        case "raised":
+            return RpcRemoteError(failure.name, failure.words, failure.traceback, rank=rank)
+        case "large":
+            return RpcTooLarge(failure.size, failure.limit, what="response", rank=rank)
+        case "busy":
+            return RpcBusy(failure.words, rank=rank, hint="Give its agent more workers.")
+        case "late":
+            return RpcTimeout(failure.words, seconds=failure.seconds, rank=rank)
+        case "cancelled":
+            return RpcCancelled(failure.words, rank=rank)
+        case "invalid":
+            return RpcInvalidMessage(failure.words, rank=rank)
+        case _:  # "internal"
+            return RpcInternal(failure.words, rank=rank)
+
+
+# --------------------------------------------------------------------------------------------------
+# Messages that arrive in pieces: the memory for them, and whether there may be that much of it.
+
+
+class Whole:
+    """A message, of which some bytes may be missing."""
+
+    __slots__ = ("filled", "first", "view")
+
+    def __init__(self, first: Frame, view: memoryview) -> None:
+        self.first = first
+        self.view = view
+        self.filled = 0
+
+
+class Assembly:
+    """All messages of one peer that are incomplete, within a :class:`Budget`."""
+
+    def __init__(
+        self,
+        allowed: int,
+        allocate: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size)),
+        *,
+        least: int = 0,
+    ) -> None:
+        """``least`` bytes have messages that are cut: else a peer could begin millions of them."""
+        self._allowed = allowed
+        self._budget = Budget(allowed)
+        self._least = least
+        self._allocate = allocate
+        self._parts: dict[tuple[int, int], Whole] = {}
+        self.octets = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._parts)
+
+    def has(self, kind: int, number: int) -> bool:
+        """Whether a message has begun and is incomplete."""
+        return (kind, number) in self._parts
+
+    def accept(self, frame: Frame) -> Whole:
+        """The message that a piece belongs to; the caller puts the bytes behind the others.
+
+        Memory is taken only for what is allowed, and no piece may go beyond the announced end.
+        """
+        key = (frame.kind, frame.number)
+        whole = self._parts.get(key)
+        if frame.marks & Mark.LATER:
+            if whole is None or whole.first.total != frame.total:
+                raise RpcInvalidMessage(f"a piece of message {frame.number}, which did not begin")
+        else:
+            if frame.total < self._least:
+                raise RpcInvalidMessage(f"a message of {frame.total} bytes, which nobody cuts")
+            if whole is not None:
+                raise RpcInvalidMessage(f"message {frame.number} begins twice")
+            if not self._budget.admits(frame.total):
+                raise RpcInvalidMessage(f"more than {self._allowed} bytes are under way at once")
+            whole = self._parts[key] = Whole(frame, self._allocate(frame.total))
+            self.octets += frame.total
+            self._budget.add(frame.total)
+        end = whole.filled + frame.length
+        if end > frame.total or (end == frame.total) == bool(frame.marks & Mark.MORE):
+            raise RpcInvalidMessage(f"message {frame.number} does not end where it should")
+        return whole
+
+    def finish(self, whole: Whole) -> None:
+        """It is complete."""
+        del self._parts[whole.first.kind, whole.first.number]
+        self.octets -= whole.first.total
+        self._budget.remove(whole.first.total)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._parts.clear()
+        self._budget = Budget(self._allowed)
+        self.octets = 0
+
+
+# --------------------------------------------------------------------------------------------------
+# What an agent has yet to send to one peer, and in which order.
+#
+# Short messages go first, many at a time; after each batch of them comes one piece of a long one,
+# the long ones in rotation.  So a large array delays a small call by one piece, and small calls,
+# however many, never stop an array.
+
+BATCH = 64
+"""Short messages, and thus buffers, of one batch at most; the kernel takes a thousand."""
+
+
+class _Long:
+    """A long message, of which some pieces may have been sent."""
+
+    __slots__ = ("is_owed", "key", "marks", "parts", "patience", "sent", "total")
+
+    def __init__(self, key: tuple[int, int], parts: list[memoryview], total: int) -> None:
+        self.key = key
+        self.parts = parts
+        self.total = total
+        self.sent = 0
+        self.marks = 0
+        self.patience = 0
+        self.is_owed = False
+
+    def next_piece(self, size: int) -> list[Octets]:
+        """The next frame."""
+        length = min(size, self.total - self.sent)
+        marks = self.marks | (Mark.LATER if self.sent else 0)
+        self.sent += length
+        if self.sent < self.total:
+            marks |= Mark.MORE
+        kind, number = self.key
+        frame: list[Octets] = [
+            pack_frame(kind, number, length, marks=marks, total=self.total, patience=self.patience)
+        ]
+        while length:
+            part = self.parts[0]
+            if len(part) <= length:
+                frame.append(self.parts.pop(0))
+                length -= len(part)
+            else:
+                frame.append(part[:length])
+                self.parts[0] = part[length:]
+                length = 0
+        return frame
+
+
+class Outbox:
+    """The messages to one peer."""
+
+    def __init__(self, piece: int = PIECE) -> None:
+        self._piece = piece
+        self._short: deque[bytes] = deque()
+        self._begun: deque[_Long] = deque()
+        self._later: deque[_Long] = deque()
+        self._budget = Budget(PIECE)
+        self._longs_turn = False
+        self.octets = 0
+        """Bytes that wait, about."""
+        self.owed = 0
+        """Those of answers, and of all short messages; one large answer is not counted."""
+        self._large_answers = 0
+
+    def allow(self, octets: int) -> None:
+        """How many bytes of long messages may have begun at a time, as a :class:`Budget`.
+
+        Before anything is added.
+        """
+        self._budget = Budget(octets)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._short or self._begun or self._later)
+
+    def add_short(self, frame: bytes) -> None:
+        """A whole frame."""
+        self._short.append(frame)
+        self.octets += len(frame)
+        self.owed += len(frame)
+
+    def add_long(
+        self,
+        kind: int,
+        number: int,
+        parts: list[memoryview],
+        *,
+        marks: int = 0,
+        patience: int = 0,
+    ) -> None:
+        """A message that will be cut; its parts must not change until it has left."""
+        parts = [part for part in parts if len(part)]
+        message = _Long((kind, number), parts, sum(map(len, parts)))
+        message.marks, message.patience = marks, patience
+        if kind == FrameKind.RESPONSE:
+            message.is_owed = True
+            if self._budget.is_larger(message.total):
+                message.is_owed = self._large_answers > 0
+                self._large_answers += 1
+        self._later.append(message)
+        self.octets += message.total
+        self.owed += message.total if message.is_owed else 0
+
+    def withdraw(self, kind: int, number: int) -> bool:
+        """Take a long message back, if nothing of it has been sent."""
+        for message in self._later:
+            if message.key == (kind, number):
+                self._later.remove(message)
+                self._count_sent(message, message.total)
+                return True
+        return False
+
+    def take(self) -> list[Octets]:
+        """The buffers to send next; none if nothing waits."""
+        if self._short and not (self._longs_turn and (self._begun or self._later)):
+            return self._take_batch()
+        self._longs_turn = False
+        self._begin_more()
+        if not self._begun:
+            return []
+        message = self._begun.popleft()
+        before = message.sent
+        frame = message.next_piece(self._piece)
+        self._count_sent(message, message.sent - before)
+        if message.sent < message.total:
+            self._begun.append(message)
+        else:
+            self._budget.remove(message.total)
+            if message.key[0] == FrameKind.RESPONSE and self._budget.is_larger(message.total):
+                self._large_answers -= 1
+        return frame
+
+    def _count_sent(self, message: _Long, count: int) -> None:
+        self.octets -= count
+        self.owed -= count if message.is_owed else 0
+
+    def _take_batch(self) -> list[Octets]:
+        batch: list[Octets] = []
+        size = 0
+        while self._short and len(batch) < BATCH and size < self._piece:
+            frame = self._short.popleft()
+            size += len(frame)
+            batch.append(frame)
+        self.octets -= size
+        self.owed -= size
+        self._longs_turn = True
+        return batch
+
+    def _begin_more(self) -> None:
+        """Begin those that may; one that is larger holds up only others of its kind."""
+        if not self._later:
+            return
+        passed: list[_Long] = []
+        while self._later:
+            message = self._later[0]
+            if self._budget.admits(message.total):
+                self._budget.add(message.total)
+                self._begun.append(self._later.popleft())
+            elif self._budget.is_larger(message.total):
+                passed.append(self._later.popleft())
+            else:
+                break
+        self._later.extendleft(reversed(passed))
+
+
+# --------------------------------------------------------------------------------------------------
+# A queue in which everybody gets a turn: of those who wait, each peer's first in rotation.
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Items of several peers.
+
+    >>> queue = FairQueue()
+    >>> for peer, item in ((1, "a"), (1, "b"), (2, "c")): queue.add(peer, item)
+    >>> queue.take(), queue.take(), queue.take(), queue.take()
+    ('a', 'c', 'b', None)
+    """
+
+    def __init__(self) -> None:
+        self._turns: deque[Hashable] = deque()
+        self._waiting: dict[Hashable, deque[Item]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._count
+
+    def add(self, peer: Hashable, item: Item) -> None:
+        """Queue behind the others of that peer."""
+        line = self._waiting.get(peer)
+        if line is None:
+            line = self._waiting[peer] = deque()
+            self._turns.append(peer)
+        line.append(item)
+        self._count += 1
+
+    def take(self, may: Callable[[Any], bool] = lambda _: True) -> Item | None:
+        """The next item, of a peer who may; None if there is none."""
+        for _ in range(len(self._turns)):
+            peer = self._turns.popleft()
+            if not may(peer):
+                self._turns.append(peer)
+                continue
+            line = self._waiting[peer]
+            item = line.popleft()
+            self._count -= 1
+            if line:
+                self._turns.append(peer)
+            else:
+                del self._waiting[peer]
+            return item
+        return None
+
+    def take_out(self, unwanted: Callable[[Item], bool]) -> list[Item]:
+        """Remove some wherever they stand."""
+        found: list[Item] = []
+        for peer in list(self._turns):
+            line = self._waiting[peer]
+            out = [item for item in line if unwanted(item)]
+            if not out:
+                continue
+            found += out
+            rest = deque(item for item in line if not unwanted(item))
+            if rest:
+                self._waiting[peer] = rest
+            else:
+                del self._waiting[peer]
+                self._turns.remove(peer)
+        self._count -= len(found)
+        return found

@@ -1,0 +1,1 @@
+"""Arrays in motion, pure: who sends which part to whom, as data; numpy only."""

@@ -1,0 +1,1 @@
+"""The algorithms of collectives, one file each."""

@@ -1,0 +1,577 @@
+"""Costs: what moving bytes takes, in whole nanoseconds, so that every rank computes the same.
+
+The model is alpha-beta: a piece takes a latency that depends on the pair, and time for its bytes
+that depends on the slower of the sender's up link and the receiver's down link.  To that comes
+what the machines themselves need for each piece (a system call and some Python on either side) and
+for adding it.  Links that nobody has measured yet count like the median of those that somebody
+has.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck._types import LinkMatrix
+from potluck.schedule.algorithms.central import owned_by
+from potluck.schedule.schedule import Form, Program, Schedule, Step
+from potluck.schedule.task import Collective, Layout, Span, Task, split
+
+DEFAULT_RATE = 125_000_000
+"""Bytes per second to assume when nothing at all is known: Ethernet with 1 Gbit/s."""
+
+DEFAULT_LATENCY = 100_000
+"""Nanoseconds to assume when nothing at all is known: a switch, and two kernels."""
+
+SECOND = 1_000_000_000
+
+Table: TypeAlias = npt.NDArray[np.int64]
+"""A number for each pair, from row to column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the machines need; the same numbers on all ranks."""
+
+    piece: int = 12_000
+    """Nanoseconds to send or to receive one piece, however short."""
+    reduce_rate: int = 4_000_000_000
+    """Bytes per second that are added to others."""
+
+
+def completed(links: LinkMatrix) -> LinkMatrix:
+    """The same links, with the median of the known in place of what is not known.
+
+    >>> links = completed(LinkMatrix((8, 0), (0, 0), ((0, 5), (0, 0))))
+    >>> links.up, links.latency
+    ((8, 8), ((0, 5), (5, 0)))
+    """
+    size = range(links.size)
+    if all(links.up) and all(links.down) and not any(row.count(0) > 1 for row in links.latency):
+        return links
+    rate = _median((*links.up, *links.down), DEFAULT_RATE)
+    ups, downs = _median(links.up, rate), _median(links.down, rate)
+    pairs = (links.latency[a][b] for a in size for b in size if a != b)
+    usual = _median(pairs, DEFAULT_LATENCY)
+    return LinkMatrix(
+        tuple(up or ups for up in links.up),
+        tuple(down or downs for down in links.down),
+        tuple(
+            tuple(
+                0 if a == b else links.latency[a][b] or links.latency[b][a] or usual for b in size
+            )
+            for a in size
+        ),
+    )
+
+
+def _median(numbers: Iterable[int], otherwise: int) -> int:
+    known = sorted(number for number in numbers if number)
+    return known[len(known) // 2] if known else otherwise
+
+
+class Network:
+    """The links of a group, complete and ready for arithmetic; made once for many plans."""
+
+    def __init__(self, links: LinkMatrix) -> None:
+        links = completed(links)
+        self.size = links.size
+        self.up, self.down, self.latency = links.up, links.down, links.latency
+        self._slower = np.minimum.outer(
+            np.array(links.up, np.int64), np.array(links.down, np.int64)
+        )
+        self._latency = np.array(links.latency, np.int64)
+
+    @property
+    def rates(self) -> list[int]:
+        """Of each rank the slower direction."""
+        return [min(both) for both in zip(self.up, self.down, strict=True)]
+
+    def times(self, size: int) -> Table:
+        """Nanoseconds for so many bytes from each to each; only nonsense on the diagonal."""
+        table: Table = self._latency + size * SECOND // self._slower
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Prices for one group and one type of element."""
+
+    network: Network
+    itemsize: int = 4
+    wide: int = 4
+    """Bytes of an element of a partial sum."""
+    piece: int = 1 << 18
+    """Bytes that are moved and reduced at a time."""
+    host: Host = Host()
+
+    def pieces(self, size: int) -> int:
+        """How many pieces so many bytes make."""
+        return -(-size // self.piece)
+
+    def up(self, rank: int, size: int) -> int:
+        """Time for bytes on a rank's way out."""
+        return size * SECOND // self.network.up[rank]
+
+    def down(self, rank: int, size: int) -> int:
+        """Time for bytes on a rank's way in."""
+        return size * SECOND // self.network.down[rank]
+
+    def flow(self, source: int, target: int, size: int) -> int:
+        """Time for bytes between two ranks that have nothing else to do."""
+        return size * SECOND // min(self.network.up[source], self.network.down[target])
+
+    def hop(self, source: int, target: int, size: int) -> int:
+        """Time until the first piece of so many bytes has come from one rank to another."""
+        fill = self.flow(source, target, min(size, self.piece))
+        return self.network.latency[source][target] + fill + 2 * self.host.piece
+
+    def hops(self, size: int) -> Table:
+        """What :meth:`hop` says for every pair, row by row; the diagonal is zero."""
+        table: Table = self.network.times(min(size, self.piece)) + 2 * self.host.piece
+        np.fill_diagonal(table, 0)
+        return table
+
+    def adding(self, size: int) -> int:
+        """Time to add so many bytes to others."""
+        return size * SECOND // self.host.reduce_rate
+
+
+# --------------------------------------------------------------------------------------------------
+# Pricing: how long a schedule takes on given links, without running it.
+#
+# Each rank's list is walked from top to bottom.  Of every step two moments are kept: when the first
+# piece of its value is there and when the last is; a step that forwards can begin at the former and
+# cannot end before the latter, which is what pipelining means.  Streams are used in order.  What
+# streams share (the ways out and in of a rank, its processor) bounds the end of all work on it.
+
+
+class Transfer(NamedTuple):
+    """One span on its way from one rank to another, in nanoseconds from the start."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+    form: Form
+    leaves: int
+    """When its first piece leaves."""
+    arrives: int
+    """When its last piece has arrived."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Who is busy when."""
+
+    duration: int
+    transfers: tuple[Transfer, ...]
+
+
+class Moments(NamedTuple):
+    """When the first and when the last piece of something is there."""
+
+    first: int
+    last: int
+
+
+class Queue:
+    """Something that all streams of a rank share: it is never faster than its work allows."""
+
+    def __init__(self) -> None:
+        self._begin: int | None = None
+        self._work = 0
+
+    def serve(self, begin: int, work: int) -> int:
+        """Add work that can begin at a moment; the earliest end of all work so far."""
+        self._begin = begin if self._begin is None else min(self._begin, begin)
+        self._work += work
+        return self._begin + self._work
+
+
+class Walk:
+    """One walk over a schedule."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self.costs = costs
+        size = schedule.task.world_size
+        self._up = [Queue() for _ in range(size)]
+        self._down = [Queue() for _ in range(size)]
+        self._processor = [Queue() for _ in range(size)]
+        self._free: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._wires: defaultdict[tuple[int, int], deque[Moments]] = defaultdict(deque)
+        self.end = 0
+        self.transfers: list[Transfer] = []
+        walkers = [self._perform(program) for program in schedule.programs]
+        while walkers:
+            walkers = [walker for walker in walkers if next(walker, None) is not None]
+
+    def _perform(self, program: Program) -> Iterator[int]:
+        """Walk one rank's list; whenever it waits for another, that one's number."""
+        rank, steps = program.rank, program.steps
+        values: list[Moments] = []
+        for step in steps:
+            first = last = 0
+            for peer in step.sources:
+                while not self._wires[peer, rank]:
+                    yield peer
+                arrival = self._wires[peer, rank].popleft()
+                first, last = max(first, arrival.first), max(last, arrival.last)
+            for index in step.reads:
+                earlier = values[index]
+                last = max(last, earlier.last)
+                if steps[index].start <= step.start:
+                    begun = steps[index].start == step.start
+                    first = max(first, earlier.first if begun else earlier.last)
+            value = self._value(rank, step, Moments(first, max(first, last)))
+            values.append(value)
+            self.end = max(self.end, value.last)
+            for place, peer in enumerate(step.to):
+                self._send(rank, peer, step, value, place)
+
+    def _value(self, rank: int, step: Step, ready: Moments) -> Moments:
+        """When the value is there, given when its operands are."""
+        costs = self.costs
+        size = step.length * costs.itemsize
+        ends = len(step.sources) + len(step.to)
+        adding = costs.adding(size) * (step.operands - 1)
+        work = costs.pieces(size) * costs.host.piece * ends + adding
+        tail = costs.host.piece * max(0, len(step.sources) - 1) + adding // costs.pieces(size)
+        end = self._processor[rank].serve(ready.first, work)
+        return Moments(ready.first + tail, max(ready.last + tail, end))
+
+    def _send(self, rank: int, peer: int, step: Step, value: Moments, place: int) -> None:
+        """Put a value on its way; it is number ``place`` of those that go out at the same time."""
+        costs = self.costs
+        size = step.length * (costs.wide if step.gives is Form.PARTIAL else costs.itemsize)
+        turn = place * (costs.host.piece + costs.up(rank, min(size, costs.piece)))
+        leaves = max(value.first + turn, self._free[rank, peer])
+        left = max(value.last, leaves + costs.flow(rank, peer, size))
+        left = max(left, self._up[rank].serve(leaves, costs.up(rank, size)))
+        self._free[rank, peer] = left
+        hop = costs.hop(rank, peer, size)
+        late = hop - costs.flow(rank, peer, min(size, costs.piece))
+        last = max(left, self._down[peer].serve(leaves, costs.down(peer, size))) + late
+        self._wires[rank, peer].append(Moments(leaves + hop, last))
+        self.end = max(self.end, last)
+        self.transfers.append(Transfer(rank, peer, step.start, step.stop, step.gives, leaves, last))
+
+
+def timeline(schedule: Schedule, costs: Costs) -> Timeline:
+    """When which span is on its way."""
+    walk = Walk(schedule, costs)
+    return Timeline(walk.end, tuple(walk.transfers))
+
+
+def price(schedule: Schedule, costs: Costs) -> int:
+    """How many nanoseconds the schedule takes.
+
+    >>> from potluck.schedule import planner as registry
+    >>> from potluck.schedule.cost import Network
+    >>> from potluck.schedule.task import Collective, Task
+    >>> from potluck._types import LinkMatrix
+    >>> network = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=100_000))
+    >>> ring = registry.schedule("ring", Task.whole(Collective.ALL_REDUCE, 4, count=4 << 20))
+    >>> price(ring, Costs(network)) // 1_000_000  # milliseconds; no way is shorter than 201
+    201
+    """
+    return Walk(schedule, costs).end
+
+
+# --------------------------------------------------------------------------------------------------
+# Loads: what each rank moves and does, and the least time that takes.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each rank moves and does."""
+
+    up: Sequence[int]
+    """Bytes out."""
+    down: Sequence[int]
+    """Bytes in."""
+    pieces: Sequence[int]
+    """Pieces out and in."""
+    added: Sequence[int]
+    """Bytes added to others."""
+
+    def bound(self, costs: Costs) -> int:
+        """No schedule with this load is faster, however well it overlaps."""
+        return max(
+            max(
+                costs.up(rank, self.up[rank]),
+                costs.down(rank, self.down[rank]),
+                self.pieces[rank] * costs.host.piece + costs.adding(self.added[rank]),
+            )
+            for rank in range(len(self.up))
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimates for recursive doubling: round by round, for each place of the order.
+
+
+def _powers(below: int) -> list[int]:
+    """1, 2, 4 … as long as they are below."""
+    return [1 << exponent for exponent in range((below - 1).bit_length())]
+
+
+def _heard(costs: Costs, ready: list[int], order: Sequence[int], partners: list[int]) -> list[int]:
+    """When each place has heard from its partner, given when each was ready to tell."""
+    return [
+        max(ready[place], ready[partner] + costs.hop(order[partner], order[place], 0))
+        for place, partner in enumerate(partners)
+    ]
+
+
+def doubling_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """Whole vectors between partners; guests tell their host before, and hear from it after."""
+    order, size = layout.order, task.world_size
+    core = 1 << (size.bit_length() - 1)
+    nbytes = task.total * costs.wide
+    hosts = range(size - core)
+    ready = [0] * core
+    for place in hosts:
+        ready[place] = costs.hop(order[place + core], order[place], 0)
+    for distance in _powers(core):
+        ready = _heard(costs, ready, order, [place ^ distance for place in range(core)])
+    ends = [costs.hop(order[place], order[place + core], 0) + ready[place] for place in hosts]
+    messages = [0] * size
+    for place, rank in enumerate(order):
+        messages[rank] = 1 if place >= core else len(_powers(core)) + (place in hosts)
+    moved = [nbytes * count for count in messages]
+    pieces = [2 * costs.pieces(nbytes) * count for count in messages]
+    idle = [0] * size
+    # The hops already count the work on one piece each; with many, the processor may be the limit.
+    path = max([*ready, *ends]) + Load(moved, moved, idle, idle).bound(costs)
+    return max(path, Load(moved, moved, pieces, moved).bound(costs))
+
+
+def doubling_barrier(task: Task, layout: Layout, costs: Costs) -> int:
+    """Round by round, once the way round."""
+    size = task.world_size
+    ready = [0] * size
+    for distance in _powers(size):
+        partners = [(place - distance) % size for place in range(size)]
+        ready = _heard(costs, ready, layout.order, partners)
+    return max(ready)
+
+
+def doubling_all_gather(task: Task, layout: Layout, costs: Costs) -> int:
+    """Each round passes on all that is known, as soon as the round before is over."""
+    size, order = task.world_size, layout.order
+    ready = [0] * size  # by place: when all is there that the next round passes on
+    for distance in _powers(size):
+        part = task.total * costs.itemsize * min(distance, size - distance) // size
+        pairs = [(order[place - distance], order[place]) for place in range(size)]
+        ready = [
+            max(now, ready[place - distance] + costs.flow(*pair, part) + costs.hop(*pair, 0))
+            for place, (now, pair) in enumerate(zip(ready, pairs, strict=True))
+        ]
+    return max(ready)
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimates: the price of a schedule in closed form, where walking it would take long.
+#
+# Some algorithms have about N² transfers: for a thousand ranks too many to look at.
+# But what bounds them is known: the bytes that each rank moves, and the way of a single piece.  An
+# algorithm without an estimate is priced by walking its schedule (``pricing``).
+
+Estimate: TypeAlias = Callable[[Task, Layout, Costs], int]
+"""Nanoseconds for a task among two ranks or more."""
+
+
+# --- ring ---
+
+
+def _circle(
+    task: Task, layout: Layout, costs: Costs, blocks: Sequence[int], *, sums: int, results: int
+) -> int:
+    """Blocks go round, ``sums`` times as partial sums and ``results`` times as results."""
+    size, order = task.world_size, layout.order
+    hops_of_block = (sums + results) * (size - 1)
+    rounds = sums * costs.wide + results * costs.itemsize
+    # The first hop of a block carries one rank's own numbers, not a partial sum.
+    first = sums * (costs.wide - costs.itemsize) * sum(blocks) // size
+    moved = sum(blocks) * (size - 1) // size
+    pieces = sum(costs.pieces(block * costs.itemsize) for block in blocks)
+    load = Load(
+        up=(moved * rounds - first,) * size,
+        down=(moved * rounds - first,) * size,
+        pieces=(2 * pieces * hops_of_block // size,) * size,
+        added=(sums * moved * costs.itemsize,) * size,
+    )
+    ring = [*order, order[0]]
+    longest = max(blocks) * costs.itemsize
+    trip = sum(costs.hop(*pair, longest) for pair in pairwise(ring)) * hops_of_block // size
+    idle = max(costs.hop(*pair, 0) for pair in pairwise(ring))
+    return max(load.bound(costs) + idle, trip)
+
+
+def ring_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """Twice round: as sums, then as results."""
+    blocks = [span.length for span in split(Span(0, task.total), (1,) * task.world_size)]
+    return _circle(task, layout, costs, blocks, sums=1, results=1)
+
+
+def ring_reduce_scatter(task: Task, layout: Layout, costs: Costs) -> int:
+    """Once round as sums."""
+    return _circle(task, layout, costs, task.counts, sums=1, results=0)
+
+
+def ring_all_gather(task: Task, layout: Layout, costs: Costs) -> int:
+    """Once round as results."""
+    return _circle(task, layout, costs, task.counts, sums=0, results=1)
+
+
+# --- direct ---
+
+Stage: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""Ranks that send, each to all of the ranks that receive."""
+
+
+def _straight(
+    costs: Costs, sent: Sequence[int], got: Sequence[int], stages: Sequence[Stage], *, adds: bool
+) -> int:
+    """Everybody sends straight to others: elements out and in of each rank, and who to whom."""
+    messages = [[0, 0] for _ in sent]
+    for senders, receivers in stages:
+        for rank in senders:
+            messages[rank][0] += len(receivers) - (rank in receivers)
+        for rank in receivers:
+            messages[rank][1] += len(senders) - (rank in senders)
+    if not any(sent):
+        return 0
+    part = -(-sum(sent) * costs.itemsize // sum(out for out, _ in messages))
+    load = Load(
+        up=[count * costs.itemsize for count in sent],
+        down=[count * costs.itemsize for count in got],
+        pieces=[sum(both) * costs.pieces(part) for both in messages],
+        added=[count * costs.itemsize * adds for count in got],
+    )
+    idle = max(int(costs.hops(0)[np.ix_(*stage)].max()) for stage in stages)
+    return max(load.bound(costs) + idle, _path(costs, part, stages))
+
+
+def _path(costs: Costs, part: int, stages: Sequence[Stage]) -> int:
+    """The time of one message of ``part`` bytes through all stages."""
+    hops = costs.hops(part)
+    part = min(part, costs.piece)
+    turn = np.array([costs.host.piece + costs.up(rank, part) for rank in range(len(hops))])
+    ready = np.zeros(len(hops), np.int64)
+    for senders, receivers in stages:
+        # A rank turns to one receiver after the other, and looks at one sender after the other.
+        others = len(receivers) - np.isin(senders, receivers) - 1
+        leaves = ready[list(senders)] + turn[list(senders)] * others
+        arrives = (leaves[:, None] + hops[np.ix_(senders, receivers)]).max(axis=0)
+        ready[list(receivers)] = arrives + costs.host.piece * (len(senders) - 1)
+    return int(ready.max())
+
+
+def _lengths(task: Task, layout: Layout) -> list[int]:
+    return [span.length for span in split(Span(0, task.total), layout.shares)]
+
+
+def direct_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """Contributions to the owners, results to all."""
+    own, others = _lengths(task, layout), task.world_size - 1
+    moved = [task.total - length + others * length for length in own]
+    everybody, owners = range(task.world_size), _owners(own)
+    return _straight(costs, moved, moved, [(everybody, owners), (owners, everybody)], adds=True)
+
+
+def direct_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """Contributions to the owners, results to the root."""
+    own, others, root = _lengths(task, layout), task.world_size - 1, task.root
+    sent = [task.total] * task.world_size
+    sent[root] -= own[root]
+    got = [others * length for length in own]
+    got[root] += task.total - own[root]
+    everybody, owners = range(task.world_size), _owners(own)
+    return _straight(costs, sent, got, [(everybody, owners), (owners, [root])], adds=True)
+
+
+def direct_broadcast(task: Task, layout: Layout, costs: Costs) -> int:
+    """Shares to the owners, and from them to all."""
+    own, others, root = _lengths(task, layout), task.world_size - 1, task.root
+    sent = [(others - 1) * length for length in own]
+    sent[root] = task.total - own[root] + others * own[root]
+    got = [task.total] * task.world_size
+    got[root] = 0
+    listeners = [rank for rank in range(task.world_size) if rank != root]
+    owners = _owners(own)
+    return _straight(costs, sent, got, [([root], owners), (owners, listeners)], adds=False)
+
+
+def _owners(own: Sequence[int]) -> list[int]:
+    return [rank for rank, length in enumerate(own) if length] or [0]
+
+
+def direct_all_gather(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+    """Blocks to all."""
+    sent = [count * (task.world_size - 1) for count in task.counts]
+    got = [task.total - count for count in task.counts]
+    everybody = range(task.world_size)
+    return _straight(costs, sent, got, [(everybody, everybody)], adds=False)
+
+
+def direct_reduce_scatter(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+    """Contributions to the ranks they belong to."""
+    sent = [task.total - count for count in task.counts]
+    got = [count * (task.world_size - 1) for count in task.counts]
+    everybody = range(task.world_size)
+    return _straight(costs, sent, got, [(everybody, everybody)], adds=True)
+
+
+def direct_all_to_all(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+    """From each to each."""
+    everybody = range(task.world_size)
+    sent = [sum(task.sends(rank)) - task.sends(rank)[rank] for rank in everybody]
+    got = [sum(task.receives(rank)) - task.receives(rank)[rank] for rank in everybody]
+    return _straight(costs, sent, got, [(everybody, everybody)], adds=False)
+
+
+# --- central ---
+
+
+def central_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """The direct form with one owner."""
+    return direct_all_reduce(task, owned_by(layout.order[0], layout), costs)
+
+
+def central_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+    """The direct form, owned by the root."""
+    return direct_reduce(task, owned_by(task.root, layout), costs)
+
+
+def central_broadcast(task: Task, layout: Layout, costs: Costs) -> int:
+    """The direct form, owned by the root."""
+    return direct_broadcast(task, owned_by(task.root, layout), costs)
+
+
+ESTIMATES: dict[tuple[str, Collective], Estimate] = {
+    ("ring", Collective.ALL_REDUCE): ring_all_reduce,
+    ("ring", Collective.REDUCE_SCATTER): ring_reduce_scatter,
+    ("ring", Collective.ALL_GATHER): ring_all_gather,
+    ("central", Collective.ALL_REDUCE): central_all_reduce,
+    ("central", Collective.BARRIER): central_all_reduce,
+    ("central", Collective.REDUCE): central_reduce,
+    ("central", Collective.BROADCAST): central_broadcast,
+    ("doubling", Collective.ALL_REDUCE): doubling_all_reduce,
+    ("doubling", Collective.BARRIER): doubling_barrier,
+    ("doubling", Collective.ALL_GATHER): doubling_all_gather,
+    ("direct", Collective.ALL_REDUCE): direct_all_reduce,
+    ("direct", Collective.REDUCE): direct_reduce,
+    ("direct", Collective.BROADCAST): direct_broadcast,
+    ("direct", Collective.ALL_GATHER): direct_all_gather,
+    ("direct", Collective.REDUCE_SCATTER): direct_reduce_scatter,
+    ("direct", Collective.ALL_TO_ALL): direct_all_to_all,
+}
+"""By name of the algorithm and collective."""

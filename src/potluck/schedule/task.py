@@ -1,0 +1,509 @@
+"""Tasks and layouts: what a collective is to do, and the knobs of how.
+
+A *task* is the same for every algorithm: which collective, how many elements lie where, which root.
+A *layout* is what a planner may turn: in which order the ranks stand, who owns which share of the
+vector, how wide a tree is, how long a piece is.  Both count elements, never bytes, and both are
+equal on all ranks.
+
+Every rank sees its memory in *coordinates*.  A cell of the input and the cell of the output that
+share a coordinate may be the same memory: that is what working in place means.  Only ``all_to_all``
+cannot work in place, and only there coordinates differ from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from itertools import accumulate, pairwise
+from typing import ClassVar, NamedTuple, Self
+
+from potluck._types import settle_seconds
+from potluck.errors import InvalidRank, InvalidWorldSize
+
+
+class Collective(Enum):
+    """What can be asked of a group."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE = "reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    ALL_TO_ALL = "all_to_all"
+    BARRIER = "barrier"
+
+    @property
+    def reduces(self) -> bool:
+        """Whether values are combined, not only moved."""
+        return self in _REDUCING
+
+    @property
+    def has_root(self) -> bool:
+        """Whether one rank is special."""
+        return self in _ROOTED
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each rank has a block of its own, so that blocks may differ in size."""
+        return self in _BLOCKED
+
+
+_REDUCING = frozenset(
+    {Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER, Collective.BARRIER}
+)
+_ROOTED = frozenset(
+    {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER}
+)
+_BLOCKED = frozenset(
+    {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.GATHER, Collective.SCATTER}
+)
+
+
+class Span(NamedTuple):
+    """The cells from ``start`` up to, not including, ``stop``."""
+
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """How many cells."""
+        return self.stop - self.start
+
+
+NOWHERE = Span(0, 0)
+
+
+def split(span: Span, shares: Sequence[int]) -> list[Span]:
+    """Cut a span in proportion to ``shares``; a share of zero gets nothing.
+
+    >>> split(Span(0, 10), (1, 1, 1, 0))
+    [Span(start=0, stop=3), Span(start=3, stop=6), Span(start=6, stop=10), Span(start=10, stop=10)]
+    """
+    whole = sum(shares)
+    ends = [span.start + span.length * part // whole for part in accumulate(shares, initial=0)]
+    return [Span(*both) for both in pairwise(ends)]
+
+
+def cut(span: Span, parts: int) -> list[Span]:
+    """Cut a span into ``parts`` of nearly equal length, empty ones last.
+
+    >>> cut(Span(4, 9), 2)
+    [Span(start=4, stop=7), Span(start=7, stop=9)]
+    """
+    length = -(-span.length // parts)
+    starts = [min(span.start + index * length, span.stop) for index in range(parts + 1)]
+    return [Span(*ends) for ends in pairwise(starts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One collective call, in numbers that all ranks share."""
+
+    collective: Collective
+    world_size: int
+    counts: tuple[int, ...]
+    """Elements: of the vector, or of each rank's block, or from each rank to each, row by row."""
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no group can do."""
+        if self.world_size < 1:
+            raise InvalidWorldSize(self.world_size)
+        if not 0 <= self.root < self.world_size:
+            raise InvalidRank(self.root, self.world_size)
+        if self.collective is Collective.ALL_TO_ALL:
+            expected = self.world_size**2
+        else:
+            expected = self.world_size if self.collective.has_blocks else 1
+        if len(self.counts) != expected or min(self.counts) < 0:
+            msg = (
+                f"{self.collective.value} among {self.world_size} ranks needs {expected} "
+                f"counts of zero or more, not {self.counts!r}"
+            )
+            raise ValueError(msg)
+
+    @classmethod
+    def whole(cls, collective: Collective, world_size: int, count: int, root: int = 0) -> Task:
+        """A task on one vector that all ranks have in the same size.
+
+        >>> Task.whole(Collective.BROADCAST, world_size=4, count=10, root=2).output(1)
+        Span(start=0, stop=10)
+        """
+        return cls(collective, world_size, (count,), root)
+
+    @classmethod
+    def blocks(cls, collective: Collective, counts: Sequence[int], root: int = 0) -> Task:
+        """A task in which rank *i* has a block of ``counts[i]`` elements.
+
+        >>> Task.blocks(Collective.ALL_GATHER, (3, 0, 2)).input(2)
+        Span(start=3, stop=5)
+        """
+        return cls(collective, len(counts), tuple(counts), root)
+
+    @classmethod
+    def exchange(cls, matrix: Sequence[Sequence[int]]) -> Task:
+        """An all-to-all in which rank *i* sends ``matrix[i][j]`` elements to rank *j*."""
+        counts = tuple(count for row in matrix for count in row)
+        return cls(Collective.ALL_TO_ALL, len(matrix), counts)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether input and output may be the same memory."""
+        return self.collective is not Collective.ALL_TO_ALL
+
+    @property
+    def total(self) -> int:
+        """Elements of all blocks together."""
+        return sum(self.counts)
+
+    def block(self, rank: int) -> Span:
+        """Where a rank's block lies among all blocks."""
+        start = sum(self.counts[:rank])
+        return Span(start, start + self.counts[rank])
+
+    def spans(self) -> list[Span]:
+        """Where every rank's block lies."""
+        return [
+            Span(end - count, end)
+            for count, end in zip(self.counts, accumulate(self.counts), strict=True)
+        ]
+
+    def sends(self, rank: int) -> tuple[int, ...]:
+        """Of an all-to-all: how many elements a rank has for each."""
+        return self.counts[rank * self.world_size : (rank + 1) * self.world_size]
+
+    def receives(self, rank: int) -> tuple[int, ...]:
+        """Of an all-to-all: how many elements a rank gets from each."""
+        return self.counts[rank :: self.world_size]
+
+    def input(self, rank: int) -> Span:
+        """The coordinates of what a rank brings along; empty if it brings nothing."""
+        match self.collective:
+            case Collective.ALL_GATHER | Collective.GATHER:
+                return self.block(rank)
+            case Collective.BROADCAST | Collective.SCATTER if rank != self.root:
+                return NOWHERE
+            case Collective.ALL_TO_ALL:
+                return facing(rank, self.sends(rank), self.receives(rank))[0]
+        return Span(0, self.total)
+
+    def output(self, rank: int) -> Span:
+        """The coordinates of what a rank gets; empty if it gets nothing."""
+        match self.collective:
+            case Collective.REDUCE_SCATTER | Collective.SCATTER:
+                return self.block(rank)
+            case Collective.REDUCE | Collective.GATHER if rank != self.root:
+                return NOWHERE
+            case Collective.ALL_TO_ALL:
+                return facing(rank, self.sends(rank), self.receives(rank))[1]
+        return Span(0, self.total)
+
+
+def facing(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[Span, Span]:
+    """Input and output of one rank of an all-to-all.
+
+    Both are laid so that what a rank keeps for itself has the same coordinates in both.
+
+    >>> facing(1, (3, 1), (2, 1))
+    (Span(start=0, stop=4), Span(start=1, stop=4))
+    """
+    before_in, before_out = sum(sends[:rank]), sum(receives[:rank])
+    shift = max(before_in, before_out)
+    into, out = shift - before_in, shift - before_out
+    return Span(into, into + sum(sends)), Span(out, out + sum(receives))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The knobs of an algorithm; equal on all ranks, or nothing fits."""
+
+    order: tuple[int, ...]
+    """Ranks in the order in which they stand: round the ring, down the tree, in pairs."""
+    shares: tuple[int, ...]
+    """How much of the vector each rank owns, in proportion; zero means nothing."""
+    arity: int = 2
+    """Children of a node of a tree; 1 makes a chain."""
+    piece: int = 1 << 16
+    """Elements that are moved and reduced at a time: 256 KiB of float32."""
+
+    def __post_init__(self) -> None:
+        """Refuse a layout that fits no group."""
+        size = len(self.order)
+        if sorted(self.order) != list(range(size)):
+            msg = f"An order names each rank once, {self.order!r} does not"
+            raise ValueError(msg)
+        if len(self.shares) != size or min(self.shares, default=0) < 0 or not any(self.shares):
+            msg = f"{size} ranks need as many shares of zero or more, not {self.shares!r}"
+            raise ValueError(msg)
+        if self.arity < 1 or self.piece < 1:
+            msg = f"Arity and piece are at least 1, not {self.arity} and {self.piece}"
+            raise ValueError(msg)
+
+    @classmethod
+    def plain(cls, world_size: int, *, arity: int = 2, piece: int = 1 << 16) -> Layout:
+        """Ranks in their own order, with equal shares.
+
+        >>> Layout.plain(3).order
+        (0, 1, 2)
+        """
+        return cls(tuple(range(world_size)), (1,) * world_size, arity, piece)
+
+    def headed_by(self, root: int) -> tuple[int, ...]:
+        """The order with ``root`` moved to its front.
+
+        >>> Layout.plain(4).headed_by(2)
+        (2, 0, 1, 3)
+        """
+        return (root, *(rank for rank in self.order if rank != root))
+
+    def turned_to(self, root: int) -> tuple[int, ...]:
+        """The order, as a ring, entered at ``root``.
+
+        >>> Layout.plain(4).turned_to(2)
+        (2, 3, 0, 1)
+        """
+        place = self.order.index(root)
+        return self.order[place:] + self.order[:place]
+
+
+# --------------------------------------------------------------------------------------------------
+# Strategies: how a caller names the algorithm it wants, or leaves the choice to the planner.
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """An algorithm by name; none means that the planner chooses."""
+
+    algorithm: str | None = None
+    arity: int | None = None
+    """Of a tree; none leaves it to the configuration."""
+
+    @classmethod
+    def tree(cls, arity: int = 2) -> Self:
+        """A tree in which every node has ``arity`` children; 1 makes it a chain.
+
+        >>> AllReduceStrategy.tree(arity=4)
+        AllReduceStrategy.tree(4)
+        """
+        if arity < 1:
+            msg = f"A node of a tree has at least one child, not {arity}"
+            raise ValueError(msg)
+        return cls("tree", arity)
+
+    @classmethod
+    def named(cls, text: str) -> Self:
+        """The strategy that a text names: ``ring``, ``tree``, ``tree:4`` and so on.
+
+        >>> BroadcastStrategy.named("tree:4")
+        BroadcastStrategy.tree(4)
+        """
+        name, colon, arity = text.strip().lower().partition(":")
+        if name == "tree" and arity.isdecimal():
+            return cls.tree(int(arity))
+        found = getattr(cls, name.upper(), None)
+        if colon or not isinstance(found, cls):
+            names = (each for each in dir(cls) if isinstance(getattr(cls, each), cls))
+            msg = f"{text!r} is no {cls.__name__}; there are {', '.join(names).lower()}, tree:ARITY"
+            raise ValueError(msg)
+        return found
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the choice is left to the planner."""
+        return self.algorithm is None
+
+    def __repr__(self) -> str:
+        """The expression that makes it."""
+        if self.arity is not None:
+            return f"{type(self).__name__}.tree({self.arity})"
+        kind = type(self)
+        for name in dir(kind):
+            if getattr(kind, name) == self:
+                return f"{kind.__name__}.{name}"
+        return f"{kind.__name__}({self.algorithm!r})"
+
+
+class AllReduceStrategy(Strategy):
+    """How an all-reduce is done.
+
+    >>> AllReduceStrategy.AUTO.is_auto, AllReduceStrategy.RING.algorithm
+    (True, 'ring')
+    """
+
+    __slots__ = ()
+    AUTO: ClassVar[AllReduceStrategy]
+    RING: ClassVar[AllReduceStrategy]
+    TREE: ClassVar[AllReduceStrategy]
+    CENTRALIZED: ClassVar[AllReduceStrategy]
+    DIRECT: ClassVar[AllReduceStrategy]
+    DOUBLING: ClassVar[AllReduceStrategy]
+
+
+class ReduceStrategy(Strategy):
+    """How a reduction to one rank is done.
+
+    >>> ReduceStrategy.named("ring") is ReduceStrategy.RING
+    True
+    """
+
+    __slots__ = ()
+    AUTO: ClassVar[ReduceStrategy]
+    RING: ClassVar[ReduceStrategy]
+    TREE: ClassVar[ReduceStrategy]
+    CENTRALIZED: ClassVar[ReduceStrategy]
+    DIRECT: ClassVar[ReduceStrategy]
+
+
+class BroadcastStrategy(Strategy):
+    """How a broadcast is done.
+
+    >>> BroadcastStrategy.named("tree") is BroadcastStrategy.TREE
+    True
+    """
+
+    __slots__ = ()
+    AUTO: ClassVar[BroadcastStrategy]
+    RING: ClassVar[BroadcastStrategy]
+    TREE: ClassVar[BroadcastStrategy]
+    CENTRALIZED: ClassVar[BroadcastStrategy]
+    DIRECT: ClassVar[BroadcastStrategy]
+
+
+for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):
+    _kind.AUTO = _kind()
+    _kind.RING = _kind("ring")
+    _kind.TREE = _kind("tree")
+    _kind.CENTRALIZED = _kind("central")
+    _kind.DIRECT = _kind("direct")
+AllReduceStrategy.DOUBLING = AllReduceStrategy("doubling")
+
+
+# --------------------------------------------------------------------------------------------------
+# CollectiveConfig: which strategies a group uses, for callers who want a say in it.
+
+FEW = 16
+"""Up to so many ranks connections between all of them cost little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig:
+    """Which strategies a group uses; left alone, the planner decides from measured links.
+
+    *Local* strategies hold among the ranks of one node, *global* ones among nodes; where there is
+    no global one, the local one holds everywhere.
+
+    >>> config = CollectiveConfig.multi_node(num_nodes=4)
+    >>> config.select_all_reduce(4096, world_size=4), config.select_all_reduce(1 << 24, 4)
+    (AllReduceStrategy.tree(2), AllReduceStrategy.DIRECT)
+    """
+
+    num_devices: int = 1
+    """Ranks on each node."""
+    local_all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
+    local_reduce: ReduceStrategy = ReduceStrategy.AUTO
+    local_broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
+    num_nodes: int | None = None
+    """Nodes, if there are several."""
+    global_all_reduce: AllReduceStrategy | None = None
+    global_reduce: ReduceStrategy | None = None
+    global_broadcast: BroadcastStrategy | None = None
+    tree_threshold_bytes: int = 1 << 20
+    """Below this latency counts more than bandwidth: while no link is measured, use a tree."""
+    tree_arity: int = 2
+    """Children of a node, for trees that do not say."""
+    timeout: float | None = None
+    """Seconds until a collective gives up; unless given, the limit of the backend."""
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        settle_seconds(self)
+        self.validate()
+
+    @classmethod
+    def single_node(cls, num_devices: int = 1) -> CollectiveConfig:
+        """All ranks on one machine."""
+        return cls(num_devices=num_devices).validate()
+
+    @classmethod
+    def multi_node(cls, num_nodes: int, num_devices: int = 1) -> CollectiveConfig:
+        """Several machines with equally many ranks each."""
+        return cls(
+            num_devices=num_devices,
+            num_nodes=num_nodes,
+            global_all_reduce=AllReduceStrategy.AUTO,
+            global_reduce=ReduceStrategy.AUTO,
+            global_broadcast=BroadcastStrategy.AUTO,
+        ).validate()
+
+    def validate(self) -> CollectiveConfig:
+        """Raise if this makes no sense; itself otherwise."""
+        for name, least in (("num_devices", 1), ("tree_threshold_bytes", 0), ("tree_arity", 1)):
+            _check_number(name, getattr(self, name), least)
+        for field in fields(self):
+            scope, _, what = field.name.partition("_")
+            if what in _KINDS and scope in {"local", "global"}:
+                self._check_strategy(field.name, _KINDS[what])
+        if self.num_nodes is not None:
+            _check_number("num_nodes", self.num_nodes, 1)
+        if self.timeout is not None:
+            if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float):
+                msg = f"timeout must be a number of seconds or None, not {self.timeout!r}"
+                raise TypeError(msg)
+            if not self.timeout > 0:
+                msg = f"timeout must be more than zero seconds, not {self.timeout}"
+                raise ValueError(msg)
+        return self
+
+    def _check_strategy(self, name: str, kind: type[Strategy]) -> None:
+        given = getattr(self, name)
+        if name.startswith("global_"):
+            if given is None:
+                return
+            if self.num_nodes is None:
+                msg = f"{name} needs num_nodes: without nodes nothing is global"
+                raise ValueError(msg)
+        if not isinstance(given, kind):
+            known = f"{kind.__name__}, such as {kind.__name__}.AUTO"
+            msg = f"{name} must be one of {known}, not {given!r}"
+            raise TypeError(msg)
+
+    def select_all_reduce(self, nbytes: int, world_size: int) -> AllReduceStrategy:
+        """The strategy for a vector of so many bytes, as long as nothing is known of the links.
+
+        What the caller asked for comes first.  The planner takes over once links are measured.
+        """
+        chosen = self.local_all_reduce
+        if world_size > self.num_devices and self.global_all_reduce is not None:
+            chosen = self.global_all_reduce
+        if not chosen.is_auto:
+            return self._complete(chosen)
+        if nbytes < self.tree_threshold_bytes:
+            return AllReduceStrategy.tree(self.tree_arity)
+        return AllReduceStrategy.DIRECT if world_size <= FEW else AllReduceStrategy.RING
+
+    def _complete(self, strategy: AllReduceStrategy) -> AllReduceStrategy:
+        is_open = strategy == AllReduceStrategy.TREE
+        return AllReduceStrategy.tree(self.tree_arity) if is_open else strategy
+
+
+_KINDS: dict[str, type[Strategy]] = {
+    "all_reduce": AllReduceStrategy,
+    "reduce": ReduceStrategy,
+    "broadcast": BroadcastStrategy,
+}
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{name} must be a whole number, not {value!r}"
+        raise TypeError(msg)
+    if value >= least:
+        return
+    if name in {"num_devices", "num_nodes"}:
+        raise InvalidWorldSize(value, hint=f"{name} must be {least} or more.")
+    msg = f"{name} must be {least} or more, not {value}"
+    raise ValueError(msg)

@@ -1,0 +1,1 @@
+"""Traces: the flight recorder of a process and its dumps."""

@@ -1,0 +1,1 @@
+"""Trust: pairing, the roster and admission; pure protocols stand beside their drivers."""

@@ -1,0 +1,121 @@
+"""Links that are measured without being asked: when it is quiet, once, and never for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from potluck import SimulatedBackend
+from potluck._types import ProcessId, View
+from potluck.cluster import bandwidth
+from potluck.cluster.bandwidth import TRIES, Bandwidth, ProbeLimits, Prober
+from potluck.cluster.views import Stage
+from potluck.membership.topology import RateSource
+from support.clusters import clusters
+from support.health import process
+from support.threads import Background, eventually
+
+MEMBERS = tuple(map(process, "ab"))
+
+
+class Notebook:
+    """Where rates are written down."""
+
+    def __init__(self) -> None:
+        self.known: dict[ProcessId, Bandwidth] = {}
+        self.asked = 0
+
+    def is_rated(self, process: ProcessId) -> bool:
+        """Whether there is a rate."""
+        self.asked += 1
+        return process in self.known
+
+    def rate(self, process: ProcessId, found: Bandwidth) -> None:
+        """There is one."""
+        self.known[process] = found
+
+
+class Counting(Stage):
+    """A stage that counts the looks at it."""
+
+    looks = 0
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether it is quiet."""
+        self.looks += 1
+        return super().is_quiet(seconds)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "QUIET", 0.0)
+    monkeypatch.setattr(bandwidth, "LOOK_EVERY", 0.01)
+    limits = ProbeLimits(seconds=0.02, octets=1 << 20, patience=0.2)
+    monkeypatch.setattr(bandwidth, "LIMITS", limits)
+
+
+@pytest.fixture
+def stages() -> Iterator[list[Counting]]:
+    """Both ends of a view of two members."""
+    view = View("f" * 32, 1, MEMBERS)
+    made = [Counting(view, rank) for rank in range(2)]
+    for stage, backend in zip(made, SimulatedBackend.create_group(2), strict=True):
+        stage.backend = backend
+    yield made
+    for stage in made:
+        stage.over.set()
+        assert stage.backend is not None
+        stage.backend.close()
+
+
+def test_both_ends_of_a_link_learn_its_rate(stages: list[Counting]) -> None:
+    """And that is the end of it; the same, for both measured together."""
+    books = [Notebook(), Notebook()]
+    probers = [Prober(stage, book) for stage, book in zip(stages, books, strict=True)]
+    for running in [Background(prober.run) for prober in probers]:
+        running.result()
+    there, here = books[0].known[MEMBERS[1]], books[1].known[MEMBERS[0]]
+    assert (there.up, there.down) == (here.down, here.up)
+    assert min(there.up, there.down) > 0
+
+
+def test_a_busy_view_is_left_alone(stages: list[Counting]) -> None:
+    """As long as a call runs nobody dials."""
+    book, stage = Notebook(), stages[1]
+    stage.begin_use()
+    running = Background(Prober(stage, book).run)
+    eventually(lambda: stage.looks > 3)
+    assert book.asked == 0
+    stage.end_use()
+    eventually(lambda: book.asked > 0)
+    stage.over.set()
+    running.result()
+
+
+def test_a_known_link_is_not_measured_again(stages: list[Counting]) -> None:
+    """Views follow each other quickly at times."""
+    book = Notebook()
+    book.known[MEMBERS[0]] = Bandwidth(1, 1)
+    Background(Prober(stages[1], book).run).result()
+    assert book.known[MEMBERS[0]] == Bandwidth(1, 1)
+
+
+def test_whoever_takes_no_part_is_given_up(stages: list[Counting]) -> None:
+    """After a few tries, each of which has an end."""
+    book = Notebook()
+    Background(Prober(stages[1], book).run).result()
+    assert book.asked == TRIES
+    assert book.known == {}
+
+
+def test_a_cluster_measures_its_links_by_itself() -> None:
+    """Nobody asks for it, and both ends know."""
+    with clusters(2) as nodes:
+        for here, there in (nodes, reversed(nodes)):
+
+            def is_rated(one: ProcessId = here.process, other: ProcessId = there.process) -> bool:
+                found = here.topology.snapshot().connection(one, other)  # noqa: B023
+                return found is not None and found.rated_by is RateSource.PROBE
+
+            eventually(is_rated)

@@ -1,0 +1,149 @@
+"""The survey: what ranks see of their links becomes the same matrix everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from potluck.collective import executor
+from potluck.collective.executor import EVERY, LARGE, Experience, agree, have_changed
+from potluck.collective.group import Group
+from potluck.schedule.planner import Planner
+from potluck.schedule.task import Collective, Task
+from support.groups import LIMIT, in_world, sum_call
+
+GIGABIT = 125_000_000
+
+
+def seen(rates: list[list[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """What ranks report: the rate from each (column) to each (row), and equal times."""
+    size = len(rates)
+    rows = np.zeros((size, 2, size), np.int64)
+    rows[:, 0, :] = rates
+    rows[:, 1, :] = 100_000
+    return rows
+
+
+def test_a_slow_rank_is_found_in_both_directions() -> None:
+    """The rates of a rank are the best that anybody saw."""
+    rates = [
+        [0, GIGABIT, GIGABIT, GIGABIT // 5],
+        [GIGABIT, 0, GIGABIT, GIGABIT // 5],
+        [GIGABIT, GIGABIT, 0, GIGABIT // 5],
+        [GIGABIT // 5, GIGABIT // 5, GIGABIT // 5, 0],
+    ]
+    links = agree(seen(rates))
+    assert links.up == links.down == (GIGABIT, GIGABIT, GIGABIT, GIGABIT // 5)
+    plan = Planner(links).plan(Task.whole(Collective.ALL_REDUCE, 4, 4 << 20))
+    assert (plan.algorithm, plan.shares) == ("direct", (1, 1, 1, 0))
+
+
+def test_chance_is_not_taken_for_a_difference() -> None:
+    """Rates that are nearly alike count as alike, and so do all that no link limits."""
+    rates = [[0, 100, 90], [95, 0, 100], [100, 80, 0]]
+    links = agree(seen([[rate * 1_000_000 for rate in row] for row in rates]))
+    assert len(set(links.up)) == len(set(links.down)) == 1
+    links = agree(seen([[0, 3 * 10**9], [12 * 10**9, 0]]))
+    assert set(links.up) == {10**9}
+
+
+def test_where_all_are_on_one_machine_all_are_alike() -> None:
+    """There is no link: whatever the processors do just then, nobody gets less than others."""
+    links = agree(seen([[0] * 3] * 3))
+    assert set(links.up) == set(links.down) == {10**9}
+
+
+def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
+    """Not as its processes are among each other."""
+    near = GIGABIT // 5
+    rates = [
+        [0, 0, GIGABIT, GIGABIT],
+        [0, 0, GIGABIT, GIGABIT],
+        [near, near, 0, 0],
+        [near, near, 0, 0],
+    ]
+    links = agree(seen(rates))
+    assert links.up == (near, near, GIGABIT, GIGABIT)
+    assert links.down == (GIGABIT, GIGABIT, near, near)
+
+
+def test_times_that_are_too_long_are_cut() -> None:
+    """A matrix holds four seconds at most."""
+    rows = seen([[0, 5], [5, 0]])
+    rows[0, 1, 1] = 10**12
+    assert agree(rows).latency[0][1] == (1 << 32) - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [([100, 130, 80], False), ([100, 150], True), ([100, 60], True)]
+)
+def test_it_is_repeated_when_things_have_changed(changes: list[int], expected: bool) -> None:
+    """On any rank, for better or worse."""
+    assert have_changed(np.array(changes)) is expected
+
+
+def test_experience_compares_the_last_with_the_first() -> None:
+    """By their medians, at fixed numbers of operations."""
+    experience, task = Experience(), Task.whole(Collective.ALL_REDUCE, 2, 10)
+    assert experience.change(task) == 100
+    assert not experience.is_due
+    for number in range(EVERY):
+        experience.note(task, 1.0 if number < 20 else 2.0)
+        assert experience.is_due is (number == EVERY - 1)
+    assert experience.change(task) == 200
+
+
+# --------------------------------------------------------------------------------------------------
+# The surveyor: large operations run by plans that fit the links, agreed among all ranks.
+
+
+def test_the_first_large_operation_is_preceded_by_a_survey() -> None:
+    """All ranks then go by the same links; small operations do without."""
+
+    def action(group: Group) -> list[Any]:
+        plans = group._plans
+        group.run(sum_call(np.ones(10, "f4"), 3), LIMIT)
+        before = plans.is_surveyed
+        group.run(sum_call(np.ones(LARGE, "f4"), 3), LIMIT)
+        return [before, plans.is_surveyed, plans.links]
+
+    first, *others = in_world(3, action)
+    assert isinstance(first, list)
+    assert first[:2] == [False, True]
+    assert min(first[2].up) > 0
+    assert others == [first, first]
+
+
+def test_after_a_failure_the_links_are_surveyed_anew() -> None:
+    """Somebody may not have learned what others have."""
+
+    def action(group: Group) -> bool:
+        call = sum_call(np.ones(LARGE, "f4"), 2)
+        group.run(call, LIMIT)
+        group.abort("try")
+        return group._plans.is_surveyed
+
+    assert False in in_world(2, action)
+
+
+def test_operations_that_become_slow_lead_to_another_survey(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At fixed numbers of operations, and only if the ranks agree that something has changed."""
+    monkeypatch.setattr(executor, "EVERY", 4)
+    surveys: list[int] = []
+    measure = executor.measure
+    monkeypatch.setattr(
+        "potluck.collective.executor.measure",
+        lambda *args: surveys.append(args[1]) or measure(*args),  # type: ignore[func-returns-value]
+    )
+    monkeypatch.setattr(Experience, "change", lambda *_: 300)
+
+    def action(group: Group) -> None:
+        for _ in range(9):
+            group.run(sum_call(np.ones(LARGE, "f4"), 2), LIMIT)
+
+    assert in_world(2, action) == [None, None]
+    assert sorted(surveys) == [0, 0, 0, 1, 1, 1]

@@ -1,0 +1,200 @@
+"""Two who look around measure how much goes through; nobody can keep the other busy."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from potluck.backend.port import NodePort
+from potluck.doctor import probe
+from potluck.doctor.facts import Outcome
+from potluck.doctor.probe import Consulting
+from potluck.doctor.probe import probe as probe_probe
+from potluck.identity.namespace import NetworkNamespace, Protection
+from potluck.identity.node import NodeIdentity
+from potluck.membership.topology import Battery, NodeProfile
+from potluck.net.addresses import Address
+from potluck.net.secure_socket import Security
+from potluck.trust.membership_store import Membership
+from support.threads import PATIENCE
+
+CONSULTING_LAB = NetworkNamespace("lab", b"l" * 32, protection=Protection.PASSPHRASE)
+
+
+@contextlib.contextmanager
+def doctor(letter: str, job: str = "looking", *, plugged: bool = True) -> Iterator[Consulting]:
+    """Somebody who looks around."""
+    security = Security(CONSULTING_LAB, NodeIdentity(letter.encode() * 32))
+    with NodePort(security=security) as port:
+        profile = NodeProfile(host=letter, battery=Battery(50, plugged=plugged))
+        one = Consulting(port, job, profile)
+        yield one
+        one.close()
+
+
+def where(one: Consulting) -> list[Address]:
+    """Where it is."""
+    return [Address("127.0.0.1", one.port.port)]
+
+
+def test_a_rate_is_measured_and_the_battery_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a moment; on loopback it is more than any cable at home carries."""
+    monkeypatch.setattr(probe, "SENDING", 0.05)
+    with doctor("a") as one, doctor("b", plugged=False) as other:
+        rate = one.ask(where(other))
+        assert rate is not None
+        assert rate.octets > 1_000_000
+        assert rate.host == "127.0.0.1"
+        assert rate.is_on_battery
+
+
+def test_those_who_do_something_else_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job, a crowd, or nobody at all."""
+    with doctor("a") as one, doctor("b", "training") as other:
+        assert one.ask(where(other)) is None
+    assert other.ask([Address("127.0.0.1", 1)]) is None
+    monkeypatch.setattr(probe, "SERVED", 0)
+    with doctor("a") as one, doctor("b") as busy:
+        assert one.ask(where(busy)) is None
+
+
+def test_one_who_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides have a deadline; what got away until then is the rate."""
+    monkeypatch.setattr(probe, "PATIENCE", 0.3)
+    monkeypatch.setattr(probe, "_count", lambda sock, _deadline: sock.recv(1) and [])
+    monkeypatch.setattr(probe, "SENDING", 0.1)
+    with doctor("a") as one, doctor("b") as other:
+        rate = one.ask(where(other))
+        assert rate is None or rate.octets > 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Trying to meet somebody: every way in which that ends is told apart, and it always ends.
+
+
+def circle(letter: str) -> NetworkNamespace:
+    """A namespace without a roster: whoever has the secret is a member."""
+    return NetworkNamespace("lab", letter.encode() * 32, protection=Protection.PASSPHRASE)
+
+
+LAB, ATTIC = circle("l"), circle("a")
+
+
+@pytest.fixture
+def members() -> Membership:
+    """Who we are."""
+    return Membership(Security(LAB, NodeIdentity(b"m" * 32)))
+
+
+@contextlib.contextmanager
+def node(namespace: NetworkNamespace) -> Iterator[tuple[Address, NodePort]]:
+    """A node of some namespace on this machine."""
+    security = Security(namespace, NodeIdentity(b"n" * 32))
+    with NodePort(security=security) as port:
+        yield Address("127.0.0.1", port.port), port
+
+
+@contextlib.contextmanager
+def somebody(act: Callable[[socket.socket], None]) -> Iterator[Address]:
+    """Any other program, which takes one caller."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            with door.accept()[0] as line:
+                line.settimeout(PATIENCE)
+                act(line)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Address("127.0.0.1", door.getsockname()[1])
+        thread.join(PATIENCE)
+
+
+def test_a_member_is_met_and_named(members: Membership) -> None:
+    """Proved by TLS, on the very port that nodes use."""
+    with node(LAB) as (address, port):
+        result = probe_probe(members, address)
+        assert result.outcome is Outcome.MET
+        assert result.node == port.process.node
+        assert result.skew is not None
+        assert abs(result.skew) < PATIENCE
+
+
+def test_another_secret_is_another_namespace(members: Membership) -> None:
+    """Found out without telling it ours."""
+    with node(ATTIC) as (address, _):
+        assert probe_probe(members, address).outcome is Outcome.OTHER_NAMESPACE
+
+
+def test_another_version_is_told_by_its_words(
+    members: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS still works; the first frame does not."""
+    monkeypatch.setattr("potluck.net.listener.Greeting", _Newer)
+    with node(LAB) as (address, _):
+        result = probe_probe(members, address)
+        assert result.outcome is Outcome.OTHER_VERSION
+        assert "protocol version" in result.words
+
+
+class _Newer:
+    """How a node of another version reads a hello."""
+
+    wanted = 1
+    is_complete = False
+
+    def receive(self, _data: bytes) -> bool:
+        """It does not know this form."""
+        from potluck.net.frames import VersionMismatch
+
+        raise VersionMismatch(99)
+
+
+def test_a_port_where_nobody_listens_refuses(members: Membership) -> None:
+    """At once."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = Address("127.0.0.1", door.getsockname()[1])
+    assert probe_probe(members, address).outcome is Outcome.REFUSED
+
+
+def test_a_name_that_nobody_knows(members: Membership) -> None:
+    """The resolver's words are kept."""
+    result = probe_probe(members, Address("no-such-machine.invalid", 1))
+    assert result.outcome is Outcome.UNKNOWN_NAME
+    assert "nobody knows this name" in result.words
+
+
+def test_an_address_without_a_way_there(members: Membership) -> None:
+    """The system says so by itself."""
+    result = probe_probe(members, Address("255.255.255.255", 1))
+    assert result.outcome is Outcome.UNREACHABLE
+    assert result.words
+
+
+def test_another_program_is_not_potluck(members: Membership) -> None:
+    """One that greets in clear, and one that hangs up."""
+    with somebody(lambda line: line.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as address:
+        assert probe_probe(members, address).outcome is Outcome.NOT_POTLUCK
+    with somebody(lambda line: None) as address:
+        assert probe_probe(members, address).outcome in {Outcome.FAILED, Outcome.NOT_POTLUCK}
+
+
+def test_one_who_says_nothing_does_not_hold_us_up(
+    members: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for talking is bounded too."""
+    monkeypatch.setattr(probe, "TALKING", 0.2)
+    with somebody(_read_all) as address:
+        result = probe_probe(members, address)
+        assert result.outcome is Outcome.MUTE
+        assert "said nothing" in result.words
+
+
+def _read_all(line: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):
+        while line.recv(4096):
+            pass
