@@ -4,10 +4,11 @@ Whoever drives a :class:`ClusterCore` tells it what happens on the control lanes
 out the effects it returns in their order, and calls ``tick`` at ``next_deadline``.  The rules, and
 why they are safe, are in ``docs/membership.md``.
 
-The parts: :mod:`cluster_contacts` (whom we hear), :mod:`cluster_evidence` (who is dead),
-:mod:`cluster_tenure` (being in a view), :mod:`cluster_succession` (agreeing on the next one),
-:mod:`membership` (whom to propose), :mod:`cluster_campaign` and :mod:`election` (who leads),
-:mod:`cluster_founding`, :mod:`cluster_merging`, and :mod:`cluster_mail` (who gets which message).
+The parts: :mod:`~potluck.membership.state` (what a process knows, and whom it hears),
+:mod:`~potluck.membership.health`, :mod:`~potluck.membership.election` (who leads),
+:mod:`~potluck.membership.views` (agreeing on the next view, and being in it),
+:mod:`~potluck.membership.bootstrap` (founding and merging).  Here are the evidence of deaths, and
+who gets which message.
 """
 
 from __future__ import annotations

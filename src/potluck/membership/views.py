@@ -1,6 +1,6 @@
 """Being in a view: entering it, pausing in it, being put out of it.
 
-Whoever agreed on a view (:mod:`cluster_succession`, :mod:`cluster_founding`) hands it over here.
+A view that was agreed on, here or in :mod:`~potluck.membership.bootstrap`, is installed here.
 """
 
 from __future__ import annotations
