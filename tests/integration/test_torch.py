@@ -363,8 +363,10 @@ def test_several_works_are_under_way_at_once(ranks: Ranks, store: str) -> None:
 
 def wait_in_vain(place: Place, store: str) -> Any:
     """Rank 0 waits for an operation that the others do not start."""
-    with torch_group(place, store, timeout=timedelta(seconds=0.4)) as world:
+    with torch_group(place, store) as world:
+        dist.barrier()
         failures, work = [], None
+        world.set_timeout(timedelta(seconds=0.4))
         if place.rank == 0:
             failures.append(place.failure_of(dist.all_reduce, torch.ones(2)))
             world.set_timeout(timedelta(seconds=20))
@@ -375,6 +377,7 @@ def wait_in_vain(place: Place, store: str) -> Any:
             assert work is not None
             work.wait()
         else:
+            world.set_timeout(timedelta(seconds=20))
             place.failure_of(dist.all_reduce, torch.ones(2))
             dist.all_reduce(torch.ones(2))
         return failures
