@@ -582,7 +582,7 @@ def test_a_member_that_steps_aside_or_gives_way_is_ready_at_once() -> None:
 
 
 def test_what_we_declined_once_we_decline_with_the_same_word() -> None:
-    """A later view gets a later word."""
+    """A later view gets a later word; a process that is behind is told of the newest view."""
     net = ClusterNet()
     a, _ = net.form("ab")
     core = net.cores[a]
@@ -591,7 +591,13 @@ def test_what_we_declined_once_we_decline_with_the_same_word() -> None:
     for epoch in (4, 3, 4, 5):
         strange = Commit(OTHER, epoch, Proposal((Z, a)))
         words += sent(core.receive(Z, strange, net.now), Z)
-    assert [word.epoch for word in words if isinstance(word, Departed)] == [4, 4, 4, 5]
+    told = [word for word in words if isinstance(word, Departed | Commit)]
+    assert [(type(word), word.epoch) for word in told] == [
+        (Departed, 4),
+        (Commit, 4),
+        (Departed, 4),
+        (Departed, 5),
+    ]
     first = words[0]
     assert isinstance(first, Departed)
     assert (first.promised, first.accepted_term, first.accepted) == (-1, -1, None)
