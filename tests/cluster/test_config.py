@@ -46,3 +46,15 @@ def test_nonsense_is_refused_before_anything_is_opened(
     """With the name of the option: it would fail deep inside, or be read letter by letter."""
     with pytest.raises((TypeError, ValueError), match=complaint):
         AutoDiscoveryConfig(**options)
+
+
+def test_machines_that_begin_together_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes later waits for as many nodes as its script says."""
+    monkeypatch.setenv("POTLUCK_MIN_NODES", "3")
+    assert AutoDiscoveryConfig(min_nodes=2).wanted_nodes == 2
+    monkeypatch.setenv("POTLUCK_RUN", "1")
+    assert AutoDiscoveryConfig(min_nodes=2).wanted_nodes == 2
+    monkeypatch.setenv("RANK", "0")
+    assert AutoDiscoveryConfig(min_nodes=2).wanted_nodes == 3
+    assert AutoDiscoveryConfig(min_nodes=4).wanted_nodes == 4
+    assert AutoDiscoveryConfig().wanted_nodes == 3

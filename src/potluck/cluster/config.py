@@ -43,7 +43,10 @@ class AutoDiscoveryConfig:
     job: str | None = None
     """Only nodes with the same job meet; ``POTLUCK_JOB``, or the name of the script."""
     min_nodes: int | None = None
-    """With fewer nodes no cluster is founded; ``POTLUCK_MIN_NODES``, or 1."""
+    """With fewer nodes no cluster is founded; ``POTLUCK_MIN_NODES``, or 1.
+
+    Machines that begin together under ``potluck run`` wait for each other in any case.
+    """
     namespace: NetworkNamespace | str | None = None
     """Whose members may come; unless given, the namespace this machine uses."""
     name: str | None = None
@@ -132,9 +135,13 @@ class AutoDiscoveryConfig:
     @property
     def wanted_nodes(self) -> int:
         """How many nodes there must be, wherever it is said."""
-        if self.min_nodes is not None:
-            return self.min_nodes
-        return _number("POTLUCK_MIN_NODES", 1)
+        given = _number("POTLUCK_MIN_NODES", 1)
+        if self.min_nodes is None:
+            return given
+        # Launchers that begin together have announced this many: none must be left waiting.  One
+        # that comes later gets no RANK, and joins those who are there.
+        began_together = {"POTLUCK_RUN", "RANK"} <= os.environ.keys()
+        return max(self.min_nodes, given) if began_together else self.min_nodes
 
     @property
     def wished_port(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 from potluck.apps.cli.launcher import Gathering
 from potluck.apps.cli.run_child import facts_of, imports, reasons
 from potluck.cluster.reports import Report
+from potluck.net.dial import REFUSED
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,12 @@ def test_a_machine_that_cannot_be_reached_is_told_from_one_that_runs_nothing() -
     seen, silent = waiting(troubles={"attic": "No route to host"})
     assert seen == "attic was seen but could not be reached: No route to host"
     assert silent.startswith("train.py does not run on laptop yet")
+
+
+def test_a_machine_that_refuses_runs_nothing_yet() -> None:
+    """It is on: what to type there is the better answer than an error of the network."""
+    (said,) = waiting(troubles={"attic": f"{REFUSED} by 10.0.0.2:52416, [fe80::1%eth0]:52416"})
+    assert said.startswith("train.py does not run on attic and laptop yet: type")
 
 
 def test_once_all_are_here_there_is_nothing_to_say() -> None:

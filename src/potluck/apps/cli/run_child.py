@@ -35,6 +35,7 @@ from potluck.apps.cli.run_places import (
 )
 from potluck.cluster.observer import Observer
 from potluck.cluster.reports import Report
+from potluck.net.dial import REFUSED
 from potluck.trace.dump import FOLDER_VARIABLE, trace_folder
 
 if TYPE_CHECKING:
@@ -465,10 +466,12 @@ def _silent(
     missing: Sequence[str], troubles: Mapping[str, str], job: str, command: str
 ) -> Iterator[str]:
     """Of machines of the namespace that run nothing, as far as can be seen."""
+    # A machine that refuses is on, and nothing listens there: the usual case before a run.
+    unreachable = {name: why for name, why in troubles.items() if REFUSED not in why}
     for name in sorted(missing):
-        if name in troubles:
-            yield f"{name} was seen but could not be reached: {troubles[name]}"
-    silent = sorted(name for name in missing if name not in troubles)
+        if name in unreachable:
+            yield f"{name} was seen but could not be reached: {unreachable[name]}"
+    silent = sorted(name for name in missing if name not in unreachable)
     if silent:
         yield (
             f"{job} does not run on {_list(silent)} yet: type `{command}` there. "
