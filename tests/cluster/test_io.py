@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -173,6 +174,26 @@ def test_dropping_a_lane_sends_what_was_queued_first(io: IoThread, ears: Ears) -
     assert not io.send(lane, b"too late")
     assert ears.over == []
     right.close()
+
+
+def test_a_retired_lane_stays_open_while_the_other_side_uses_it(io: IoThread, ears: Ears) -> None:
+    """Two sides that choose differently between two lanes must not cut each other off."""
+    others = Ears()
+    there = IoThread(others)
+    left, right = (Lane(end, "lane") for end in secure_sockets())
+    io.add(left)
+    there.add(right)
+    io.retire(left, after=0.3)
+    until = time.monotonic() + 1.0
+    sent = 0
+    while time.monotonic() < until:
+        assert there.send(right, b"beat", tag=0)
+        sent += 1
+        eventually(lambda: len(ears.heard) == sent)  # noqa: B023
+        time.sleep(0.02)  # the rhythm of the other side
+    assert not others.over
+    eventually(lambda: len(others.over) == 1)  # it has fallen silent on this lane
+    there.close()
 
 
 def test_a_fault_in_the_thread_is_told(

@@ -120,6 +120,12 @@ class LaneTable:
             del self._by_lane[lane]
         return lanes
 
+    def surplus(self, process: ProcessId, retired: Lane) -> list[Lane]:
+        """Further lanes to a process; one beside the one in use is enough, however it behaves."""
+        kept = {self._by_process[process].lane, retired}
+        opened = [lane for lane, each in self._by_lane.items() if each.card.process == process]
+        return [lane for lane in opened if lane not in kept]
+
     def to(self, process: ProcessId) -> OpenedLane | None:
         """The lane to a process."""
         return self._by_process.get(process)
@@ -884,6 +890,8 @@ class Links:
         self.io.add(opened.lane)
         if unwanted is not None:
             self.io.retire(unwanted)
+            for lane in table.surplus(process, unwanted):
+                self.io.drop(lane)
         if is_new:
             self._listener.met(opened.card)
 

@@ -79,7 +79,9 @@ class Lane:
         self.is_deaf = False  # we read no more until somebody has
         self.wants_write = False
         self.closing_at: float | None = None  # when it is closed, sent or not
-        self.is_retired = False  # nobody sends on it any more; it stays open for a while
+        self.is_retired = False  # we send on it no more; it stays open while the peer does
+        self.handed_on_before = 0  # messages, when it was last looked at for being used
+        self.patience = 0.0  # seconds for which it is kept without a message, if it is retired
         self.is_over = False
         _process.track(self.sock)
         prepare(self.sock)
@@ -208,7 +210,11 @@ LINGER = 1.0
 """Seconds for the last words of a lane that we close."""
 
 RETIRED = 3.0
-"""Seconds for which a lane that is not used any more stays open."""
+"""Seconds without a message after which a lane that we do not use is closed.
+
+Each side chooses between two lanes when it learns of the second one, and they may choose
+differently.  So a lane that the other side still uses stays open.
+"""
 
 
 class Audience(Protocol):
@@ -270,11 +276,11 @@ class IoThread:
         self._ask(lambda: self._part(lane, time.monotonic() + linger))
 
     def retire(self, lane: Lane, after: float = RETIRED) -> None:
-        """Use a lane no more and close it some time later; what comes on it is heard until then.
+        """Send on a lane no more, and close it when nothing has come on it for some time.
 
-        The other side may not know yet that there is a better one.
+        The other side may not know yet that there is a better one, or may use this one for good.
         """
-        lane.is_retired = True
+        lane.is_retired, lane.patience = True, after
         self.drop(lane, after)
 
     def close(self, linger: float = LINGER) -> None:
@@ -340,7 +346,9 @@ class IoThread:
             self._tasks.popleft()()
         now = time.monotonic()
         for lane in [each for each in self._lanes if each.closing_at is not None]:
-            if now >= (lane.closing_at or 0.0) or (lane.is_flushed and not lane.is_retired):
+            if lane.is_retired and lane.handed_on > lane.handed_on_before:
+                lane.handed_on_before, lane.closing_at = lane.handed_on, now + lane.patience
+            elif now >= (lane.closing_at or 0.0) or (lane.is_flushed and not lane.is_retired):
                 self._end(lane, "it was not used any more")
 
     def _patience(self) -> float | None:
