@@ -110,9 +110,8 @@ class Saboteur:
             self._spoil_chunks()
         elif kind == "state":
             self._spoil_state()
-        for module in (elastic, elastic, state):
-            if hasattr(module, "gather"):
-                setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
+        for module in (elastic, state):
+            setattr(module, "gather", self._gather)  # noqa: B010 - mypy knows its type
         setattr(state, "broadcast", self._broadcast)  # noqa: B010
 
     def _gather(self, group: Any, message: Any, kind: Any, what: str, **options: Any) -> Any:
@@ -204,11 +203,12 @@ class Saboteur:
     def _spoil_state(self) -> None:
         """Claim to be ahead of all others, with a state that none of them can use, or too far."""
         step = {"other parts": 1 << 30, "the last step": (1 << 62) - 1}[self._how]
+        settle = elastic.settle
 
         def lying(group: Any, view: Any, mine: Any, size: int | None = None) -> Any:
             ahead = Position(view.lineage, view.epoch, step)
             report = replace(mine.report, position=ahead, attended=(view.lineage, view.epoch))
-            return elastic.settle(group, view, replace(mine, report=report), size)
+            return settle(group, view, replace(mine, report=report), size)
 
         setattr(elastic, "settle", lying)  # noqa: B010
         if self._how == "other parts":
