@@ -205,7 +205,7 @@ def reach(
 
 
 REFUSED = os.strerror(errno.ECONNREFUSED)
-"""How a failure begins, or ends, when the machine is on and nothing listens there."""
+"""What is said of each address where the machine is on and nothing listens."""
 
 
 def _failure(failures: Sequence[tuple[Address, Exception]], tried: Sequence[Address]) -> Exception:
@@ -215,9 +215,6 @@ def _failure(failures: Sequence[tuple[Address, Exception]], tried: Sequence[Addr
     for _, error in failures:
         if len(failures) == 1 or isinstance(error, AnotherNamespace):
             return error
-    if all(isinstance(error, ConnectionRefusedError) for _, error in failures):
-        where = ", ".join(str(address) for address, _ in failures)
-        return ConnectionRefusedError(errno.ECONNREFUSED, f"{REFUSED} by {where}")
     reasons = dict.fromkeys(f"{address}: {_words(error)}" for address, error in failures)
     return NoConnection("None of its addresses answered", cause="; ".join(reasons))
 

@@ -133,7 +133,8 @@ def test_a_machine_that_cannot_be_reached_is_told_from_one_that_runs_nothing() -
 
 def test_a_machine_that_refuses_runs_nothing_yet() -> None:
     """It is on: what to type there is the better answer than an error of the network."""
-    (said,) = waiting(troubles={"attic": f"{REFUSED} by 10.0.0.2:52416, [fe80::1%eth0]:52416"})
+    both = f"None of its addresses answered: 10.0.0.2:1: {REFUSED}; [fe80::1%eth0]:1: {REFUSED}"
+    (said,) = waiting(troubles={"attic": both})
     assert said.startswith("train.py does not run on attic and laptop yet: type")
 
 

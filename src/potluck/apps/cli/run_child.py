@@ -467,7 +467,11 @@ def _silent(
 ) -> Iterator[str]:
     """Of machines of the namespace that run nothing, as far as can be seen."""
     # A machine that refuses is on, and nothing listens there: the usual case before a run.
-    unreachable = {name: why for name, why in troubles.items() if REFUSED not in why}
+    unreachable = {
+        name: why
+        for name, why in troubles.items()
+        if not all(REFUSED in each for each in why.split("; "))
+    }
     for name in sorted(missing):
         if name in unreachable:
             yield f"{name} was seen but could not be reached: {unreachable[name]}"
