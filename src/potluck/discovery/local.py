@@ -106,6 +106,13 @@ class Neighbours:
             and self._is_alive(note)
         ]
 
+    def is_removed(self, sighting: Sighting) -> bool:
+        """Whether the note of a process is gone: it has ended or left."""
+        if sighting.process is None:
+            return False
+        name = self._directory / str(sighting.process.incarnation)
+        return not name.with_suffix(".json").exists()
+
     def close(self) -> None:
         """Take our note back."""
         note, self._note = self._note, None

@@ -373,10 +373,17 @@ class Discovery(Closing):
         except OSError as error:
             self._note("neighbour", f"the notes of other processes cannot be read: {error}")
             return
+        # Another process may have removed the note of a dead one before we looked.
+        here = {each.key for each in found}
+        vanished = {
+            each.key
+            for each in self._seen
+            if each.key not in here and self._neighbours.is_removed(each)
+        }
         if found != self._seen:
             self._seen, self._eager_until = found, time.monotonic() + EAGER
             self._book.replace("neighbour", found, _ENDED)
-        for key in self._neighbours.dead:
+        for key in self._neighbours.dead | vanished:
             self._book.withdraw("mdns", key, _ENDED)  # its record would last for minutes
         self._note("neighbour", f"{len(found)} other processes on this machine")
 
