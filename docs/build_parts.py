@@ -161,15 +161,36 @@ def comparison() -> str:
 # -- the doctor, the origin --------------------------------------------------------------------
 
 
+QUESTIONS = {
+    "keys": "Whether this machine's own keys can be used at all",
+    "interfaces": "Whether there is any way into a network at all",
+    "platforms": "What single operating systems put in the way, told by the traces that it leaves",
+    "taken": "Whether other programs have the ports on which nodes are looked for",
+    "names": "Whether names lead to machines, and not back to the one that asks",
+    "multicast": "Whether announcements pass: out of this machine, and between the machines",
+    "isolation": (
+        "Whether the network itself keeps its clients apart, as guest networks and access points do"
+    ),
+    "families": "Whether two machines have a version of the Internet protocol in common",
+    "ports": "Whether those who were found can be reached on their port",
+    "passages": "Whether packets of full size pass, and how much goes through",
+    "namespaces": "Whether those who are here have the same secret",
+    "clones": "Whether another machine has a copy of this one's key",
+    "versions": "Whether those who belong together speak the same version of the protocol",
+    "clocks": "Whether the clocks agree",
+    "power": "Whether machines will stay awake",
+    "nobody": "Whether there is anybody else",
+}
+"""What each check of the doctor finds out."""
+
+
 def doctor_checks() -> str:
     """The checks in the order in which they are made."""
     rows = []
     for check in (check_keys, *CHECKS):
-        module = inspect.getmodule(check)
         family = check.__name__.removeprefix("check_")
-        question = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".")
         causes = (inspect.getdoc(check) or "").splitlines()[0]
-        rows.append(f"| `{family}` | {question} | {causes} |")
+        rows.append(f"| `{family}` | {QUESTIONS[family]} | {causes} |")
     return _table("| family | it finds out | for instance |", rows)
 
 
