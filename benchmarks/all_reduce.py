@@ -31,7 +31,7 @@ from collectives.plot import draw_plot
 from collectives.tables import draw_rows, draw_targets
 from collectives.targets import judge
 
-PLOT = Path(__file__).resolve().parents[1] / "docs" / "all_reduce.svg"
+PLOT = Path(__file__).resolve().parents[1] / "docs" / "internals" / "all_reduce.svg"
 WIDTH = 140  # columns, where there is no terminal
 
 

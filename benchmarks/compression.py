@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck import DistributedContext, GradientCompressor, NetworkNamespace, TcpBackend
-from potluck.compression.base import Floats, Turn
+from potluck.compression.base import CompressionContext, Floats
 from potluck.compression.choice import method_for
 from potluck.compression.codecs import codec_for
 from potluck.compression.strategy import CompressionStrategy
@@ -105,7 +105,7 @@ def actions(
         codec = codec_for(strategy.quantization)
         out, back = codec.packed(gradient), np.empty_like(gradient)
         return lambda: codec.encode(gradient, out), lambda: codec.decode(out, back)
-    method, turn = method_for(strategy), Turn(gradient.shape)
+    method, turn = method_for(strategy), CompressionContext(gradient.shape)
     data = method.encode(gradient, turn)
     return lambda: method.encode(gradient, turn), lambda: method.decode(data, gradient.size)
 

@@ -36,7 +36,7 @@ from potluck import DistributedContext, GradientCompressor, SimulatedBackend
 Array = npt.NDArray[np.float32]
 Curve = list[tuple[int, float]]
 
-PLOT = Path(__file__).resolve().parents[1] / "docs" / "convergence.svg"
+PLOT = Path(__file__).resolve().parents[1] / "docs" / "internals" / "convergence.svg"
 WORKERS = 4
 BATCH = 8
 RATE = 0.3

@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "comparison": build_parts.comparison,
     "checks of the doctor": build_parts.doctor_checks,
     "names of the origin": build_parts.origin_names,
+    "metrics": build_parts.metrics,
 }
 
 _PART = re.compile(
@@ -49,7 +50,7 @@ def renewed(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Every page that has something generated, as it should be."""
     found = {DOCS / "reference.md": build_reference.page()}
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if _PART.search(text) and path.name != "reference.md":
             found[path] = renewed(text)
@@ -59,7 +60,7 @@ def pages() -> dict[Path, str]:
 def stale() -> list[str]:
     """The names of pages that are out of date."""
     return [
-        path.name
+        path.relative_to(ROOT).as_posix()
         for path, text in pages().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
@@ -71,11 +72,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     if parser.parse_args().check:
         names = stale()
-        print("\n".join(f"docs/{name} is out of date: make docs" for name in names))
+        print("\n".join(f"{name} is out of date: make docs" for name in names))
         return int(bool(names))
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
-        print(f"docs/{path.name}")
+        print(path.relative_to(ROOT))
     return 0
 
 

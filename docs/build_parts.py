@@ -14,6 +14,7 @@ from potluck import wire_messages as wire
 from potluck.cluster import io
 from potluck.doctor.checks import CHECKS, check_keys
 from potluck.membership import messages as membership_messages
+from potluck.metrics.catalogue import SECTIONS
 from potluck.net import frames, listener, tls
 from support import architecture
 
@@ -26,6 +27,7 @@ __all__ = [
     "limits",
     "may_import",
     "messages",
+    "metrics",
     "origin_names",
 ]
 
@@ -108,11 +110,11 @@ def frame_layout() -> str:
 
 def frame_kinds() -> str:
     """Every kind with its number, its limit and what it means."""
-    docs = _docs_below(frames.Kind)
+    docs = _docs_below(frames.FrameType)
     rows = []
-    for kind in frames.Kind:
+    for kind in frames.FrameType:
         limit = frames._LIMITS.get(int(kind), frames.MAX_CONTROL)
-        shown = "the receiver's credit" if kind is frames.Kind.EAGER else _size(limit)
+        shown = "the receiver's credit" if kind is frames.FrameType.EAGER else _size(limit)
         rows.append(f"| {int(kind)} | `{kind.name}` | {shown} | {docs[kind.name]} |")
     return _table("| kind | name | payload at most | |", rows)
 
@@ -154,7 +156,7 @@ def limits() -> str:
 def comparison() -> str:
     """The figures of the README."""
     text = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-    start = text.index("| | beside | Potluck |")
+    start = text.index("| | compared with | Potluck |")
     return text[start : text.index("\n\n", start)] + "\n"
 
 
@@ -162,24 +164,23 @@ def comparison() -> str:
 
 
 QUESTIONS = {
-    "keys": "Whether this machine's own keys can be used at all",
-    "interfaces": "Whether there is any way into a network at all",
-    "platforms": "What single operating systems put in the way, told by the traces that it leaves",
-    "taken": "Whether other programs have the ports on which nodes are looked for",
-    "names": "Whether names lead to machines, and not back to the one that asks",
-    "multicast": "Whether announcements pass: out of this machine, and between the machines",
-    "isolation": (
-        "Whether the network itself keeps its clients apart, as guest networks and access points do"
-    ),
-    "families": "Whether two machines have a version of the Internet protocol in common",
-    "ports": "Whether those who were found can be reached on their port",
-    "passages": "Whether packets of full size pass, and how much goes through",
-    "namespaces": "Whether those who are here have the same secret",
-    "clones": "Whether another machine has a copy of this one's key",
-    "versions": "Whether those who belong together speak the same version of the protocol",
-    "clocks": "Whether the clocks agree",
-    "power": "Whether machines will stay awake",
-    "nobody": "Whether there is anybody else",
+    "keys": "Can this machine's own keys be used?",
+    "interfaces": "Is there any network interface to use?",
+    "platforms": "Does the operating system block connections?",
+    "taken": "Do other programs use the ports of discovery?",
+    "names": "Do host names resolve to the right machines?",
+    "multicast": "Do announcements leave this machine, and reach the others?",
+    "isolation": "Does the network isolate its clients, as guest networks do?",
+    "families": "Do two machines share IPv4 or IPv6?",
+    "ports": "Can the machines that were found be reached on their port?",
+    "passages": "Do packets of full size get through, and at what rate?",
+    "namespaces": "Do the machines have the same secret?",
+    "clones": "Does another machine have a copy of this one's key?",
+    "versions": "Do the machines use the same version of the protocol?",
+    "clocks": "Do the clocks agree?",
+    "power": "Will the machines stay awake?",
+    "pairing": "Is this machine paired with any other?",
+    "nobody": "Is there any other machine?",
 }
 """What each check of the doctor finds out."""
 
@@ -191,7 +192,7 @@ def doctor_checks() -> str:
         family = check.__name__.removeprefix("check_")
         causes = (inspect.getdoc(check) or "").splitlines()[0]
         rows.append(f"| `{family}` | {QUESTIONS[family]} | {causes} |")
-    return _table("| family | it finds out | for instance |", rows)
+    return _table("| check | question | examples |", rows)
 
 
 def origin_names() -> str:
@@ -216,16 +217,30 @@ def origin_names() -> str:
 # -- words -------------------------------------------------------------------------------------
 
 
+def metrics() -> str:
+    """Every metric: name, kind, labels and meaning, by subject."""
+    parts = []
+    for title, section in SECTIONS.items():
+        rows = [
+            f"| `{each.name}` | {each.kind} | {', '.join(f'`{name}`' for name in each.labels)} "
+            f"| {each.help} |"
+            for each in section
+        ]
+        table = ["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
+        parts.append("\n".join([f"### {title}", "", *table, ""]))
+    return "\n".join(parts)
+
+
 def _table(head: str, rows: list[str]) -> str:
     rule = "|" + "---|" * (head.count("|") - 1)
     return "\n".join([head, rule, *rows, ""])
 
 
-def _size(octets: int) -> str:
+def _size(size: int) -> str:
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if octets % unit == 0:
-            return f"{octets // unit} {name}"
-    return f"{octets} bytes"
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
 
 
 def _docs_below(kind: type) -> dict[str, str]:

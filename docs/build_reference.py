@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import potluck
+from potluck._future import Future
 
 __all__ = ["page"]
 
@@ -24,6 +25,9 @@ Every public name, from its docstring; `make docs` writes this page, and a test 
 code. Each example runs by itself in a fresh interpreter, as it is printed; a test does that.
 [api.md](api.md) is the same as one table.
 """
+
+FUTURE = ("done", "wait", "result", "exception", "add_done_callback")
+"""What every future has for those who wait for it."""
 
 
 def page() -> str:
@@ -59,9 +63,12 @@ def _entry(name: str) -> str:
 
 
 def _members(thing: type) -> list[str]:
-    """Its own public methods and properties, one line each."""
+    """Its own public methods and properties, one line each; a future's also."""
+    found = dict(vars(thing))
+    if issubclass(thing, Future):
+        found = {name: vars(Future)[name] for name in FUTURE} | found
     rows = []
-    for name, member in vars(thing).items():
+    for name, member in found.items():
         if name.startswith("_"):
             continue
         inner = member.__func__ if isinstance(member, classmethod | staticmethod) else member

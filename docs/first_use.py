@@ -1,7 +1,7 @@
 """Times a new user's path from a fresh clone, and records it in ``quickstart.md`` (``--write``).
 
 First ``make demo`` in a clone with an empty environment, twice; then two emulated hosts on one
-switch, the second with nothing but the wheel, which are paired and train with two commands each.
+switch, the second with nothing but the wheel, which follow the README with two commands each.
 Needs root and the program ``ip`` for the hosts, and a package index for the installations.
 """
 
@@ -26,6 +26,7 @@ from support.pages import blocks  # noqa: E402
 from support.walkthrough import Walkthrough, steps_of  # noqa: E402
 
 PAGE = DOCS / "quickstart.md"
+README = ROOT / "README.md"
 PATIENCE = 900.0  # seconds for one installation over a slow line
 
 _PART = re.compile(r"(<!-- measured: first use -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -63,10 +64,12 @@ def two_machines(folder: Path) -> dict[str, float]:
     (file,) = (clone / "dist").glob("*.whl")
     install = timed(python, "-m", "venv", str(second), cwd=folder)
     install += timed(str(second / "bin/pip"), "install", "-q", str(file), cwd=folder)
-    page = PAGE.read_text(encoding="utf-8")
+    page = README.read_text(encoding="utf-8")
+    (commands,) = (each for each in blocks(page, "console") if "first$" in each)
     with Hosts("first second") as hosts:
         walk = Walkthrough(
             folder,
+            page,
             hosts,
             {
                 "first": [str(clone / ".venv/bin/potluck")],
@@ -74,8 +77,8 @@ def two_machines(folder: Path) -> dict[str, float]:
             },
         )
         for machine in hosts:
-            (walk.place(machine) / "train.py").write_text(blocks(page, "python")[0])
-        done = walk.follow(steps_of(blocks(page, "console")[0]))
+            (walk.place(machine) / "hello.py").write_text(blocks(page, "python")[0])
+        done = walk.follow(steps_of(commands))
     for steps in done.values():
         for step in steps:
             if step.exit_code:
@@ -85,7 +88,7 @@ def two_machines(folder: Path) -> dict[str, float]:
         "making the wheel": wheel,
         "installing it on the second machine": install,
         "`potluck pair CODE`, until both belong together": pair.seconds,
-        "`potluck run train.py`, until both have trained": run.seconds,
+        "`potluck run hello.py`, until both have finished": run.seconds,
     }
 
 

@@ -1,12 +1,12 @@
-r"""Train an image classifier on several processes or machines: an ordinary PyTorch script.
+"""Train an image classifier on several processes or machines: an ordinary PyTorch script.
 
-The task is like MNIST, with pictures that are drawn instead of downloaded: digits of a small font,
+The task is like MNIST, but the pictures are drawn instead of downloaded: digits of a small font,
 shifted, slanted, scaled and noisy.  The three lines that make it run on Potluck are marked.
 
-    torchrun --nproc-per-node 2 examples/ddp_mnist_like.py            # two processes, one machine
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 \
-        python examples/ddp_mnist_like.py                             # on each of two machines
-    python examples/ddp_mnist_like.py                                 # alone
+    potluck run --per-node 2 examples/ddp_mnist_like.py         # two processes on this machine
+    potluck run examples/ddp_mnist_like.py                      # type this on each machine
+    torchrun --nproc-per-node 2 examples/ddp_mnist_like.py      # the same with PyTorch's launcher
+    python examples/ddp_mnist_like.py                           # alone
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GLYPHS = (  # five rows of three dots for each digit
 
 
 def draw(count: int, seed: int) -> TensorDataset:
-    """So many pictures, and which digit each shows."""
+    """Draw this many pictures; returns them with the digit that each shows."""
     source = torch.Generator().manual_seed(seed)
     digits = torch.randint(10, (count,), generator=source)
     font = torch.tensor([[float(dot) for dot in glyph] for glyph in GLYPHS]).view(10, 1, 5, 3)
@@ -54,7 +54,7 @@ def draw(count: int, seed: int) -> TensorDataset:
 
 
 def network() -> nn.Sequential:
-    """Two convolutions and a line through the middle."""
+    """Two convolutions and two linear layers."""
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -63,7 +63,7 @@ def network() -> nn.Sequential:
 
 
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """How many of the pictures are read right, as a part of all; each rank reads its own."""
+    """The share of pictures that are read right; each rank evaluates its own part."""
     pictures, digits = (part[dist.get_rank() :: dist.get_world_size()] for part in data.tensors)
     with torch.no_grad():
         right = (model(pictures).argmax(1) == digits).float().sum()
@@ -73,14 +73,14 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 
 
 def train(options: argparse.Namespace) -> float:
-    """Train on this rank's share of the pictures; the accuracy in the end."""
+    """Train on this rank's share of the pictures; returns the final accuracy."""
     torch.manual_seed(0)
     data, unseen = draw(options.pictures, seed=1), draw(1000, seed=2)
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, batch_size=64, sampler=sampler)
     model = DistributedDataParallel(network())
     if options.compression != "none":
-        # 3: gradients travel in fewer bytes.  (Leave it out where the network is fast.)
+        # 3: compress gradients; leave this out where the network is fast
         model.register_comm_hook(None, potluck.torch.compress_hook(options.compression))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     reached = 0.0

@@ -1,12 +1,12 @@
-r"""Train a small character transformer together: an ordinary PyTorch script, sharded by FSDP2.
+"""Train a small character transformer together: an ordinary PyTorch script, sharded with FSDP2.
 
 It learns to write like ``nanogpt.txt`` beside it.  Every rank holds a part of the parameters; with
 ``--replicate`` every rank holds all of them, and gradients are averaged (DistributedDataParallel).
 
-    torchrun --nproc-per-node 2 examples/nanogpt.py                   # two processes, one machine
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 \
-        python examples/nanogpt.py                                    # on each of two machines
-    python examples/nanogpt.py --steps 500                            # alone
+    potluck run --per-node 2 examples/nanogpt.py              # two processes on this machine
+    potluck run examples/nanogpt.py                           # type this on each machine
+    torchrun --nproc-per-node 2 examples/nanogpt.py           # the same with PyTorch's launcher
+    python examples/nanogpt.py --steps 500                    # alone
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH, HEADS, LAYERS = 96, 4, 3
 
 
 class Block(nn.Module):
-    """Look back at earlier characters, then think about what was seen."""
+    """A transformer block: causal attention, then a feed-forward layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add what each of the two finds."""
+        """Add the output of both layers to the input."""
         count, length, _ = x.shape
         parts = self.look(self.before(x)).view(count, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class Writer(nn.Module):
-    """Which character comes next, for every place of a text."""
+    """Predicts the next character at every position."""
 
     def __init__(self, characters: int) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Writer(nn.Module):
         self.last, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """From numbers of characters to scores of the next ones, a row for each place."""
+        """Scores of the next character, one row per position."""
         seen = self.what(text) + self.where(torch.arange(text.shape[1]))
         scores: torch.Tensor = self.out(self.last(self.blocks(seen)).flatten(0, 1))
         return scores
 
 
 def distributed(model: Writer, options: argparse.Namespace) -> nn.Module:
-    """The model on all ranks: in parts, or as copies."""
+    """Shard the model over all ranks, or replicate it."""
     if not options.replicate:
         for block in model.blocks:
             fully_shard(block)
@@ -84,14 +84,14 @@ def distributed(model: Writer, options: argparse.Namespace) -> nn.Module:
 
 
 def batch(text: torch.Tensor, source: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Passages, and the same one character later."""
+    """Passages, and the same passages shifted by one character."""
     starts = torch.randint(len(text) - SPAN - 1, (16,), generator=source)
     passages = torch.stack([text[start : start + SPAN + 1] for start in starts.tolist()])
     return passages[:, :-1], passages[:, 1:]
 
 
 def write(model: nn.Module, letters: list[str], length: int) -> str:
-    """A text of the model's own; all ranks take part, since each has a part of it."""
+    """Sample a text from the model; all ranks take part, since each holds a part of it."""
     text = torch.tensor([[letters.index("\n")]])
     source = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def write(model: nn.Module, letters: list[str], length: int) -> str:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and show what came of it."""
+    """Train, then print a sample."""
     written = TEXT.read_text(encoding="utf-8")
     letters = sorted(set(written))
     text = torch.tensor([letters.index(letter) for letter in written])

@@ -1,11 +1,12 @@
 """A parameter server: rank 0 holds the model, the others compute gradients at their own pace.
 
-    torchrun --nproc-per-node 3 examples/parameter_server.py
-    python examples/parameter_server.py            # the same in three processes, started by itself
+    potluck run --per-node 3 examples/parameter_server.py     # three processes on this machine
+    potluck run examples/parameter_server.py                  # type this on each machine
+    python examples/parameter_server.py                       # starts three processes itself
 
-Every worker fetches the parameters, computes a gradient on its own data and pushes it; nobody waits
-for anybody else, so a slow machine slows down only itself.  The model is a line through points, so
-that everybody can see whether it was learned.
+Each worker fetches the parameters, computes a gradient on its own data and pushes it.  Workers do
+not wait for each other, so a slow machine slows down only itself.  The model is a linear function
+with known coefficients, so that the result can be checked.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ Vector = npt.NDArray[np.float64]
 STEPS = 200
 RATE = 0.1
 TRUTH = np.array([2.0, -1.0, 0.5])
-"""What is to be learned."""
+"""The coefficients to learn."""
 
 
 @dataclass
 class Gradient:
-    """What a worker pushes."""
+    """What a worker sends to the server."""
 
     worker: int
     values: Vector
@@ -40,7 +41,7 @@ class Gradient:
 
 
 class ParameterServer:
-    """The model and what becomes of gradients; its methods are called by the workers."""
+    """Holds the model and applies gradients; workers call its methods remotely."""
 
     def __init__(self) -> None:
         self._parameters = np.zeros_like(TRUTH)
@@ -48,12 +49,12 @@ class ParameterServer:
         self.pushed: dict[int, int] = {}
 
     def fetch(self) -> Vector:
-        """The parameters; a copy, for others change them while this one travels."""
+        """A copy of the parameters: other workers change them while this one is sent."""
         with self._lock:
             return self._parameters.copy()
 
     def push(self, gradient: Gradient) -> int:
-        """Take a step; returns how many this worker has taken."""
+        """Apply a gradient; returns how many this worker has pushed."""
         with self._lock:
             self._parameters -= RATE * gradient.values
             self.pushed[gradient.worker] = self.pushed.get(gradient.worker, 0) + 1
@@ -61,7 +62,7 @@ class ParameterServer:
 
 
 def work(server: Any, rank: int) -> float:
-    """Learn from data of one's own; the last loss."""
+    """Train on this worker's own data; returns the last loss."""
     chance = np.random.default_rng(rank)
     loss = float("inf")
     for _ in range(STEPS):
@@ -74,14 +75,14 @@ def work(server: Any, rank: int) -> float:
 
 
 def main() -> None:
-    """One rank of the group that the environment describes."""
+    """Run one rank; RANK, WORLD_SIZE and MASTER_ADDR come from the launcher."""
     with TcpBackend.from_env() as backend, RpcAgent(backend) as agent:
         if backend.rank == 0:
             server = ParameterServer()
             agent.expose(server.fetch)
             agent.expose(server.push)
-            backend.barrier()  # the functions are there
-            backend.barrier()  # everybody has learned enough
+            backend.barrier()  # the functions are registered
+            backend.barrier()  # all workers are done
             print(f"learned {np.round(server.fetch(), 3)} from {sorted(server.pushed.items())}")
         else:
             backend.barrier()
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def start_all(count: int) -> int:
-    """Run every rank as a process of its own, as a launcher would."""
+    """Start every rank in its own process, as a launcher would."""
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29517")
     ranks = [

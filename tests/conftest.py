@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -28,6 +28,16 @@ os.environ.setdefault("POTLUCK_SHORTCUTS", "off")
 settings.register_profile("dev", deadline=None, print_blob=True)
 # In CI one commit has one verdict: the same examples every time.
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+# `make test` tries fewer; `make test-all` tries as many as Hypothesis does by itself.  Whether a
+# test wastes its inputs is judged there: from 25 examples that would be a matter of luck.
+settings.register_profile(
+    "quick",
+    deadline=None,
+    print_blob=True,
+    derandomize=IN_CI,
+    max_examples=25,
+    suppress_health_check=list(HealthCheck),
+)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 

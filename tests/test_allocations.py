@@ -6,14 +6,14 @@ import pytest
 
 from support import allocations, architecture
 
-MODULES = architecture.load(Path(__file__).parent.parent / "src" / "potluck")
+SOURCE = Path(__file__).parent.parent / "src" / "potluck"
 
 # Function -> what keeps the size small.
 BOUNDED = {
-    "potluck.backend.framing.SealedWire.push": "bytes that our own caller handed over",
+    "potluck.backend.framing.EncryptedConnection.push": "bytes that our own caller handed over",
     "potluck.rpc.protocol.Assembly.__init__": "what Assembly.accept has found allowed",
     "potluck.net.secure_socket.SecureSocket.__init__": "a copy of bytes that are here",
-    "potluck.backend.fallback_stream.CarriedStream._advance": "checked against CHUNK just before",
+    "potluck.backend.fallback_stream.MessageStream._advance": "checked against CHUNK just before",
     "potluck.backend.adapters.mpi.MpiBackend._receive": "checked against CHUNK just before",
     "potluck.backend.adapters.base.PlainMesh._receive": "checked against CHUNK just before",
     "potluck.net.tcp._machine": "a file of this machine's own kernel",
@@ -21,16 +21,16 @@ BOUNDED = {
     "potluck.backend.messages.Inbox.complete_small": "a copy, within the sender's credit",
     "potluck.backend.messages.Inbox.send_to_myself": "a copy, within Limits.courtesy",
     "potluck.backend.messages.Inbox.take_offers": "Limits.courtesy",
-    "potluck.backend.messages.Message.keep": "the size of a receive that our own caller posted",
-    "potluck.backend.framing.SealedReader._landing": "a frame's header is checked: MAX_PIECE",
-    "potluck.backend.framing.SealedWriter._enter": "our own frames: MAX_PIECE",
-    "potluck.backend.framing.SealedWriter._take_spare": "one of ROOMS",
+    "potluck.backend.messages.IncomingMessage.keep": "a receive that our own caller posted",
+    "potluck.backend.framing.EncryptedReader._landing": "a frame's header is checked: MAX_PIECE",
+    "potluck.backend.framing.EncryptedWriter._enter": "our own frames: MAX_PIECE",
+    "potluck.backend.framing.EncryptedWriter._take_spare": "one of ROOMS",
 }
 
 
 def test_every_allocation_has_a_bound() -> None:
     """A new one is added to the table with what bounds it; an entry without need is an error."""
-    assert sorted(allocations.found(MODULES)) == sorted(BOUNDED)
+    assert sorted(allocations.found(architecture.load(SOURCE))) == sorted(BOUNDED)
 
 
 def planted(source: str, room: str = "net.planted") -> dict[str, str]:

@@ -78,6 +78,16 @@ def test_a_run_continues_where_it_was(
     assert len(played) == 2
 
 
+def test_a_run_that_breaks_down_is_shown(tmp_path: Path) -> None:
+    """With its exit code, and what it wrote."""
+    broken = tmp_path / "potluck" / "__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('this copy is broken')", encoding="utf-8")
+    with pytest.raises(RuntimeError, match="Seeds 7 to 9 ended with code 1") as caught:
+        play(tmp_path, 7, 3, 1)
+    assert "this copy is broken" in str(caught.value)
+
+
 @pytest.mark.soak
 def test_the_compiled_core_does_the_same_as_the_source(tmp_path: Path) -> None:
     """Story by story: how long each took to settle is the same to the last digit."""

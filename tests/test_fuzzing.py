@@ -34,6 +34,7 @@ def slow_inputs(target: Target, size: int) -> Figures:
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["object", "call values, described"])
 def test_the_fuzzer_finds_keys_that_share_a_hash(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -66,8 +67,8 @@ def test_the_fuzzer_knows_every_module_that_decodes() -> None:
         "messages.py": "unpack: hello, table, told, lane opened, control opened",
         "cluster/config.py": "what `potluck run` hands to its own children",
         "cluster/observer.py": "what a child of this process answers",
-        "apps/dashboard/__main__.py": "what the parent of this process asks",
-        "apps/cli/demo_messages.py": "what the demo and its children tell each other",
+        "apps/dashboard/server.py": "what the parent of this process asks",
+        "apps/cli/demo_story.py": "what the children of the demo print",
     }
     covered = (Path(__file__).parent / "support" / "fuzz_targets.py").read_text()
     for path in sorted(SOURCE.rglob("*.py")):

@@ -18,7 +18,7 @@ from potluck.cluster.reports import Said
 from potluck.discovery.local import KnownPeers
 from potluck.discovery.records import Advert
 from potluck.membership.messages import ClusterMessage
-from potluck.net.frames import Kind
+from potluck.net.frames import FrameType
 from potluck.training.checkpoint import latest
 from potluck.trust.pairing_protocol import Message, Secret
 from support import golden
@@ -55,7 +55,7 @@ def test_every_message_has_an_example_and_every_file_is_one() -> None:
         for name, union in unions.items()
         for kind in union.__args__
     }
-    wanted |= {f"frame-{kind.name.lower()}" for kind in Kind}
+    wanted |= {f"frame-{kind.name.lower()}" for kind in FrameType}
     assert wanted - EXAMPLES.keys() == set()
     assert {file.stem for file in golden.FOLDER.glob("*.bin")} == EXAMPLES.keys()
 

@@ -101,7 +101,7 @@ def test_spaces_around_a_number_do_no_harm() -> None:
 def test_a_port_that_cannot_be_is_refused(port: str, agent: str) -> None:
     """Neither rounded nor wrapped: the number in the error is the one that was set."""
     environ = {**TORCHRUN, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": agent}
-    with pytest.raises(BackendUnavailable, match=f"MASTER_PORT={port} "):
+    with pytest.raises(BackendUnavailable, match=f"MASTER_PORT must be .*{port}"):
         read_launch(environ)
 
 
@@ -220,7 +220,7 @@ def test_the_first_host_of_slurms_notation(nodelist: str, host: str) -> None:
 @pytest.mark.parametrize("nodelist", ["", ",", ",a", "gpu[", "gpu]", "gpu[]", "gpu[1-2", "a[b[1]]"])
 def test_what_is_no_list_of_hosts_is_refused(nodelist: str) -> None:
     """Rather a clear word now than a name that no resolver knows later."""
-    with pytest.raises(BackendUnavailable, match="no list of hosts"):
+    with pytest.raises(BackendUnavailable, match="not a list of hosts"):
         first_host(nodelist)
 
 

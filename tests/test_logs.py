@@ -118,13 +118,13 @@ def written(wish: str, stream: io.StringIO | None = None) -> str:
 )
 def test_a_wish_is_a_form_and_a_level(text: str, wish: tuple[str, int]) -> None:
     """In any order and case; what is not said is as usual."""
-    assert logs.read_wish(text) == wish
+    assert logs.read_setting(text) == wish
 
 
 def test_a_wish_that_makes_no_sense_says_what_would() -> None:
     """Whoever mistypes it is told the words that there are."""
     with pytest.raises(BackendUnavailable, match=r"'xml'.*json, human or off.*debug"):
-        logs.read_wish("xml")
+        logs.read_setting("xml")
 
 
 def test_people_get_a_line_with_time_level_and_subject() -> None:
@@ -220,12 +220,18 @@ def test_every_logger_of_the_library_is_made_here() -> None:
     assert own == []
 
 
-def test_a_log_that_cannot_be_written_disturbs_nobody() -> None:
-    """A closed terminal is no reason to stop training, nor to fill it with tracebacks."""
+def test_a_log_that_cannot_be_written_disturbs_nobody(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed terminal is no reason to stop training, nor to fill the log with tracebacks."""
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # as in a program; pytest may differ
     stream = io.StringIO()
     logs.configure("info", stream)
-    stream.close()
     logs.get_logger(NAME).error("the kitchen burns")
+    assert "the kitchen burns" in stream.getvalue()
+    stream.close()
+    logs.get_logger(NAME).error("the kitchen burns down")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_configuring_twice_writes_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from support.mutation import CannotPlantError, mutants_of, mutated, plant
 from support.mutation_import import Finder
-from support.mutation_run import CORE, MODULES, Check, Hunt, explained, report, takes_effect
+from support.mutation_run import AREAS, CORE, Check, Hunt, explained, report, takes_effect
 
 SOURCE = '''
 """A module."""
@@ -125,6 +125,62 @@ def test_a_fault_can_be_there_from_the_import_on(box: ModuleType) -> None:
     assert (box.LIMIT, finder.find_spec("another")) == (3, None)
 
 
+WRAPPED = """
+from contextlib import contextmanager
+from functools import cache, cached_property
+
+@contextmanager
+def counting(seen):
+    seen.append(1)
+    yield
+    seen.append(2)
+
+@cache
+def limit():
+    return 3
+
+class Shelf:
+    @cached_property
+    def size(self):
+        return 4
+    @contextmanager
+    def open(self):
+        yield 5
+    @classmethod
+    @cache
+    def width(cls):
+        return 6
+"""
+
+
+def test_a_fault_is_planted_in_what_is_wrapped() -> None:
+    """Context managers, and what is computed once: also for those that have the old one."""
+    module = ModuleType("wrapped")
+    module.__file__ = "wrapped.py"
+    exec(WRAPPED, vars(module))  # noqa: S102 - the lines above
+    counting, limit, shelf = (vars(module)[name] for name in ("counting", "limit", "Shelf"))
+
+    def look() -> list[int]:
+        seen: list[int] = []
+        with counting(seen):
+            pass
+        with shelf().open() as opened:
+            return [*seen, limit(), shelf().size, opened, shelf.width()]
+
+    assert look() == [1, 2, 3, 4, 5, 6]
+    for place in range(6):
+        number = place + 1
+        (fault,) = (
+            m.number
+            for m in mutants_of("wrapped", WRAPPED)
+            if str(number) in m.old and str(number + 1) in m.new
+        )
+        plant(module, mutated(WRAPPED, fault))
+        expected = [1, 2, 3, 4, 5, 6]
+        expected[place] += 1
+        assert look() == expected
+
+
 def test_a_fault_that_cannot_be_planted_is_not_taken_for_one_that_survived() -> None:
     """A function that does not call its parent any more has other names around it."""
     source = "class One:\n    def __init__(self):\n        super().__init__()\n"
@@ -162,10 +218,11 @@ def test_every_explanation_is_of_a_fault_that_exists() -> None:
     """One whose line has changed is to be thought about again."""
     found = {
         (m.module, m.function, m.old, m.new)
-        for name in MODULES
+        for area in AREAS.values()
+        for name in area.modules
         for m in mutants_of(name, (CORE / f"{name}.py").read_text(encoding="utf-8"))
     }
-    assert len(found) > 1500
+    assert len(found) > 5000
     entries = explained()
     assert [key for key in entries if key not in found] == []
     assert all(reason.endswith(".") for reason in entries.values())
@@ -185,6 +242,8 @@ def test_every_explanation_is_of_a_fault_that_exists() -> None:
         ),  # a default has been made of the class
         ("membership/messages", "samples: Count = 0", False),  # a message, not a dataclass
         ("membership/messages", "return 0", True),
+        ("training/balance", "BUSY, HOT, SLOW = (50, 90, 2.0)", False),  # several at once
+        ("membership/health", "self.status = status", False),  # it has made an enumeration
     ],
 )
 def test_what_was_made_at_import_needs_a_fresh_interpreter(

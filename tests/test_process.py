@@ -153,7 +153,7 @@ def test_a_lock_held_at_the_fork_holds_up_nobody(tmp_path: Path) -> None:
 
 
 @linux
-def test_heirs_are_told_in_the_child_only(tmp_path: Path) -> None:
+def test_listeners_are_told_in_the_child_only(tmp_path: Path) -> None:
     """After the descriptors are closed, also when one of them cannot be; not the ones that died."""
     told, parent = run(
         """
@@ -161,20 +161,20 @@ def test_heirs_are_told_in_the_child_only(tmp_path: Path) -> None:
             def close(self):
                 raise OSError("cannot be closed")
 
-        class Heir:
+        class Aware:
             told = None
             def become_forked(self):
                 self.told = sorted(ours & open_files())
 
-        stuck, heir, gone = Stuck(), Heir(), Heir()
+        stuck, owner, gone = Stuck(), Aware(), Aware()
         descriptors.track(stuck)
-        descriptors.on_fork(heir)
+        descriptors.on_fork(owner)
         descriptors.on_fork(gone)
         del gone
         gc.collect()
-        told = in_child(lambda: heir.told)
+        told = in_child(lambda: owner.told)
         acceptor.close()
-        print(json.dumps([told, heir.told]))
+        print(json.dumps([told, owner.told]))
         """,
         tmp_path,
     )
@@ -193,7 +193,7 @@ def test_what_was_collected_is_forgotten() -> None:
             pass
 
     gc.collect()
-    before = len(_process._owned), len(_process._heirs)
+    before = len(_process._owned), len(_process._fork_aware)
     owners = [Owner() for _ in range(100)]
     for owner in owners:
         _process.track(owner)
@@ -201,7 +201,7 @@ def test_what_was_collected_is_forgotten() -> None:
     assert len(_process._owned) == before[0] + 100
     del owner, owners
     gc.collect()
-    assert (len(_process._owned), len(_process._heirs)) == before
+    assert (len(_process._owned), len(_process._fork_aware)) == before
 
 
 # -- the death of the parent -----------------------------------------------------------------------

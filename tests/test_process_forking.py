@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import potluck
-from potluck._process import ForkSafeLock, call_in_children
+from potluck._platform import call_in_children
+from potluck._process import ForkSafeLock
 from support.forks import in_child
 from support.threads import PATIENCE
 

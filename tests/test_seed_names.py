@@ -8,6 +8,7 @@ table must say where.
 """
 
 import ast
+import functools
 import inspect
 import pkgutil
 from collections.abc import Iterator
@@ -360,7 +361,10 @@ def overdue(name: str, plan: Planned, defined: dict[str, str]) -> str | None:
     return next((defined[key] for key in sorted(awaited) if key in defined), None)
 
 
-DEFINED = dict(definitions())
+@functools.cache
+def defined() -> dict[str, str]:
+    """The places of all names; looked for when a test asks."""
+    return dict(definitions())
 
 
 @pytest.mark.parametrize(("name", "place"), ROWS)
@@ -372,7 +376,7 @@ def test_every_name_of_the_origin_has_its_place(name: str, place: Place) -> None
         case Instead(sentence):
             assert sentence.endswith(".")
         case Planned():
-            found = overdue(name, place, DEFINED)
+            found = overdue(name, place, defined())
             assert found is None, f"{name} is called planned, but {found} exists: say where it is"
 
 
@@ -426,11 +430,11 @@ def test_a_name_said_to_be_planned_is_caught_when_it_exists() -> None:
     """The guard sees classes, their members, functions, constants and modules."""
     plan = Planned("nothing")
     for name in ("DistributedError", "from_os_error", "errors", "DistributedError.recoverable"):
-        assert overdue(name, plan, DEFINED) is not None
-    assert overdue("DistributedError.Fantasy", plan, DEFINED) is not None  # its owner exists
-    assert overdue("Fantasy", plan, DEFINED) is None
-    assert overdue("Fantasy", Planned("nothing", until="DistributedError"), DEFINED) is not None
-    assert overdue("DistributedError", Planned("nothing", until="Fantasy"), DEFINED) is None
+        assert overdue(name, plan, defined()) is not None
+    assert overdue("DistributedError.Fantasy", plan, defined()) is not None  # its owner exists
+    assert overdue("Fantasy", plan, defined()) is None
+    assert overdue("Fantasy", Planned("nothing", until="DistributedError"), defined()) is not None
+    assert overdue("DistributedError", Planned("nothing", until="Fantasy"), defined()) is None
 
 
 @pytest.mark.parametrize("module", REEXPORTS)
@@ -448,5 +452,5 @@ def test_every_parameter_that_is_called_otherwise_is_listed(
 ) -> None:
     """The page names both, and the one here exists."""
     assert here in inspect.signature(pkgutil.resolve_name(path)).parameters
-    page = (TESTS_FOLDER.parent / "docs" / "origins.md").read_text(encoding="utf-8")
+    page = (TESTS_FOLDER.parent / "docs" / "internals" / "origins.md").read_text(encoding="utf-8")
     assert f"| `{path}` | `{there}` | `{here}` |" in page

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck import MalformedFrame
+from potluck import MalformedFrame, _values
 from potluck._decode import MAX_DEPTH
 from potluck._values import decode, encode
 from support.identifiers import shown
@@ -118,7 +118,7 @@ Point = namedtuple("Point", "x y")  # noqa: PYI024 - the very thing that must no
 )
 def test_other_types_are_refused_by_name(value: Any) -> None:
     """Also where a lenient encoder would let them pass as something else."""
-    with pytest.raises(TypeError, match="cannot travel as an object"):
+    with pytest.raises(TypeError, match="cannot be sent as an object"):
         encode(value)
 
 
@@ -129,9 +129,20 @@ def test_arrays_are_pointed_to_the_other_door() -> None:
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:
-    """Half of a surrogate pair cannot be written down."""
-    with pytest.raises(ValueError, match="cannot be written down"):
+    """Half of a surrogate pair cannot be encoded."""
+    with pytest.raises(ValueError, match="cannot be encoded"):
         encode("\ud800")
+
+
+def test_a_small_value_with_endless_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty lists of the same list twice are 2^60 lists, and no machine could write them."""
+    monkeypatch.setattr(_values, "MAX_CONTAINERS", 10_000)
+    value: list[Any] = [1]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(ValueError, match="more than 10,000 containers"):
+        encode(value)
+    assert len(decode(encode([[]] * 9_999))) == 9_999
 
 
 def test_depth_has_a_limit() -> None:

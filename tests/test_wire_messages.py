@@ -14,14 +14,14 @@ from potluck.errors import MalformedFrame
 from potluck.net.frames import MAX_CONTROL
 from potluck.trust.roster import MAX_BYTES
 from potluck.wire_messages import (
-    Control,
-    ControlOpened,
+    ControlReply,
+    ControlRequest,
     Hello,
     Introduction,
     Join,
-    Lane,
-    LaneOpened,
-    Peer,
+    OpenReply,
+    OpenRequest,
+    RankEndpoint,
     Sync,
     Table,
     Told,
@@ -32,7 +32,9 @@ from potluck.wire_messages import (
 texts = st.text(st.characters().filter(str.isprintable), max_size=255)
 ranks = st.integers(0, 2**31 - 1)
 sessions = st.binary(min_size=16, max_size=16)
-peers = st.builds(Peer, hosts=st.lists(texts, max_size=16), port=st.integers(1, 65535), name=texts)
+peers = st.builds(
+    RankEndpoint, hosts=st.lists(texts, max_size=16), port=st.integers(1, 65535), name=texts
+)
 tags = st.text("abc", max_size=32)
 counts = st.integers(0, (1 << 62) - 1)
 introductions = st.builds(
@@ -47,26 +49,26 @@ joins = st.builds(
     introduction=introductions,
 )
 lanes = st.builds(
-    Lane, session=sessions, rank=ranks, to=ranks, purpose=texts, introduction=introductions
+    OpenRequest, session=sessions, rank=ranks, to=ranks, purpose=texts, introduction=introductions
 )
 syncs = st.builds(Sync, introduction=introductions)
 cards = st.binary(max_size=100)
 controls = st.builds(
-    Control, job=texts, card=cards, version=texts, introduction=introductions
-) | st.builds(ControlOpened, job=texts, card=cards, version=texts, introduction=introductions)
+    ControlRequest, job=texts, card=cards, version=texts, introduction=introductions
+) | st.builds(ControlReply, job=texts, card=cards, version=texts, introduction=introductions)
 tables = st.builds(Table, session=sessions, peers=st.lists(peers, max_size=4))
-messages = st.one_of(joins, lanes, tables, syncs, controls, st.builds(LaneOpened, rank=ranks))
+messages = st.one_of(joins, lanes, tables, syncs, controls, st.builds(OpenReply, rank=ranks))
 KINDS: list[type[msgspec.Struct]] = [
     Join,
     Table,
-    Lane,
-    LaneOpened,
+    OpenRequest,
+    OpenReply,
     Sync,
-    Control,
-    ControlOpened,
+    ControlRequest,
+    ControlReply,
 ]
 
-HERE = Peer(hosts=["10.0.0.5"], port=29500, name="desk")
+HERE = RankEndpoint(hosts=["10.0.0.5"], port=29500, name="desk")
 SESSION = bytes(16)
 
 
@@ -88,7 +90,7 @@ def test_a_message_is_not_taken_for_another(message: msgspec.Struct) -> None:
 @given(joins | lanes)
 def test_either_of_two_kinds_can_be_awaited(message: msgspec.Struct) -> None:
     """A listener takes those who join and those who connect."""
-    assert unpack(pack(message), Join | Lane) == message  # type: ignore[arg-type]
+    assert unpack(pack(message), Join | OpenRequest) == message  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -99,20 +101,20 @@ def test_either_of_two_kinds_can_be_awaited(message: msgspec.Struct) -> None:
         (Join(rank=1, world_size=-2, peer=HERE), Join),
         (Join(rank=1, world_size=2, peer=HERE, patience=-1.0), Join),
         (Join(rank=1, world_size=2, peer=HERE, patience=math.nan), Join),
-        (Join(rank=1, world_size=2, peer=Peer(["h"] * 17, 29500, "desk")), Join),
-        (Join(rank=1, world_size=2, peer=Peer(["h" * 256], 29500, "desk")), Join),
-        (Join(rank=1, world_size=2, peer=Peer(["h"], 0, "desk")), Join),
-        (Join(rank=1, world_size=2, peer=Peer(["h"], 65536, "desk")), Join),
-        (Join(rank=1, world_size=2, peer=Peer(["h"], 29500, "d" * 256)), Join),
+        (Join(rank=1, world_size=2, peer=RankEndpoint(["h"] * 17, 29500, "desk")), Join),
+        (Join(rank=1, world_size=2, peer=RankEndpoint(["h" * 256], 29500, "desk")), Join),
+        (Join(rank=1, world_size=2, peer=RankEndpoint(["h"], 0, "desk")), Join),
+        (Join(rank=1, world_size=2, peer=RankEndpoint(["h"], 65536, "desk")), Join),
+        (Join(rank=1, world_size=2, peer=RankEndpoint(["h"], 29500, "d" * 256)), Join),
         (Table(session=bytes(15), peers=[]), Table),
         (Table(session=bytes(17), peers=[]), Table),
-        (Lane(session=b"", rank=1, to=0), Lane),
-        (Lane(session=SESSION, rank=1, to=2**31), Lane),
-        (Lane(session=SESSION, rank=1, to=0, purpose="p" * 256), Lane),
-        (LaneOpened(rank=-1), LaneOpened),
-        (Control(job="j" * 256), Control),
-        (Control(job="", card=bytes((16 << 10) + 1)), Control),
-        (ControlOpened(job="", card=bytes((16 << 10) + 1)), ControlOpened),
+        (OpenRequest(session=b"", rank=1, to=0), OpenRequest),
+        (OpenRequest(session=SESSION, rank=1, to=2**31), OpenRequest),
+        (OpenRequest(session=SESSION, rank=1, to=0, purpose="p" * 256), OpenRequest),
+        (OpenReply(rank=-1), OpenReply),
+        (ControlRequest(job="j" * 256), ControlRequest),
+        (ControlRequest(job="", card=bytes((16 << 10) + 1)), ControlRequest),
+        (ControlReply(job="", card=bytes((16 << 10) + 1)), ControlReply),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(
@@ -125,16 +127,16 @@ def test_a_value_out_of_bounds_is_refused(
 
 def test_what_is_missing_or_too_much_is_refused() -> None:
     """Half a message, a message with something behind it, and a field of another type."""
-    whole = pack(LaneOpened(rank=3))
+    whole = pack(OpenReply(rank=3))
     for data in (b"", whole[:-1], whole + b"\0", whole.replace(b"\x03", b"\xa1x")):
         with pytest.raises(MalformedFrame):
-            unpack(data, LaneOpened)
+            unpack(data, OpenReply)
 
 
 def test_an_unknown_field_is_ignored() -> None:
     """A later release may say more."""
     data = msgspec.msgpack.encode({"type": "opened", "rank": 3, "colour": ["red"]})
-    assert unpack(data, LaneOpened) == LaneOpened(rank=3)
+    assert unpack(data, OpenReply) == OpenReply(rank=3)
 
 
 def nested(opening: bytes) -> bytes:
@@ -146,7 +148,9 @@ def nested(opening: bytes) -> bytes:
 @given(st.lists(st.integers(0, 16), max_size=60), st.sampled_from([1, 100, 1 << 15]))
 def test_a_table_is_sent_in_parts_that_fit_a_frame(counts: list[int], limit: int) -> None:
     """However many ranks there are, and however many addresses each has."""
-    peers = [Peer(hosts=["\U0001f372" * 255] * count, port=1, name="node") for count in counts]
+    peers = [
+        RankEndpoint(hosts=["\U0001f372" * 255] * count, port=1, name="node") for count in counts
+    ]
     parts = list(Table(bytes(16), peers).parts(limit))
     assert [peer for part in parts for peer in part.peers] == peers
     assert all(len(pack(part)) <= MAX_CONTROL for part in parts)
@@ -214,7 +218,7 @@ plausible = st.builds(
 
 @given(data=st.binary(max_size=256) | mutated | plausible, kind=st.sampled_from(KINDS))
 @example(data=nested(b"\x91"), kind=Join)
-@example(data=b"\x82\xa4type\xa6opened\xa4rank\xa1\xff", kind=LaneOpened)
+@example(data=b"\x82\xa4type\xa6opened\xa4rank\xa1\xff", kind=OpenReply)
 def test_hostile_bytes_are_malformed_or_a_legal_message(
     data: bytes, kind: type[msgspec.Struct]
 ) -> None:

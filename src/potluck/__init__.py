@@ -30,6 +30,7 @@ import os as _os
 import typing as _typing
 from importlib import import_module as _import_module
 
+from potluck._version import __version__ as __version__
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -63,8 +64,7 @@ if _typing.TYPE_CHECKING:
     from potluck.backend.simulated import SimulatedBackend, SimulatedFaults
     from potluck.backend.sub import SubBackend
     from potluck.backend.tcp import TcpBackend
-    from potluck.cluster.backend import AutoDiscoveryBackend, join
-    from potluck.cluster.cluster import Cluster
+    from potluck.cluster.cluster import AutoDiscoveryBackend, Cluster, join
     from potluck.cluster.config import AutoDiscoveryConfig
     from potluck.cluster.events import ClusterEvent, ViewChange
     from potluck.cluster.metrics_endpoint import MetricsCollector, MetricsEndpoint
@@ -106,8 +106,7 @@ if _typing.TYPE_CHECKING:
         HealthSummary,
     )
     from potluck.membership.topology import ClusterTopology, ConnectionProfile, NodeProfile
-    from potluck.metrics.instruments import MetricsSnapshot
-    from potluck.metrics.registry import DistributedMetrics, SharedMetrics
+    from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot, SharedMetrics
     from potluck.rpc.agent import RpcAgent, TcpRpcBackend
     from potluck.rpc.calls import RpcConfig, RpcFuture
     from potluck.rpc.errors import (
@@ -136,9 +135,6 @@ if _typing.TYPE_CHECKING:
     from potluck.training.local_sgd import LocalSgd
     from potluck.training.sampler import ElasticSampler
     from potluck.training.state import TrainingState
-
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Aborted",
@@ -253,7 +249,7 @@ __all__ = [
 # imports for type checkers above.
 _HOMES = {
     "AllReduceStrategy": "potluck.schedule.task",
-    "AutoDiscoveryBackend": "potluck.cluster.backend",
+    "AutoDiscoveryBackend": "potluck.cluster.cluster",
     "AutoDiscoveryConfig": "potluck.cluster.config",
     "Backend": "potluck.backend.base",
     "BroadcastStrategy": "potluck.schedule.task",
@@ -289,7 +285,7 @@ _HOMES = {
     "LocalSgd": "potluck.training.local_sgd",
     "MetricsCollector": "potluck.cluster.metrics_endpoint",
     "MetricsEndpoint": "potluck.cluster.metrics_endpoint",
-    "MetricsSnapshot": "potluck.metrics.instruments",
+    "MetricsSnapshot": "potluck.metrics.registry",
     "MpiBackend": "potluck.backend.adapters.mpi",
     "NetworkNamespace": "potluck.identity.namespace",
     "NodeIdentity": "potluck.identity.node",
@@ -334,7 +330,7 @@ _HOMES = {
     "barrier": "potluck.collective.context",
     "broadcast": "potluck.collective.context",
     "gather": "potluck.collective.context",
-    "join": "potluck.cluster.backend",
+    "join": "potluck.cluster.cluster",
     "reduce": "potluck.collective.context",
     "reduce_scatter": "potluck.collective.context",
     "scatter": "potluck.collective.context",

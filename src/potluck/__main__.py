@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Load the command and run it; Ctrl-C during the first moment is no crash either."""
+    """Load the command and run it; Ctrl-C while it loads is not a crash either."""
     try:
         from potluck.apps.cli.main import app
     except KeyboardInterrupt:

@@ -2,11 +2,11 @@
 
 All readers of bytes from a peer or a file are made here.  Three rules hold for each of them:
 
-* Containers that hash what they hold (dicts, sets) hold text or bytes, whose hashes nobody outside
-  can choose, or a bounded number of anything.  A type that breaks the rule is refused when its
+* Containers that hash what they hold (dicts, sets) hold text or bytes, whose hashes a peer
+  cannot choose, or a bounded number of anything.  A type that breaks the rule is refused when its
   reader is made, so no test of ours can miss it.
 * Text has no control characters and none that are invisible or change the direction of writing:
-  they are replaced by spaces before anybody sees the value, so it can be shown as it is.
+  they are replaced by spaces before the value is used, so it can be shown as it is.
 * Whatever is wrong with the bytes, the error is ``msgspec.DecodeError``.
 
 msgspec works out how to read a type when it first meets it, and a second thread that meets the same
@@ -25,7 +25,7 @@ from msgspec import inspect
 from potluck._process import ForkSafeLock
 
 T = TypeVar("T")
-Octets: TypeAlias = bytes | bytearray | memoryview
+BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 MOST_KEYS = 4096
 """Entries of a container that hashes anything but text and bytes."""
@@ -45,15 +45,17 @@ Cleaner: TypeAlias = Callable[[Any], Any]
 # -- text ------------------------------------------------------------------------------------------
 
 
-def printable(text: str) -> str:
+def printable(text: str, keep: str = "") -> str:
     r"""The text without what steers a terminal, adds lines to a log or hides other text.
+
+    Each such character becomes a space; those in ``keep`` stay.
 
     >>> printable("attic\x1b]52;c;cm0=\x07\nroot logged in")
     'attic ]52;c;cm0=  root logged in'
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return "".join(letter if letter.isprintable() or letter in keep else " " for letter in text)
 
 
 def printable_lines(text: str) -> str:
@@ -62,9 +64,7 @@ def printable_lines(text: str) -> str:
     >>> printable_lines("Traceback\n\tx\x1b[2J")
     'Traceback\n\tx [2J'
     """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
+    return printable(text, keep="\n\t")
 
 
 def reason_of(error: BaseException) -> str:
@@ -197,7 +197,7 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 """Of bytes and of longer text: how many bytes say the length."""
 
 
-def decode_plain(data: Octets) -> Any:
+def decode_plain(data: BytesLike) -> Any:
     """Lists of plain values within lists, from MessagePack; text stays as it is.
 
     MessagePack's own maps are not among them: their keys would be hashed before anybody could look.
@@ -218,7 +218,9 @@ def _refuse_all_but_plain(data: memoryview) -> None:
             return
         size = _LENGTHS.get(data[at], 0)
         if not size:
-            raise msgspec.DecodeError(f"A value begins with {data[at]:#x}, which is no plain value")
+            raise msgspec.DecodeError(
+                f"A value begins with {data[at]:#x}, which is not a plain value"
+            )
         at += 1 + size + int.from_bytes(data[at + 1 : at + 1 + size], "big")
 
 
@@ -232,7 +234,7 @@ class Reader(Generic[T]):
         self._decode = decode
         self._clean = clean
 
-    def decode(self, data: Octets | str) -> T:
+    def decode(self, data: BytesLike | str) -> T:
         """The value in ``data``; raises ``msgspec.DecodeError`` whatever is wrong with it."""
         try:
             value = self._decode(data)
@@ -249,7 +251,7 @@ _msgpack: dict[Any, Reader[Any]] = {}
 _making = ForkSafeLock()
 
 
-def decode_json(data: Octets | str, kind: type[T]) -> T:
+def decode_json(data: BytesLike | str, kind: type[T]) -> T:
     """The value of this type that a text holds; raises ``msgspec.DecodeError``.
 
     >>> decode_json('{"desk": "10.0.0.1"}', dict[str, str])
@@ -259,7 +261,7 @@ def decode_json(data: Octets | str, kind: type[T]) -> T:
     return value
 
 
-def decode_msgpack(data: Octets, kind: type[T]) -> T:
+def decode_msgpack(data: BytesLike, kind: type[T]) -> T:
     """The same of MessagePack."""
     value: T = msgpack_reader(kind).decode(data)
     return value

@@ -7,10 +7,10 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from potluck._platform import call_in_children
 from potluck.errors import BackendUnavailable
 
 
@@ -43,16 +43,10 @@ class Closing:
 # these.
 
 
-def call_in_children(action: Callable[[], None]) -> None:
-    """Have something done in every child that this process forks from now on, before all else."""
-    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-        os.register_at_fork(after_in_child=action)
-
-
 class ForkSafeLock:
-    """A lock that is nobody's in a forked child, unless the thread that forked held it.
+    """A lock that is free in a forked child, unless the thread that forked held it.
 
-    Whoever holds it may take it again, as a signal's handler does that interrupts its owner.  For
+    Its holder may take it again, as the handler of a signal does that interrupts the holder.  For
     what lives as long as the process: a child remembers it for ever.
     """
 
@@ -63,7 +57,7 @@ class ForkSafeLock:
         call_in_children(self._become_forked)
 
     def __enter__(self) -> None:
-        """Take it, when nobody else has it."""
+        """Take it, as soon as it is free."""
         self._lock.acquire()
 
     def __exit__(
@@ -76,7 +70,7 @@ class ForkSafeLock:
         self._lock.release()
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it; False if somebody else has it and this shall not wait."""
+        """Take it; False if another thread has it and this should not wait."""
         return self._lock.acquire(blocking=blocking)
 
     def release(self) -> None:
@@ -103,14 +97,14 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-class _Heir(Protocol):
+class _ForkAware(Protocol):
     def become_forked(self) -> None:
         """Runs in the child: refuse all further use, take no lock."""
 
 
 # Keyed by id: the objects need not be hashable, and a plain dict is copied in one step.
 _owned: dict[int, weakref.ref[_Closable]] = {}
-_heirs: dict[int, weakref.ref[_Heir]] = {}
+_fork_aware: dict[int, weakref.ref[_ForkAware]] = {}
 
 
 def track(owner: _Closable) -> None:
@@ -119,10 +113,10 @@ def track(owner: _Closable) -> None:
     _owned[key] = weakref.ref(owner, lambda _: _owned.pop(key, None))
 
 
-def on_fork(heir: _Heir) -> None:
-    """Tell ``heir`` in every forked child, after the descriptors are closed."""
-    key = id(heir)
-    _heirs[key] = weakref.ref(heir, lambda _: _heirs.pop(key, None))
+def on_fork(listener: _ForkAware) -> None:
+    """Tell ``listener`` in every forked child, after the descriptors are closed."""
+    key = id(listener)
+    _fork_aware[key] = weakref.ref(listener, lambda _: _fork_aware.pop(key, None))
 
 
 def _let_go() -> None:
@@ -130,11 +124,11 @@ def _let_go() -> None:
         if owner is not None:
             with contextlib.suppress(OSError):
                 owner.close()
-    for heir in [reference() for reference in list(_heirs.values())]:
-        if heir is not None:
-            heir.become_forked()
+    for listener in [reference() for reference in list(_fork_aware.values())]:
+        if listener is not None:
+            listener.become_forked()
     _owned.clear()
-    _heirs.clear()
+    _fork_aware.clear()
 
 
 call_in_children(_let_go)

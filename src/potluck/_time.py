@@ -4,39 +4,21 @@ Leases and silences hang on it.  ``time.monotonic`` stands still while a laptop 
 on macOS, so a node that wakes up would believe in leases that ended long ago.  Waits of a single
 thread (a join, a socket's deadline) stay on ``time.monotonic``; the two never meet in one sum.
 
-Call it as ``clock.now()``, by the module, so that whoever replaces it replaces it everywhere.
+Call it as ``clock.now()``, by the module, so that a test can replace it everywhere.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
+from potluck._platform import sleepless_clock
 from potluck._types import Seconds, in_seconds
 
-
-def choose(platform: str) -> Callable[[], float]:
-    """The clock of a platform that goes on while the machine sleeps and is never set.
-
-    >>> choose("an unknown one") is time.monotonic
-    True
-    """
-    name = {"linux": "CLOCK_BOOTTIME", "darwin": "CLOCK_MONOTONIC"}.get(platform)
-    number = getattr(time, name, None) if name else None
-    if number is None:
-        return time.monotonic  # on Windows it counts sleep
-    try:
-        time.clock_gettime(number)
-    except OSError:  # an old kernel, or a sandbox
-        return time.monotonic
-    return lambda: time.clock_gettime(number)
-
-
-_read = choose(sys.platform)
+_read = sleepless_clock()
 
 
 def now() -> float:
@@ -51,7 +33,7 @@ PLAIN = frozenset({int, float})
 
 
 def read_timeout(seconds: Seconds | None) -> float | None:
-    """So many seconds, or None for as long as it takes; refuses what is no length of time.
+    """Seconds, or None for no limit; refuses what is not a length of time.
 
     >>> read_timeout(5), read_timeout(float("inf"))
     (5, None)

@@ -7,15 +7,13 @@ name.
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NewType, TypeAlias, overload
 
 import msgspec
 
-from potluck.errors import InvalidWorldSize, MalformedFrame
+from potluck.errors import InvalidWorldSize
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -111,23 +109,18 @@ class View:
         return hashlib.sha256(text.encode()).digest()[:16]
 
     def rank_of(self, process: ProcessId) -> int | None:
-        """The rank of a process; None if it is no member."""
+        """The rank of a process; None if it is not a member."""
         return self.members.index(process) if process in self.members else None
-
-
-_RATES = struct.Struct("<QQ")
-_LATENCY = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMatrix:
     """What is known of the links of a group, in whole numbers, so that all ranks compute alike.
 
-    Zero means: not measured yet.  Each rank measures its own row; the rows travel as bytes.
+    Zero means: not measured yet.  Each rank measures its own row.
 
-    >>> links = LinkMatrix.uniform(2, rate=125_000_000, latency=100_000)
-    >>> LinkMatrix.from_rows([links.row(0), links.row(1)]) == links
-    True
+    >>> LinkMatrix.uniform(2, rate=125_000_000, latency=100_000).latency
+    ((0, 100000), (100000, 0))
     """
 
     up: tuple[int, ...]
@@ -138,7 +131,7 @@ class LinkMatrix:
     """Nanoseconds that a short message takes from each rank (row) to each (column)."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a matrix of numbers that fit into a row's bytes."""
+        """Refuse what is not a matrix of numbers of a bounded size."""
         size = len(self.up)
         if size == 0:
             raise InvalidWorldSize(0)
@@ -158,33 +151,7 @@ class LinkMatrix:
         )
         return cls((rate,) * size, (rate,) * size, rows)
 
-    @classmethod
-    def from_rows(cls, rows: Sequence[bytes]) -> LinkMatrix:
-        """The matrix whose rows the ranks sent, in rank order."""
-        expected = _RATES.size + _LATENCY.size * len(rows)
-        for rank, row in enumerate(rows):
-            if len(row) != expected:
-                raise MalformedFrame(
-                    f"Link measurements of {len(row)} bytes where {expected} are due",
-                    rank=rank,
-                    expected=expected,
-                    got=len(row),
-                )
-        rates = [_RATES.unpack_from(row) for row in rows]
-        return cls(
-            tuple(up for up, _ in rates),
-            tuple(down for _, down in rates),
-            tuple(
-                tuple(time for (time,) in _LATENCY.iter_unpack(row[_RATES.size :])) for row in rows
-            ),
-        )
-
     @property
     def size(self) -> int:
         """How many ranks."""
         return len(self.up)
-
-    def row(self, rank: int) -> bytes:
-        """What one rank knows, as bytes."""
-        latencies = b"".join(map(_LATENCY.pack, self.latency[rank]))
-        return _RATES.pack(self.up[rank], self.down[rank]) + latencies

@@ -1,7 +1,8 @@
-"""Python's own values as bytes, and back: MessagePack in which every container says what it is.
+"""The value codec: Python's plain values as MessagePack in which every container says its type.
 
-Only values of exactly the types listed here travel, and come back as they were; nothing that
-arrives can run code or make an object of another type.
+Only values of exactly the types listed here can be sent, and they arrive with the same types.
+Nothing that arrives can run code or make an object of another type.  Remote calls use the same
+codec, and pass a function for what they add: arrays, dataclasses and long bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -17,7 +18,13 @@ import msgspec
 from potluck._decode import MAX_DEPTH, KeyCheck, decode_plain, reason_of
 from potluck.errors import MalformedFrame
 
-_PLAIN = frozenset({type(None), bool, float, str, bytes})
+MAX_CONTAINERS = 1 << 22
+"""Lists, tuples, dicts, sets and objects in one value: more than that is a few seconds of work, and
+a small value can hold itself so often that its copy would not fit into any memory."""
+
+PLAIN = frozenset({type(None), bool, float, str, bytes})
+"""Types that MessagePack has."""
+
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 """The integers that MessagePack has."""
 
@@ -30,7 +37,7 @@ _MAKERS: dict[int, Callable[[list[Any]], Any]] = {
     FROZENSET: lambda parts: frozenset(dict.fromkeys(parts)),
 }
 
-# Types that become one plain value, and how they come back from it.
+# Types that become one plain value: code, how to write them, the plain type, how to read them.
 _Simple = tuple[int, Callable[[Any], Any], type, Callable[[Any], Any]]
 _SIMPLE: dict[type, _Simple] = {
     int: (
@@ -72,31 +79,70 @@ def encode(value: Any) -> bytes:
     >>> decode(encode({"step": 7, "seen": {1, 2}, "at": (0.5, None)}))
     {'step': 7, 'seen': {1, 2}, 'at': (0.5, None)}
     """
+    flat = Flattening(_flatten_simple).flatten(value)
     try:
-        return msgspec.msgpack.encode(_flatten(value, 0))
+        return msgspec.msgpack.encode(flat)
     except (UnicodeEncodeError, OverflowError) as error:
-        msg = f"A value cannot be written down: {error}"
+        msg = f"A value cannot be encoded: {error}"
         raise ValueError(msg) from None
 
 
-def _flatten(value: Any, depth: int) -> Any:
+class Flattening:
+    """Turns one value into nested lists, in which the first item of each list is a code.
+
+    What is not plain and not a container is left to ``other``, which gets the value, its depth and
+    this object: a closure over this object would be a cycle, which keeps arrays until the next
+    garbage collection.
+    """
+
+    __slots__ = ("_containers", "_other", "_plain")
+
+    def __init__(
+        self, other: Callable[[Any, int, Flattening], Any], plain: frozenset[type] = PLAIN
+    ) -> None:
+        self._other = other
+        self._plain = plain
+        self._containers = 0
+
+    def flatten(self, value: Any, depth: int = 0) -> Any:
+        """The value, or a list that begins with a code."""
+        kind = type(value)
+        if kind in self._plain or (kind is int and _SMALLEST <= value <= _LARGEST):
+            return value
+        if kind is bytes:  # not among the plain types of a remote call
+            return self._other(value, depth, self)
+        self._containers += 1
+        if depth >= MAX_DEPTH or self._containers > MAX_CONTAINERS:
+            raise self._refusal(depth)
+        if kind in _SEQUENCES:
+            return [_SEQUENCES[kind], *[self.flatten(each, depth + 1) for each in value]]
+        if kind is dict:
+            return [DICT, *self.flatten_items(value.items(), depth)]
+        return self._other(value, depth, self)
+
+    def flatten_items(self, items: Iterable[tuple[Any, Any]], depth: int) -> list[Any]:
+        """The keys and values of a container, one after the other."""
+        return [self.flatten(each, depth + 1) for item in items for each in item]
+
+    def _refusal(self, depth: int) -> ValueError:
+        if depth >= MAX_DEPTH:
+            return ValueError(
+                f"Containers are nested more than {MAX_DEPTH} deep, or contain themselves"
+            )
+        return ValueError(
+            f"A value has more than {MAX_CONTAINERS:,} containers (lists, tuples, dicts, sets and "
+            "objects), counted as often as they occur. Send large data as arrays"
+        )
+
+
+def _flatten_simple(value: Any, _depth: int, _flattening: Flattening) -> list[Any]:
     kind = type(value)
-    if kind in _PLAIN or (kind is int and _SMALLEST <= value <= _LARGEST):
-        return value
-    if depth >= MAX_DEPTH:
-        msg = f"Containers are nested more than {MAX_DEPTH} deep, or hold themselves"
-        raise ValueError(msg)
-    if kind in _SEQUENCES:
-        return [_SEQUENCES[kind], *(_flatten(each, depth + 1) for each in value)]
-    if kind is dict:
-        items = (_flatten(each, depth + 1) for item in value.items() for each in item)
-        return [DICT, *items]
     if kind in _SIMPLE:
-        code, forth, _, _ = _SIMPLE[kind]
+        code, forth, _plain, _back = _SIMPLE[kind]
         return [code, forth(value)]
     hint = "; send arrays with all_gather or broadcast" if hasattr(value, "__array__") else ""
     msg = (
-        f"A {kind.__module__}.{kind.__qualname__} cannot travel as an object: only None, numbers, "
+        f"A {kind.__module__}.{kind.__qualname__} cannot be sent as an object: only None, numbers, "
         f"str, bytes, dates and times, lists, tuples, dicts and sets can{hint}"
     )
     raise TypeError(msg)
@@ -108,34 +154,58 @@ def decode(data: bytes | bytearray | memoryview, keys: KeyCheck | None = None) -
     ``keys`` is the check of the message that it is a part of.
     """
     try:
-        return _rebuild(decode_plain(data), keys or KeyCheck())
+        return Rebuilding(keys or KeyCheck()).rebuild(decode_plain(data))
     except MalformedFrame:
         raise
-    except _WRONG as error:
+    except WRONG as error:
         raise MalformedFrame("An object cannot be understood", cause=reason_of(error)) from None
 
 
-_WRONG = (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError, ArithmeticError)
+WRONG = (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError, ArithmeticError)
+"""What rebuilding a value raises when no sender can have written it."""
 
 
-def _rebuild(value: Any, keys: KeyCheck, depth: int = 0) -> Any:
-    if type(value) in _PLAIN or type(value) is int:
-        return value
-    if type(value) is not list or not value or type(value[0]) is not int or depth >= MAX_DEPTH:
-        raise MalformedFrame("An object has a part that no sender writes")
-    code, *parts = value
-    if code in _BACK:
-        kind, back = _BACK[code]
-        (part,) = parts
-        if type(part) is not kind:
-            raise MalformedFrame(f"An object has a part of kind {code} that no sender writes")
-        return back(part)
-    built = [_rebuild(each, keys, depth + 1) for each in parts]
-    if code == DICT:
-        keys.check(built[::2])
+def _unknown(code: int, _parts: list[Any], _depth: int, _rebuilding: Rebuilding) -> Any:
+    raise MalformedFrame(f"An object has a part of the unknown kind {code}")
+
+
+class Rebuilding:
+    """Turns nested lists back into a value; codes that it does not know are left to ``other``."""
+
+    __slots__ = ("_other", "keys")
+
+    def __init__(
+        self,
+        keys: KeyCheck,
+        other: Callable[[int, list[Any], int, Rebuilding], Any] = _unknown,
+    ) -> None:
+        self.keys = keys
+        self._other = other
+
+    def rebuild(self, value: Any, depth: int = 0) -> Any:
+        """The value that was flattened."""
+        if type(value) in PLAIN or type(value) is int:
+            return value
+        if type(value) is not list or not value or type(value[0]) is not int or depth >= MAX_DEPTH:
+            raise MalformedFrame("An object has a part that no sender writes")
+        code, *parts = value
+        if code == DICT:
+            return self.rebuild_items(parts, depth)
+        if code in _MAKERS:
+            built = [self.rebuild(each, depth + 1) for each in parts]
+            if code in {SET, FROZENSET}:
+                self.keys.check(built, is_set=True)
+            return _MAKERS[code](built)
+        if code in _BACK:
+            kind, back = _BACK[code]
+            (part,) = parts
+            if type(part) is not kind:
+                raise MalformedFrame(f"An object has a part of kind {code} that no sender writes")
+            return back(part)
+        return self._other(code, parts, depth, self)
+
+    def rebuild_items(self, parts: list[Any], depth: int) -> dict[Any, Any]:
+        """A dict from its keys and values, one after the other."""
+        built = [self.rebuild(each, depth + 1) for each in parts]
+        self.keys.check(built[::2])
         return dict(zip(built[::2], built[1::2], strict=True))
-    if code not in _MAKERS:
-        raise MalformedFrame(f"An object has a part of the unknown kind {code}")
-    if code in {SET, FROZENSET}:
-        keys.check(built, is_set=True)
-    return _MAKERS[code](built)

@@ -7,7 +7,7 @@ process.  Errors of the operating system become ours in one place: :func:`from_o
 
 What only one part of the library raises is defined there, below a class of this tree:
 
-* ``DistributedError``: ``Cancelled`` (backend.operation), ``CircleChanged``
+* ``DistributedError``: ``Cancelled`` (backend.operation), ``MembershipChanged``
   (trust.membership_store), ``DamagedFile``, ``UnsafeFile`` (identity.private_files),
   ``DiscoveryUnavailable`` (discovery.mdns), ``InvalidCode`` (trust.pairing_code),
   ``InvalidNamespaceName``, ``NamespaceExists``, ``UnknownNamespace`` (identity.namespace),
@@ -237,7 +237,7 @@ class BackendUnavailable(DistributedError, RuntimeError):
 
 
 class Aborted(DistributedError, RuntimeError):
-    """Somebody ended the operation from outside: this process, or another rank.
+    """The operation was ended from outside: by this process, or by another rank.
 
     >>> error = Aborted("The group was aborted", hint="Call again.")
     >>> error.recoverable, str(error)
@@ -246,7 +246,7 @@ class Aborted(DistributedError, RuntimeError):
 
     recoverable = True
     is_final = False
-    """Whether the other rank has left the group for good, or should: nobody works with it again."""
+    """Whether the other rank has left the group, or has to, and is not worked with again."""
     is_unclear = False
     """Whether it is not known who is at fault, so that a training tries again by itself."""
     teller: int | None = None
@@ -379,6 +379,41 @@ _UNKNOWN_NAME = "Check the spelling of the machine's name, or give its address i
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 
 
+def describe(error: BaseException) -> str:
+    """What an error says, without its number and its hint.
+
+    >>> describe(ConnectionResetError(104, "Connection reset by peer"))
+    'Connection reset by peer'
+    >>> describe(IoError("The key could not be read", cause="Permission denied", hint="Run: ls"))
+    'The key could not be read: Permission denied'
+    """
+    if isinstance(error, DistributedError):
+        return f"{error.message}: {error.cause}" if error.cause else error.message
+    if isinstance(error, OSError):
+        return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    return str(error)
+
+
+def describe_loss(error: BaseException) -> str:
+    """What an error on a connection says about the peer, as a clause that begins with "it".
+
+    >>> describe_loss(TimeoutError())
+    'it no longer answers (asleep, switched off or unplugged)'
+    """
+    if isinstance(error, MalformedFrame):
+        return f"it sent an invalid message ({error})"
+    # A neighbour that is gone shows as unreachable, one behind a router as silent.
+    if isinstance(error, TimeoutError) or _is_unreachable(error):
+        return "it no longer answers (asleep, switched off or unplugged)"
+    if isinstance(error, ConnectionError) and not isinstance(error, DistributedError):
+        return "its process ended (it crashed or was killed)"
+    return str(error)
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in UNREACHABLE
+
+
 def from_os_error(action: str, error: OSError, **fields: Any) -> DistributedError:
     """Translate an error of the operating system; ``action`` says what was being done.
 
@@ -389,9 +424,8 @@ def from_os_error(action: str, error: OSError, **fields: Any) -> DistributedErro
         return error
     if type(error).__name__ == "gaierror":  # its numbers are others, and differ between systems
         return NoConnection(action, **{"cause": error.strerror, "hint": _UNKNOWN_NAME, **fields})
-    cause = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
-    fields = {"cause": cause, "hint": _HINTS.get(error.errno or 0), **fields}
-    if isinstance(error, ConnectionRefusedError | TimeoutError) or error.errno in UNREACHABLE:
+    fields = {"cause": describe(error), "hint": _HINTS.get(error.errno or 0), **fields}
+    if isinstance(error, ConnectionRefusedError | TimeoutError) or _is_unreachable(error):
         return NoConnection(action, **fields)
     if isinstance(error, ConnectionError):
         return PeerLost(action, **fields)

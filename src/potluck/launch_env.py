@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 import traceback
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from potluck.errors import Aborted, BackendUnavailable, PeerLost
+from potluck.errors import Aborted, BackendUnavailable, DistributedError, PeerLost
 
 DEFAULT_MASTER_PORT = 29500
 """Where rank 0 listens when the launcher does not say; what PyTorch users expect."""
@@ -62,8 +63,9 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
             return Launch(rank, size, _masters(environ, size), launcher)
     half = sorted({"RANK", "WORLD_SIZE"} & environ.keys())
     raise BackendUnavailable(
-        "No launcher has told this process its rank and how many there are",
-        cause=f"of RANK and WORLD_SIZE only {half[0]} is set" if half else None,
+        f"Of RANK and WORLD_SIZE only {half[0]} is set"
+        if half
+        else "RANK and WORLD_SIZE are not set",
         hint="Start it with torchrun, mpirun or srun, "
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
     )
@@ -72,7 +74,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ[name].strip()
     if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
-        raise BackendUnavailable(f"{name}={text!r} is no whole number from 0 on")
+        raise BackendUnavailable(f"{name} must be a non-negative integer, got {text!r}")
     return int(text)
 
 
@@ -81,7 +83,7 @@ def _masters(environ: Mapping[str, str], world_size: int) -> tuple[str, ...]:
     given = "MASTER_PORT" in environ
     port = _number(environ, "MASTER_PORT") if given else _port_of_job(environ)
     if not 0 < port <= MAX_PORT:
-        raise BackendUnavailable(f"MASTER_PORT={port} is not a port; 1 to {MAX_PORT} are")
+        raise BackendUnavailable(f"MASTER_PORT must be between 1 and {MAX_PORT}, got {port}")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
         # torchrun's agent already listens on that very port, for its own store.
         ports = range(port + 1, port + 1 + AGENT_STORE_PORTS)
@@ -96,12 +98,12 @@ def _masters(environ: Mapping[str, str], world_size: int) -> tuple[str, ...]:
 def _host_from_launcher(environ: Mapping[str, str], world_size: int) -> str:
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environ and _number(environ, name) == world_size:
-            return "127.0.0.1"  # everybody is on this machine
+            return "127.0.0.1"  # all ranks are on this machine
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environ.get(name):
             return first_host(environ[name])
     raise BackendUnavailable(
-        "Nobody has said where rank 0 is",
+        "MASTER_ADDR is not set",
         hint="Set MASTER_ADDR to the address of the machine that runs rank 0.",
     )
 
@@ -121,7 +123,7 @@ def first_host(nodelist: str) -> str:
     """
     match = re.match(r"(?:[^,\[\]]|\[\w[^\[\]]*\])+(?=,|$)", nodelist)
     if match is None:
-        raise BackendUnavailable(f"{nodelist!r} is no list of hosts")
+        raise BackendUnavailable(f"{nodelist!r} is not a list of hosts as Slurm writes it")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])  # of every range its first number
 
 
@@ -173,14 +175,25 @@ def install() -> None:
         if os.getpid() != writer:  # a child that was forked ends by an exception of its own
             before(kind, error, trace)
             return
-        is_hearsay = tells_of_another(error)
+        if isinstance(error, KeyboardInterrupt):
+            _end_at_once_next_time()
+        is_second_hand = tells_of_another(error)
         with contextlib.suppress(Exception):  # its own error matters more than what is said of it
-            _write(Path(file), error, is_hearsay=is_hearsay)
-            if is_hearsay or isinstance(error, KeyboardInterrupt):
+            _write(Path(file), error, is_second_hand=is_second_hand)
+            if is_second_hand or isinstance(error, KeyboardInterrupt):
                 return
         before(kind, error, trace)
 
     sys.excepthook = told
+
+
+def _end_at_once_next_time() -> None:
+    """A script that ends by Ctrl-C leaves its group, which may take seconds; a second one ends it.
+
+    Without this Python would show a traceback from wherever it is by then.
+    """
+    with contextlib.suppress(ValueError):  # not on the main thread
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 
 def tells_of_another(error: BaseException) -> bool:
@@ -198,13 +211,29 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def _write(file: Path, error: BaseException, *, is_hearsay: bool) -> None:
+def _in_short(error: BaseException) -> str:
+    """What an error says, for one line of another machine: without advice, cut between words.
+
+    >>> _in_short(ValueError("bad batch.")), len(_in_short(ValueError("bad batch. " * 40))) <= MOST
+    ('bad batch', True)
+    """
+    text = _first_line(error)
+    if isinstance(error, DistributedError):
+        text = f"{error.message}: {error.cause}" if error.cause else error.message
+    text = (text.splitlines() or [""])[0].strip()
+    if len(text) > MOST:
+        text = text[: MOST - 1].rpartition(" ")[0] or text[: MOST - 1]
+        return f"{text.rstrip(' .,:;')} …"
+    return text.rstrip(" .,:;")
+
+
+def _write(file: Path, error: BaseException, *, is_second_hand: bool) -> None:
     story = "".join(traceback.format_exception(error))
     words = {
         "kind": type(error).__name__[:MOST],
-        "message": _first_line(error)[:MOST],
+        "message": _in_short(error),
         "where": _place_of(error),
-        "is_second_hand": is_hearsay,
+        "is_second_hand": is_second_hand,
         "traceback": story[-MOST_TRACEBACK:],
     }
     unfinished = file.with_suffix(".tmp")

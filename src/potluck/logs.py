@@ -1,7 +1,7 @@
-"""Logs: one event is one line, whatever comes from the network, and no line a thousand times.
+"""Logs: one event is one line, whatever comes from the network, and repeated lines are counted.
 
-All loggers of the library are made here, below ``potluck``.  The library is silent until somebody
-listens: a program that has set up :mod:`logging` gets everything in its own way; ``POTLUCK_LOG`` or
+All loggers of the library are made here, below ``potluck``.  The library is silent by default: a
+program that has set up :mod:`logging` gets everything in its own way; ``POTLUCK_LOG`` or
 :func:`configure` shows it for people, or as JSON for programs.
 """
 
@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterable
 from typing import TextIO
 
-from potluck._process import call_in_children
+from potluck._platform import call_in_children
 from potluck.errors import BackendUnavailable
 
 # --------------------------------------------------------------------------------------------------
 # Lines of a log: for people, and as JSON for programs; one event is one line.
 
-_USUAL = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
+_USUAL = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "notice"})
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m", "debug": "\x1b[2m"}
 _ROOT = "potluck."
 
@@ -49,18 +49,29 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
     }
 
 
-class HumanFormatter(logging.Formatter):
-    """A line such as ``05:12:31 warning cluster: attic is suspect: …``."""
+NOTICE: dict[str, object] = {"notice": True}
+"""For ``extra=`` of a warning: people are shown it without asking, and nothing is wrong."""
 
-    def __init__(self, *, colours: bool = False) -> None:
+
+def _level_of(record: logging.LogRecord) -> str:
+    return "notice" if vars(record).get("notice") else record.levelname.lower()
+
+
+class HumanFormatter(logging.Formatter):
+    """A line such as ``05:12:31 warning cluster: attic left: …``; ids only with ``has_ids``."""
+
+    def __init__(self, *, colours: bool = False, has_ids: bool = False) -> None:
         super().__init__()
         self._colours = colours
+        self._has_ids = has_ids
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; of an error, what it says and where it was raised."""
-        level = record.levelname.lower()
+        level = _level_of(record)
         subject = record.name.removeprefix(_ROOT).rpartition(".")[2]
         line = f"{self.formatTime(record, '%H:%M:%S')} {level} {subject}: {record.getMessage()}"
+        if self._has_ids and (member := _fields_of(record).get("member")):
+            line += f" [{member}]"
         if record.exc_info and record.exc_info[1] is not None:
             line += f": {_in_words(record.exc_info[1])}"
         line = escaped(line)
@@ -78,7 +89,7 @@ class JsonFormatter(logging.Formatter):
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         facts: dict[str, object] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
+            "level": _level_of(record),
             "logger": record.name,
             "message": record.getMessage(),
             **_fields_of(record),
@@ -140,7 +151,7 @@ class _Kind:
         self.dropped = 0
 
 
-class Tidy(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Makes a line of every event, and lets no kind of line flood the others."""
 
     def __init__(self) -> None:
@@ -189,7 +200,7 @@ class Tidy(logging.Filter):
         self._kinds = {}
 
 
-tidy = Tidy()
+tidy = RateLimitFilter()
 call_in_children(tidy.forget)
 
 
@@ -200,7 +211,7 @@ ROOT = "potluck"
 LEVELS = ("debug", "info", "warning", "error")
 FORMS = ("human", "json", "off")
 HELP = "json, human or off, and debug, info, warning or error, with a comma between them"
-"""What can be wished for."""
+"""The possible settings."""
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -222,7 +233,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         self._is_default = is_default
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write, unless a program that was silent before has begun to listen by itself."""
+        """Write, unless the program has set up logging itself meanwhile."""
         if self._is_default and logging.getLogger().handlers:
             return
         if not self._fixed:
@@ -230,16 +241,16 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as logging calls it
-        """A log that cannot be written, to a closed terminal for instance, disturbs nobody."""
+        """A log that cannot be written, to a closed terminal for instance, is not an error."""
 
 
-# -- who listens -----------------------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------
 
 
-def read_wish(text: str) -> tuple[str, int]:
-    """The form and the level that somebody wishes for.
+def read_setting(text: str) -> tuple[str, int]:
+    """The form and the level that a setting names.
 
-    >>> read_wish("json,debug"), read_wish("warning")
+    >>> read_setting("json,debug"), read_setting("warning")
     (('json', 10), ('human', 30))
     """
     form, level = "human", "info"
@@ -249,23 +260,22 @@ def read_wish(text: str) -> tuple[str, int]:
         elif word in LEVELS:
             level = word
         else:
-            raise BackendUnavailable(
-                f"{escaped(word)!r} is nothing that logs can be", hint=f"There is {HELP}."
-            )
+            raise BackendUnavailable(f"Unknown log setting {escaped(word)!r}", hint=f"Use {HELP}.")
     return form, getattr(logging, level.upper())
 
 
-def configure(wish: str | None = None, stream: TextIO | None = None) -> None:
-    """Show the logs of the library: as ``wish`` says, or ``POTLUCK_LOG``, or for people.
+def configure(setting: str | None = None, stream: TextIO | None = None) -> None:
+    """Show the logs of the library: as ``setting`` says, or ``POTLUCK_LOG``, or for people.
 
     To ``stream``, or standard error.  Other libraries' logs, and the root logger, stay as they are.
     """
-    form, level = read_wish(os.environ.get("POTLUCK_LOG", "") if wish is None else wish)
+    form, level = read_setting(os.environ.get("POTLUCK_LOG", "") if setting is None else setting)
     handler = _Handler(stream)
     if form == "json":
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(HumanFormatter(colours=_has_colours(handler.stream)))
+        colours = _has_colours(handler.stream)
+        handler.setFormatter(HumanFormatter(colours=colours, has_ids=level <= logging.DEBUG))
     _replace(logging.NullHandler() if form == "off" else handler)
     whole = logging.getLogger(ROOT)
     whole.setLevel(level)
@@ -309,5 +319,8 @@ def _ours(handlers: Iterable[logging.Handler]) -> list[logging.Handler]:
 
 
 def _has_colours(stream: TextIO) -> bool:
-    is_terminal = getattr(stream, "isatty", bool)
-    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    try:
+        is_terminal = stream.isatty()
+    except AttributeError:  # there is no stderr, or an object without that method stands in for it
+        return False
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -6,7 +6,6 @@ that came from outside is ever evaluated.  A message travels in one frame, so it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -16,19 +15,19 @@ from potluck._decode import decode_msgpack
 from potluck.errors import MalformedFrame
 
 __all__ = [
-    "Control",
-    "ControlOpened",
+    "CipherRates",
+    "ControlReply",
+    "ControlRequest",
     "Hello",
     "Introduction",
     "Join",
-    "Lane",
-    "LaneOpened",
-    "Peer",
-    "Shortcut",
-    "Speeds",
+    "OpenReply",
+    "OpenRequest",
+    "RankEndpoint",
     "Sync",
     "Table",
     "Told",
+    "UnixSocketHint",
     "pack",
     "unpack",
 ]
@@ -52,12 +51,12 @@ ProfileBytes = Annotated[bytes, msgspec.Meta(max_length=8 << 10)]
 
 
 class Introduction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What every hello says about the process behind it; nothing on connections in clear."""
+    """What every hello says about the process behind it; empty on unencrypted connections."""
 
     roster: Digest = b""
-    """The hash of the roster it goes by; empty where there is none."""
+    """The hash of its roster; empty if it has none."""
     machine: Tag = ""
-    """Which machine it runs on, in a form that tells nobody else anything."""
+    """Which machine it runs on, as a hash that reveals nothing else."""
     boot: Tag = ""
     """The same until that machine's next reboot."""
     slot: Count = 0
@@ -73,7 +72,7 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Sync(Opening, frozen=True, omit_defaults=True, tag="sync"):
-    """Nothing is asked for but that the two agree on who belongs."""
+    """The two sides only agree on who belongs; nothing else is asked for."""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,10 +80,10 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
     roster: RosterBytes = b""
     secret: Share = b""
-    """Only for somebody who is a member under it and has come with an earlier one."""
+    """Only for a member that used an earlier one."""
 
 
-class Speeds(msgspec.Struct, frozen=True):
+class CipherRates(msgspec.Struct, frozen=True):
     """How fast a machine runs each cipher, in MB/s; 0 where it cannot."""
 
     aes_256_gcm: Speed = 0
@@ -92,7 +91,7 @@ class Speeds(msgspec.Struct, frozen=True):
     aes_128_ocb: Speed = 0
 
 
-class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a rank can be reached, best address first."""
 
     hosts: Hosts
@@ -100,7 +99,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Text
     """Its machine's own name, for people."""
     node: Text = ""
-    """Who it has proved to be, as rank 0 saw it; empty on connections in clear."""
+    """The node id that it proved to rank 0; empty on unencrypted connections."""
     process: Text = ""
     """Which process it says it is, as node id and incarnation, for those who look on."""
 
@@ -110,7 +109,7 @@ class Join(Opening, frozen=True, omit_defaults=True, tag="join"):
 
     rank: RankNumber
     world_size: RankNumber
-    peer: Peer
+    peer: RankEndpoint
     patience: Seconds = 3600.0
     """Seconds after which it gives up; rank 0 then tells it who was missing."""
 
@@ -120,11 +119,11 @@ class Table(msgspec.Struct, frozen=True, tag="table"):
 
     session: Session
     """Drawn by rank 0 for this group: a connection of another group does not know it."""
-    peers: list[Peer]
+    peers: list[RankEndpoint]
 
     def parts(self, limit: int) -> Iterator[Table]:
         """The same in tables of about ``limit`` bytes: a large group's does not fit one frame."""
-        peers: list[Peer] = []
+        peers: list[RankEndpoint] = []
         size = 0
         for peer in self.peers:
             size += len(pack(peer))
@@ -135,17 +134,17 @@ class Table(msgspec.Struct, frozen=True, tag="table"):
         yield Table(self.session, peers)
 
 
-class Shortcut(msgspec.Struct, frozen=True):
-    """Where the dialler of a lane listens for somebody on its own machine."""
+class UnixSocketHint(msgspec.Struct, frozen=True):
+    """Where the dialler of a connection listens for a peer on its own machine."""
 
     name: Share
     """An abstract name of a local socket."""
     token: Share
     ends: Annotated[list[Text], msgspec.Meta(max_length=2)]
-    """The two ends of the connection that the hello goes over, as the dialler sees them."""
+    """The two ends of the connection that carries the hello, as the dialler sees them."""
 
 
-class Lane(Opening, frozen=True, omit_defaults=True, tag="lane"):
+class OpenRequest(Opening, frozen=True, omit_defaults=True, tag="lane"):
     """A rank opens a connection to another for one purpose."""
 
     session: Session
@@ -153,39 +152,43 @@ class Lane(Opening, frozen=True, omit_defaults=True, tag="lane"):
     to: RankNumber
     purpose: Text = "messages"
     share: Share = b""
-    """Our half of the lane's keys; empty on connections in clear."""
-    speeds: Speeds = Speeds()
-    shortcut: Shortcut | None = None
+    """Our half of the connection's keys; empty on unencrypted connections."""
+    speeds: CipherRates = CipherRates()
+    shortcut: UnixSocketHint | None = None
+    shares_memory: bool = False
+    """On the shortcut, large pieces may travel in shared memory."""
 
 
-class LaneOpened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
+class OpenReply(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
     """The connection is open."""
 
     rank: RankNumber
     share: Share = b""
-    """The other half of the lane's keys."""
-    speeds: Speeds = Speeds()
+    """The other half of the connection's keys."""
+    speeds: CipherRates = CipherRates()
     by_shortcut: bool = False
-    """The lane goes on over the shortcut that was offered."""
+    """The connection continues over the Unix socket that was offered."""
+    shares_memory: bool = False
+    """Both try to share memory there."""
     clock: Seconds = 0.0
     """The time of day there, in seconds since 1970, for one who only looks; 0 if not told."""
 
 
-class Control(Opening, frozen=True, omit_defaults=True, tag="control"):
-    """A process opens its control lane to another: who it is, and what it is part of."""
+class ControlRequest(Opening, frozen=True, omit_defaults=True, tag="control"):
+    """A process opens its control connection to another: who it is, and what it is part of."""
 
     job: Text
     """The tag of its job; only processes of one job become a group."""
     card: CardBytes = b""
-    """What it says of itself, packed; whoever drives the lane reads it."""
+    """What it says of itself, packed; the owner of the connection reads it."""
     version: Text = ""
     """The version of its software, for people."""
     profile: ProfileBytes = b""
     """What its machine can do, packed."""
 
 
-class ControlOpened(Opening, frozen=True, omit_defaults=True, tag="control-opened"):
-    """The control lane is open; the same from the one who was called."""
+class ControlReply(Opening, frozen=True, omit_defaults=True, tag="control-opened"):
+    """The control connection is open; the same from the side that was called."""
 
     job: Text
     card: CardBytes = b""
@@ -193,7 +196,7 @@ class ControlOpened(Opening, frozen=True, omit_defaults=True, tag="control-opene
     profile: ProfileBytes = b""
 
 
-Hello: TypeAlias = Join | Lane | Sync | Control
+Hello: TypeAlias = Join | OpenRequest | Sync | ControlRequest
 """What a connection may begin with."""
 
 Message = TypeVar("Message")
@@ -207,21 +210,10 @@ def pack(message: msgspec.Struct) -> bytes:
 def unpack(data: bytes | memoryview, kind: type[Message]) -> Message:
     """Decode and check a message.
 
-    >>> unpack(pack(LaneOpened(3)), LaneOpened).rank
+    >>> unpack(pack(OpenReply(3)), OpenReply).rank
     3
     """
     try:
         return decode_msgpack(data, kind)
     except msgspec.DecodeError as error:
         raise MalformedFrame("A message cannot be understood", cause=str(error)) from None
-
-
-# --------------------------------------------------------------------------------------------------
-# Reports: what a process tells an observer that asks; also how launchers compare notes.
-#
-# Typed and bounded, like everything that travels.  The sentences are those of the log.
-
-
-def software_version() -> str:
-    """Of this package, which is loaded, or nobody would ask."""
-    return str(getattr(sys.modules.get("potluck"), "__version__", ""))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from potluck.arrays.adapters import adapter_of, allocate, lend
+from potluck.arrays.adapters import adapter_of, allocate, as_buffer
 from potluck.arrays.base import Access
 from potluck.schedule.reduce import DTYPES
 from support.interpreter import ask
@@ -19,25 +19,25 @@ from support.interpreter import ask
 
 def plus_one(thing: Any, dtype: Any = None) -> Any:
     """Add one to every element, by way of flat memory."""
-    lease = lend(thing, Access.UPDATE, dtype)
-    assert lease.flat.ndim == 1
-    assert lease.flat.flags.c_contiguous
-    assert lease.flat.dtype.isnative
-    lease.flat[...] = lease.flat.astype(lease.flat.dtype) + np.ones(1, lease.flat.dtype)
-    return lease.give_back()
+    buffer = as_buffer(thing, Access.UPDATE, dtype)
+    assert buffer.flat.ndim == 1
+    assert buffer.flat.flags.c_contiguous
+    assert buffer.flat.dtype.isnative
+    buffer.flat[...] = buffer.flat.astype(buffer.flat.dtype) + np.ones(1, buffer.flat.dtype)
+    return buffer.commit()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_contiguous_array_is_lent_without_a_copy(dtype: Any) -> None:
     """What is written to the flat memory is in the array at once, whatever its type."""
     given = np.zeros((2, 3), dtype)
-    lease = lend(given, Access.UPDATE)
-    assert np.shares_memory(lease.flat, given)
-    assert lease.flat.dtype == given.dtype
-    assert lease.shape == (2, 3)
-    lease.flat[4] = 1
+    buffer = as_buffer(given, Access.UPDATE)
+    assert np.shares_memory(buffer.flat, given)
+    assert buffer.flat.dtype == given.dtype
+    assert buffer.shape == (2, 3)
+    buffer.flat[4] = 1
     assert given[1, 1] == 1
-    assert lease.give_back() is given
+    assert buffer.commit() is given
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_a_reader_does_not_write_a_strided_array() -> None:
     """Giving back what was only read touches nothing, so read-only arrays may be read."""
     whole = np.arange(6)
     whole.flags.writeable = False
-    lease = lend(whole[::2], Access.READ)
-    assert lease.flat.tolist() == [0, 2, 4]
-    lease.give_back()
+    buffer = as_buffer(whole[::2], Access.READ)
+    assert buffer.flat.tolist() == [0, 2, 4]
+    buffer.commit()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,)])
 def test_any_shape_has_a_flat_form(shape: tuple[int, ...]) -> None:
     """No dimension at all, or no element, is a shape like any other."""
     given = np.zeros(shape)
-    assert lend(given, Access.UPDATE).flat.size == given.size
+    assert as_buffer(given, Access.UPDATE).flat.size == given.size
     assert plus_one(given) is given
     assert (given == 1).all()
 
@@ -96,21 +96,21 @@ def test_a_read_only_array_is_refused_for_writing() -> None:
     given = np.zeros(3)
     given.flags.writeable = False
     with pytest.raises(ValueError, match=r"read-only.*out="):
-        lend(given, Access.UPDATE)
+        as_buffer(given, Access.UPDATE)
     with pytest.raises(ValueError, match="bytes is read-only"):
-        lend(b"1234", Access.WRITE)
+        as_buffer(b"1234", Access.WRITE)
 
 
 def test_elements_that_share_memory_are_refused_for_writing() -> None:
     """Which of them would win is chance; reading them is harmless."""
     once = np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
     with pytest.raises(ValueError, match="same memory"):
-        lend(once, Access.UPDATE)
-    lend(np.zeros((0, 3)).T, Access.UPDATE)  # nothing to share
+        as_buffer(once, Access.UPDATE)
+    as_buffer(np.zeros((0, 3)).T, Access.UPDATE)  # nothing to share
     sliding = np.lib.stride_tricks.as_strided(np.zeros(6), (3, 4), (8, 8))
     with pytest.raises(ValueError, match="same memory"):
-        lend(sliding, Access.WRITE)
-    assert lend(sliding, Access.READ).flat.size == 12
+        as_buffer(sliding, Access.WRITE)
+    assert as_buffer(sliding, Access.READ).flat.size == 12
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def test_elements_that_share_memory_are_refused_for_writing() -> None:
         (np.zeros(2, "O,f4"), "Python objects"),
         (np.empty(2, "V0"), "without any content"),
         (np.ma.masked_array([1.0], [True]), "mask"),
-        ([1.0, 2.0], "list is no array"),
-        (None, "NoneType is no array"),
-        ("text", "str is no array"),
+        ([1.0, 2.0], "list is not an array"),
+        (None, "NoneType is not an array"),
+        ("text", "str is not an array"),
         ((ctypes.POINTER(ctypes.c_int) * 2)(), "holds no numbers"),
     ],
 )
 def test_what_cannot_travel_is_refused_in_words(given: Any, reason: str) -> None:
     """Nothing is guessed: objects, text and lists are named."""
     with pytest.raises(TypeError, match=reason):
-        lend(given, Access.READ)
+        as_buffer(given, Access.READ)
 
 
 def test_what_is_no_number_travels_too() -> None:
@@ -137,9 +137,9 @@ def test_what_is_no_number_travels_too() -> None:
     assert plus_one(np.zeros(3).view(np.recarray)).tolist() == [1, 1, 1]
     days = np.array(["2026-01-01"], "M8[D]")
     for array_ in (days, np.array(["text"]), np.zeros(2, "i4,f4")):
-        lease = lend(array_, Access.UPDATE)
-        assert lease.flat.dtype == array_.dtype
-        assert lease.flat.view("u1").size == array_.nbytes
+        buffer = as_buffer(array_, Access.UPDATE)
+        assert buffer.flat.dtype == array_.dtype
+        assert buffer.flat.view("u1").size == array_.nbytes
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_what_is_no_number_travels_too() -> None:
 )
 def test_a_single_number_comes_back_as_a_new_one(number: Any, dtype: str) -> None:
     """Numbers cannot be changed: the result has the type that was given."""
-    lease = lend(number, Access.UPDATE)
-    assert lease.flat.dtype == dtype
-    assert lease.shape == ()
-    back = lease.give_back()
+    buffer = as_buffer(number, Access.UPDATE)
+    assert buffer.flat.dtype == dtype
+    assert buffer.shape == ()
+    back = buffer.commit()
     assert type(back) is type(number)
     assert back == number
-    with pytest.raises(TypeError, match="cannot be changed"):
-        lend(number, Access.WRITE)
+    with pytest.raises(TypeError, match="is immutable"):
+        as_buffer(number, Access.WRITE)
 
 
 def test_an_integer_beyond_64_bits_is_refused() -> None:
     """It would lose its upper part; objects have integers of any size."""
     with pytest.raises(ValueError, match="64 bits"):
-        lend(1 << 70, Access.READ)
+        as_buffer(1 << 70, Access.READ)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +184,17 @@ def test_raw_bytes_are_what_the_caller_says(buffer: Any) -> None:
 @pytest.mark.parametrize("buffer", [b"", bytearray(), memoryview(b"")])
 def test_an_empty_buffer_has_no_elements(buffer: Any) -> None:
     """Nothing to move is no error."""
-    assert lend(buffer, Access.READ, "float64").flat.size == 0
+    assert as_buffer(buffer, Access.READ, "float64").flat.size == 0
 
 
 def test_only_raw_bytes_are_marked_as_such() -> None:
     """An array module's array, a typed view and a numpy array of bytes know what they hold."""
-    assert lend(bytearray(2), Access.READ).is_raw
-    assert lend(b"ab", Access.READ).is_raw
-    assert not lend(bytearray(4), Access.READ, "uint8").is_raw
-    assert not lend(array.array("d", [1]), Access.READ).is_raw
-    assert not lend(memoryview(bytearray(8)).cast("d"), Access.READ).is_raw
-    assert not lend(np.zeros(2, "u1"), Access.READ).is_raw
+    assert as_buffer(bytearray(2), Access.READ).is_raw
+    assert as_buffer(b"ab", Access.READ).is_raw
+    assert not as_buffer(bytearray(4), Access.READ, "uint8").is_raw
+    assert not as_buffer(array.array("d", [1]), Access.READ).is_raw
+    assert not as_buffer(memoryview(bytearray(8)).cast("d"), Access.READ).is_raw
+    assert not as_buffer(np.zeros(2, "u1"), Access.READ).is_raw
 
 
 def test_a_buffer_that_starts_at_an_odd_address_works() -> None:
@@ -209,7 +209,7 @@ def test_a_buffer_that_starts_at_an_odd_address_works() -> None:
     [
         (bytearray(7), "float32", ValueError, "whole number of float32"),
         (np.zeros(2, "f8"), "float32", TypeError, "says itself that it holds float64"),
-        (bytearray(8), "words", TypeError, "no type of numbers"),
+        (bytearray(8), "words", TypeError, "not a numeric type"),
         (bytearray(8), object, TypeError, "Python objects"),
         (bytearray(8), ">f4", ValueError, "this machine's order"),
     ],
@@ -219,7 +219,7 @@ def test_a_type_that_does_not_fit_is_refused(
 ) -> None:
     """A type is for raw bytes, and they must be a whole number of it."""
     with pytest.raises(kind, match=reason):
-        lend(buffer, Access.READ, dtype)
+        as_buffer(buffer, Access.READ, dtype)
 
 
 class Interfaced:
@@ -269,7 +269,7 @@ def test_the_protocols_of_arrays_are_spoken(kind: type[Interfaced | Packed]) -> 
 def test_what_is_on_a_device_is_refused() -> None:
     """The host cannot reach into it; the sentence says to copy it."""
     with pytest.raises(TypeError, match="not in the memory of the host"):
-        lend(Packed(device=2), Access.READ)
+        as_buffer(Packed(device=2), Access.READ)
 
 
 def test_a_package_that_cannot_be_opened_is_refused() -> None:
@@ -281,31 +281,31 @@ def test_a_package_that_cannot_be_opened_is_refused() -> None:
             raise BufferError(msg)
 
     with pytest.raises(TypeError, match="numpy cannot see into this Sealed: not today"):
-        lend(Sealed(), Access.READ)
+        as_buffer(Sealed(), Access.READ)
 
 
 def test_what_can_only_be_converted_is_for_reading() -> None:
     """A copy may be read; a result in a copy would be lost."""
-    assert lend(Converted(), Access.READ).flat.tolist() == [0, 1, 2]
-    with pytest.raises(TypeError, match="is no array"):
-        lend(Converted(), Access.UPDATE)
+    assert as_buffer(Converted(), Access.READ).flat.tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="is not an array"):
+        as_buffer(Converted(), Access.UPDATE)
 
 
 @pytest.mark.parametrize("like", [np.zeros(2, "f4"), np.float32(1), array.array("f", [1])])
 def test_a_new_array_has_the_type_of_another(like: Any) -> None:
     """Results of another shape are of the kind that was given, or numpy arrays."""
-    lease = allocate(like, (2, 3))
-    lease.flat[...] = np.arange(6)
-    assert lease.give_back().tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert lease.give_back().dtype == "float32"
+    buffer = allocate(like, (2, 3))
+    buffer.flat[...] = np.arange(6)
+    assert buffer.commit().tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert buffer.commit().dtype == "float32"
 
 
 def test_libraries_are_not_imported_first(tmp_path: Path) -> None:
     """Lending a numpy array loads none of them."""
     source = (
         "import json, sys, numpy\n"
-        "from potluck.arrays.base import Access; from potluck.arrays.adapters import lend\n"
-        "lend(numpy.zeros(3), Access.READ); lend(bytearray(3), Access.READ)\n"
+        "from potluck.arrays.base import Access; from potluck.arrays.adapters import as_buffer\n"
+        "as_buffer(numpy.zeros(3), Access.READ); as_buffer(bytearray(3), Access.READ)\n"
         "print(json.dumps(sorted({'torch', 'jax', 'mlx', 'asyncio'} & set(sys.modules))))"
     )
     assert ask(source, cwd=tmp_path) == []
@@ -316,8 +316,8 @@ def test_a_library_that_is_just_being_imported_is_no_obstacle() -> None:
     source = (
         "import sys, types, numpy\n"
         "sys.modules['torch'] = types.ModuleType('torch')\n"
-        "from potluck.arrays.base import Access; from potluck.arrays.adapters import lend\n"
-        "assert lend(3.5, Access.READ).flat.tolist() == [3.5]"
+        "from potluck.arrays.base import Access; from potluck.arrays.adapters import as_buffer\n"
+        "assert as_buffer(3.5, Access.READ).flat.tolist() == [3.5]"
     )
     subprocess.run([sys.executable, "-c", source], check=True)
     assert adapter_of(3.5) is adapter_of(4)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from potluck.arrays.adapters import allocate, lend
+from potluck.arrays.adapters import allocate, as_buffer
 from potluck.arrays.base import Access
 
 
@@ -57,9 +57,9 @@ def array(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_result_is_a_new_array(array: Any, dtype: Any) -> None:
     """Of the same kind, type and shape; the one given stays as it was."""
     given = array([[0, 1], [1, 0]], dtype)
-    lease = lend(given, Access.UPDATE)
-    lease.flat[0] = 1
-    result = lease.give_back()
+    buffer = as_buffer(given, Access.UPDATE)
+    buffer.flat[0] = 1
+    result = buffer.commit()
     assert type(result) is type(given)
     assert result.dtype == given.dtype
     assert np.asarray(result).tolist() == [[1, 1], [1, 0]]
@@ -68,21 +68,21 @@ def test_the_result_is_a_new_array(array: Any, dtype: Any) -> None:
 
 def test_reading_needs_no_copy_of_ours(array: Any) -> None:
     """Transposed ones are read in their own order."""
-    assert lend(array([[0, 1], [2, 3]]).T, Access.READ).flat.tolist() == [0, 2, 1, 3]
+    assert as_buffer(array([[0, 1], [2, 3]]).T, Access.READ).flat.tolist() == [0, 2, 1, 3]
 
 
 def test_there_is_no_place_for_a_result(array: Any) -> None:
     """As out= such an array is refused."""
-    with pytest.raises(TypeError, match="leave out= away"):
-        lend(array([1]), Access.WRITE)
+    with pytest.raises(TypeError, match="omit out="):
+        as_buffer(array([1]), Access.WRITE)
 
 
 def test_a_new_array_has_the_type_of_another(array: Any) -> None:
     """Results of another shape are of the same kind."""
     given = array([1], "float32")
-    lease = allocate(given, (2, 1))
-    lease.flat[...] = [3, 4]
-    result = lease.give_back()
+    buffer = allocate(given, (2, 1))
+    buffer.flat[...] = [3, 4]
+    result = buffer.commit()
     assert type(result) is type(given)
     assert np.asarray(result).tolist() == [[3], [4]]
 
@@ -92,11 +92,11 @@ def test_what_is_being_compiled_is_refused() -> None:
     if importlib.util.find_spec("jax") is not None:
         jax = importlib.import_module("jax")
         with pytest.raises(TypeError, match="outside of jit"):
-            jax.jit(lambda traced: lend(traced, Access.READ).flat.sum())(jax.numpy.ones(2))
+            jax.jit(lambda traced: as_buffer(traced, Access.READ).flat.sum())(jax.numpy.ones(2))
         return
     from potluck.arrays.jax import JAX
 
     traced = StandIn([1])
     traced.sharding = "compiling"
     with pytest.raises(TypeError, match="outside of jit"):
-        JAX.lend(traced, Access.READ)
+        JAX.as_buffer(traced, Access.READ)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from potluck.arrays.adapters import allocate, lend
+from potluck.arrays.adapters import allocate, as_buffer
 from potluck.arrays.base import Access
 
 
@@ -72,21 +72,21 @@ def mx(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_array_is_assigned_to(mx: Any, name: str) -> None:
     """The same object has the result; a new one is of the same type."""
     given = mx.array([[0, 1], [2, 3]], getattr(mx, name))
-    lease = lend(given, Access.UPDATE)
-    assert lease.flat.dtype == name
-    assert lease.flat.astype("f4").tolist() == [0, 1, 2, 3]
-    lease.flat[3] = 7
-    assert lease.give_back() is given
+    buffer = as_buffer(given, Access.UPDATE)
+    assert buffer.flat.dtype == name
+    assert buffer.flat.astype("f4").tolist() == [0, 1, 2, 3]
+    buffer.flat[3] = 7
+    assert buffer.commit() is given
     assert given.tolist() == [[0, 1], [2, 7]]
     made = allocate(given, (1, 2))
     made.flat[...] = [5, 6]
-    assert made.give_back().tolist() == [[5, 6]]
-    assert made.give_back().dtype == given.dtype
+    assert made.commit().tolist() == [[5, 6]]
+    assert made.commit().dtype == given.dtype
 
 
 def test_reading_changes_nothing(mx: Any) -> None:
     """What is done to the copy stays there."""
     given = mx.array([1, 2], mx.int32)
-    lease = lend(given, Access.READ)
-    lease.flat[...] = 0
-    assert lease.give_back().tolist() == [1, 2]
+    buffer = as_buffer(given, Access.READ)
+    buffer.flat[...] = 0
+    assert buffer.commit().tolist() == [1, 2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.arrays.adapters import allocate, lend
+from potluck.arrays.adapters import allocate, as_buffer
 from potluck.arrays.base import Access
 
 DTYPES = [
@@ -21,18 +21,18 @@ DTYPES = [
 def test_a_contiguous_tensor_is_lent_without_a_copy(dtype: torch.dtype) -> None:
     """What is written to the flat memory is in the tensor at once, whatever its type."""
     tensor = torch.zeros((2, 2), dtype=dtype)
-    lease = lend(tensor, Access.UPDATE)
-    assert lease.flat.ctypes.data == tensor.data_ptr()
-    assert str(dtype) == f"torch.{lease.flat.dtype.name}"
-    lease.flat[3] = 1
+    buffer = as_buffer(tensor, Access.UPDATE)
+    assert buffer.flat.ctypes.data == tensor.data_ptr()
+    assert str(dtype) == f"torch.{buffer.flat.dtype.name}"
+    buffer.flat[3] = 1
     assert tensor[1, 1] == torch.ones((), dtype=dtype)
-    assert lease.give_back() is tensor
+    assert buffer.commit() is tensor
 
 
 def test_bfloat16_keeps_its_values() -> None:
     """The numbers are those of ml_dtypes, bit by bit."""
     tensor = torch.tensor([1.5, -2.0, 3.140625], dtype=torch.bfloat16)
-    flat = lend(tensor, Access.READ).flat
+    flat = as_buffer(tensor, Access.READ).flat
     assert flat.dtype == ml_dtypes.bfloat16
     assert flat.astype("f4").tolist() == tensor.float().tolist()
 
@@ -51,10 +51,10 @@ def test_a_strided_tensor_is_changed_where_it_lies(cut: Any, dtype: torch.dtype)
     """A temporary tensor stands in, and its elements come home."""
     part = cut(torch.arange(24, dtype=dtype).reshape(4, 6))
     wanted = part + 1
-    lease = lend(part, Access.UPDATE)
-    assert lease.flat.tolist() == part.reshape(-1).tolist()
-    lease.flat[...] = wanted.reshape(-1).float().numpy()
-    assert lease.give_back() is part
+    buffer = as_buffer(part, Access.UPDATE)
+    assert buffer.flat.tolist() == part.reshape(-1).tolist()
+    buffer.flat[...] = wanted.reshape(-1).float().numpy()
+    assert buffer.commit() is part
     assert torch.equal(part, wanted)
 
 
@@ -63,15 +63,15 @@ def test_any_shape_has_a_flat_form(shape: tuple[int, ...]) -> None:
     """No dimension at all, or no element, is a shape like any other."""
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.zeros(shape, dtype=dtype)
-        assert lend(tensor, Access.UPDATE).flat.size == tensor.numel()
+        assert as_buffer(tensor, Access.UPDATE).flat.size == tensor.numel()
 
 
 def test_a_parameter_is_changed_and_stays_one() -> None:
     """A leaf that requires grad is written to like with torch.distributed."""
     parameter = torch.nn.Parameter(torch.zeros(2))
-    lease = lend(parameter, Access.UPDATE)
-    lease.flat[...] = 5
-    assert lease.give_back() is parameter
+    buffer = as_buffer(parameter, Access.UPDATE)
+    buffer.flat[...] = 5
+    assert buffer.commit() is parameter
     assert parameter.requires_grad
     assert parameter.is_leaf
     assert parameter.tolist() == [5, 5]
@@ -83,9 +83,9 @@ def test_autograd_notices_what_was_changed_behind_it(strided: bool) -> None:
     weight = torch.ones(4, requires_grad=True)
     saved = torch.ones(8)[::2] if strided else torch.ones(4)
     loss = (weight * saved).sum()
-    lease = lend(saved, Access.UPDATE)
-    lease.flat[...] = 7
-    lease.give_back()
+    buffer = as_buffer(saved, Access.UPDATE)
+    buffer.flat[...] = 7
+    buffer.commit()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -94,7 +94,7 @@ def test_reading_leaves_the_version_alone() -> None:
     """Whoever only reads disturbs no gradient."""
     tensor = torch.ones(4)
     before = tensor._version
-    lend(tensor, Access.READ).give_back()
+    as_buffer(tensor, Access.READ).commit()
     assert tensor._version == before
 
 
@@ -103,20 +103,20 @@ def test_tensors_of_inference_mode_can_be_changed(strided: bool) -> None:
     """They have no version to count, and may be written from outside."""
     with torch.inference_mode():
         tensor = torch.zeros(4)[::2] if strided else torch.zeros(2)
-    lease = lend(tensor, Access.UPDATE)
-    lease.flat[...] = 3
-    lease.give_back()
+    buffer = as_buffer(tensor, Access.UPDATE)
+    buffer.flat[...] = 3
+    buffer.commit()
     assert tensor.tolist() == [3, 3]
 
 
 def test_conjugate_views_are_resolved() -> None:
     """A lazily conjugated or negated tensor travels as the numbers it shows."""
     tensor = torch.tensor([1 + 2j]).conj()
-    lease = lend(tensor, Access.UPDATE)
-    assert lease.flat.tolist() == [1 - 2j]
-    lease.flat[...] = 3 + 4j
-    assert lease.give_back().tolist() == [3 + 4j]
-    assert lend(torch.tensor([1 + 2j]).conj().imag, Access.READ).flat.tolist() == [-2]
+    buffer = as_buffer(tensor, Access.UPDATE)
+    assert buffer.flat.tolist() == [1 - 2j]
+    buffer.flat[...] = 3 + 4j
+    assert buffer.commit().tolist() == [3 + 4j]
+    assert as_buffer(torch.tensor([1 + 2j]).conj().imag, Access.READ).flat.tolist() == [-2]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_cannot_travel_is_refused_in_words(
 ) -> None:
     """Nothing is converted behind the user's back."""
     with pytest.raises(kind, match=reason):
-        lend(tensor, Access.UPDATE)
+        as_buffer(tensor, Access.UPDATE)
 
 
 class Part(torch.Tensor):
@@ -148,21 +148,21 @@ def test_a_part_of_a_distributed_tensor_is_refused() -> None:
     """Its elements are not the whole: the user says which he means."""
     part = torch.zeros(2).as_subclass(Part)
     with pytest.raises(TypeError, match="to_local"):
-        lend(part, Access.READ)
-    assert lend(part.to_local(), Access.READ).flat.size == 2
+        as_buffer(part, Access.READ)
+    assert as_buffer(part.to_local(), Access.READ).flat.size == 2
 
 
 def test_an_expanded_tensor_may_be_read() -> None:
     """Its elements are one place in memory, which only a writer minds."""
-    assert lend(torch.ones(1).expand(3), Access.READ).flat.tolist() == [1, 1, 1]
+    assert as_buffer(torch.ones(1).expand(3), Access.READ).flat.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_new_tensor_has_the_type_of_another(dtype: torch.dtype) -> None:
     """Results of another shape are tensors."""
-    lease = allocate(torch.zeros(1, dtype=dtype), (2, 2))
-    lease.flat[...] = np.arange(4)
-    made = lease.give_back()
+    buffer = allocate(torch.zeros(1, dtype=dtype), (2, 2))
+    buffer.flat[...] = np.arange(4)
+    made = buffer.commit()
     assert isinstance(made, torch.Tensor)
     assert made.dtype is dtype
     assert made.tolist() == [[0, 1], [2, 3]]

@@ -69,7 +69,7 @@ def test_tensors_come_back_as_tensors() -> None:
 
 def test_what_cannot_be_written_down_says_so() -> None:
     """An object of another kind is refused, and damaged bytes are no tree."""
-    with pytest.raises(TypeError, match="cannot travel"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         trees.written({"a": object()})
     with pytest.raises(MalformedFrame):
         trees.read(b"\xc1", {})

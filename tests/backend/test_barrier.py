@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from potluck.backend.barrier import Announce, Barrier, Failed, Passed, Token
+from potluck.backend.barrier import Announce, Barrier, BarrierFailed, BarrierPassed, Token
 from support.barrier_hall import Hall
 
 groups = st.lists(st.integers(0, 200), min_size=1, max_size=64, unique=True).map(sorted)
@@ -67,8 +67,8 @@ def test_the_number_of_tokens_is_logarithmic(size: int) -> None:
 def test_alone_one_passes_at_once() -> None:
     """There is nobody to wait for and nobody to tell."""
     barrier = Barrier(7)
-    assert barrier.enter([7]) == [Passed(1)]
-    assert barrier.enter([7]) == [Passed(2)]
+    assert barrier.enter([7]) == [BarrierPassed(1)]
+    assert barrier.enter([7]) == [BarrierPassed(2)]
     assert barrier.announce() == []
     assert barrier.missing() == []
 
@@ -77,11 +77,11 @@ def test_tokens_that_come_before_we_enter_are_kept() -> None:
     """The other one is faster: its token waits for us, not the other way round."""
     barrier = Barrier(0)
     assert barrier.receive_token(1, 1, 0) == []
-    assert barrier.enter([0, 1]) == [Token(1, 1, 0), Passed(1)]
+    assert barrier.enter([0, 1]) == [Token(1, 1, 0), BarrierPassed(1)]
     assert barrier.receive_token(1, 2, 0) == []
     assert barrier.receive_token(1, 1, 0) == []  # an old one, late: the new one stays
     assert barrier.number == 2
-    assert barrier.enter([0, 1]) == [Token(1, 2, 0), Passed(2)]
+    assert barrier.enter([0, 1]) == [Token(1, 2, 0), BarrierPassed(2)]
 
 
 def test_a_token_of_an_earlier_barrier_passes_nothing() -> None:
@@ -91,7 +91,7 @@ def test_a_token_of_an_earlier_barrier_passes_nothing() -> None:
     barrier.enter([0, 1])
     assert barrier.enter([0, 1]) == [Token(1, 2, 0)]
     assert barrier.receive_token(1, 1, 0) == []
-    assert barrier.receive_token(1, 2, 0) == [Passed(2)]
+    assert barrier.receive_token(1, 2, 0) == [BarrierPassed(2)]
 
 
 @given(small_groups, chances)
@@ -379,10 +379,10 @@ def test_a_loss_is_told_once() -> None:
     barrier = Barrier(2)
     assert barrier.enter([0, 1, 2, 3]) == [Token(3, 1, 0)]
     assert barrier.lose(3) == []
-    assert barrier.lose(1) == [Announce(0, 1, 1), Failed(1, 1)]
-    assert barrier.enter([0, 1, 2, 3]) == [Failed(1, 1)]
-    assert barrier.receive_failure(1, 1) == [Failed(1, 1)]
-    assert barrier.receive_token(0, 1, 1) == [Failed(1, 1)]
+    assert barrier.lose(1) == [Announce(0, 1, 1), BarrierFailed(1, 1)]
+    assert barrier.enter([0, 1, 2, 3]) == [BarrierFailed(1, 1)]
+    assert barrier.receive_failure(1, 1) == [BarrierFailed(1, 1)]
+    assert barrier.receive_token(0, 1, 1) == [BarrierFailed(1, 1)]
 
 
 def test_one_that_certainly_never_came_is_not_waited_for() -> None:
@@ -390,7 +390,7 @@ def test_one_that_certainly_never_came_is_not_waited_for() -> None:
     barrier = Barrier(2)
     barrier.enter([0, 1, 2, 3])
     assert barrier.lose(3) == []
-    assert barrier.exclude(3) == [Announce(0, 1, 3), Announce(1, 1, 3), Failed(1, 3)]
+    assert barrier.exclude(3) == [Announce(0, 1, 3), Announce(1, 1, 3), BarrierFailed(1, 3)]
 
 
 def test_one_that_had_come_is_not_missed() -> None:
@@ -400,8 +400,8 @@ def test_one_that_had_come_is_not_missed() -> None:
     assert barrier.lose(3) == barrier.exclude(3) == []
     assert barrier.enter([0, 1, 2, 3]) == [Token(3, 1, 0)]
     barrier.receive_token(1, 1, 0)
-    assert barrier.receive_token(0, 1, 1)[-1] == Passed(1)
-    assert barrier.enter([0, 1, 2, 3])[-1] == Failed(2, 3)
+    assert barrier.receive_token(0, 1, 1)[-1] == BarrierPassed(1)
+    assert barrier.enter([0, 1, 2, 3])[-1] == BarrierFailed(2, 3)
 
 
 def test_the_first_one_blamed_stays() -> None:
@@ -412,8 +412,8 @@ def test_the_first_one_blamed_stays() -> None:
     barrier.enter([0, 1, 2])
     assert barrier.passed == 1
     barrier.enter([0, 1, 2])
-    assert barrier.receive_failure(2, 1)[-1] == Failed(2, 1)
-    assert barrier.receive_failure(1, 2) == [Failed(2, 1)]
+    assert barrier.receive_failure(2, 1)[-1] == BarrierFailed(2, 1)
+    assert barrier.receive_failure(1, 2) == [BarrierFailed(2, 1)]
 
 
 def test_the_news_of_a_later_barrier_does_not_break_this_one() -> None:
@@ -423,8 +423,8 @@ def test_the_news_of_a_later_barrier_does_not_break_this_one() -> None:
     barrier.receive_token(2, 1, 0)
     assert barrier.receive_failure(2, 1) == []
     effects = barrier.receive_token(1, 1, 1)
-    assert [type(effect).__name__ for effect in effects] == ["Passed"]
-    assert barrier.enter([0, 1, 2])[-1] == Failed(2, 1)
+    assert [type(effect).__name__ for effect in effects] == ["BarrierPassed"]
+    assert barrier.enter([0, 1, 2])[-1] == BarrierFailed(2, 1)
 
 
 def test_news_that_comes_before_we_enter_is_kept() -> None:
@@ -434,7 +434,7 @@ def test_news_that_comes_before_we_enter_is_kept() -> None:
     assert barrier.enter([0, 1, 2]) == [
         Token(1, 1, 0),
         Announce(1, 1, 2),
-        Failed(1, 2),
+        BarrierFailed(1, 2),
     ]
 
 

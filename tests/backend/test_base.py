@@ -173,7 +173,7 @@ def test_whole_numbers_of_numpy_are_ranks_and_tags() -> None:
 def test_a_world_size_is_a_whole_number(size: Any) -> None:
     """Variables of the environment are text: the error says so instead of comparing them."""
     for create in (SimulatedBackend.create_group, lambda n: TcpBackend(0, n, "localhost:1")):
-        with pytest.raises(TypeError, match="world size is a whole number"):
+        with pytest.raises(TypeError, match="world_size must be an integer"):
             create(size)
 
 
@@ -181,7 +181,7 @@ def test_a_world_size_is_a_whole_number(size: Any) -> None:
 def test_a_member_of_a_subgroup_is_a_whole_number(member: Any) -> None:
     """What only compares equal would give the group another identity here than elsewhere."""
     left, right = SimulatedBackend.create_group(2)
-    with left, right, pytest.raises(TypeError, match="rank is a whole number"):
+    with left, right, pytest.raises(TypeError, match="rank must be an integer"):
         SubBackend(left, [member, 1])
 
 

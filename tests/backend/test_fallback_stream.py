@@ -24,7 +24,7 @@ from potluck import (
     Timeout,
 )
 from potluck.backend.base import WORLD
-from potluck.backend.fallback_stream import CHUNK, IN_FLIGHT, CarriedPoller, CarriedStream
+from potluck.backend.fallback_stream import CHUNK, IN_FLIGHT, MessageStream, MessageStreamPoller
 from support.meshes import mesh_group
 from support.programs import Step, compare, run, steps
 from support.threads import Background, eventually, together
@@ -167,10 +167,10 @@ def test_a_rank_that_is_gone_is_noticed() -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[CarriedStream, CarriedStream, list[SimulatedBackend]]]:
+def ends() -> Iterator[tuple[MessageStream, MessageStream, list[SimulatedBackend]]]:
     """Both ends of a stream."""
     group = SimulatedBackend.create_group(2)
-    left, right = (CarriedStream(group[rank], 1 - rank, "test") for rank in (0, 1))
+    left, right = (MessageStream(group[rank], 1 - rank, "test") for rank in (0, 1))
     yield left, right, group
     for stream in (left, right):
         stream.close()
@@ -178,14 +178,14 @@ def ends() -> Iterator[tuple[CarriedStream, CarriedStream, list[SimulatedBackend
         backend.close()
 
 
-Ends = tuple[CarriedStream, CarriedStream, list[SimulatedBackend]]
+Ends = tuple[MessageStream, MessageStream, list[SimulatedBackend]]
 
 
-def received(stream: CarriedStream, backend: SimulatedBackend, count: int) -> bytes:
+def received(stream: MessageStream, backend: SimulatedBackend, count: int) -> bytes:
     """So many bytes of a stream."""
     data = bytearray(count)
     rest = memoryview(data)
-    poller = CarriedPoller(backend)
+    poller = MessageStreamPoller(backend)
     poller.register(stream, 5)
     while rest:
         assert poller.wait(10) == [(5, True, False)]
@@ -210,7 +210,7 @@ def test_a_stream_takes_no_more_than_it_can_hold(ends: Ends) -> None:
     assert left.sendmsg([large]) == CHUNK
     assert left.sendmsg([b""]) == 0
     assert received(right, group[1], CHUNK) == large[:CHUNK]
-    stuck = CarriedStream(_Stuck(group[0]), 1, "stuck")
+    stuck = MessageStream(_Stuck(group[0]), 1, "stuck")
     for _ in range(IN_FLIGHT // 2):
         assert stuck.sendmsg([b"x"]) == 1
     assert not stuck.is_writable()
@@ -290,7 +290,7 @@ def test_a_length_beyond_all_bounds_breaks_the_stream(ends: Ends) -> None:
 def test_a_poller_sees_room_silence_and_breaks(ends: Ends) -> None:
     """Muted streams report only that they are broken; a wake-up ends a wait."""
     left, right, group = ends
-    poller = CarriedPoller(group[0])
+    poller = MessageStreamPoller(group[0])
     poller.register(left, 3)
     assert poller.wait(0) == []
     poller.want_write(left, 3, True)

@@ -23,25 +23,27 @@ from potluck.backend.framing import (
     ROOMS,
     SEALED_PIECE,
     SPARE,
+    EncryptedConnection,
+    EncryptedReader,
+    EncryptedWriter,
+    FrameHandler,
     FrameReader,
     FrameWriter,
-    Parcel,
+    LargeMessage,
     PeerEnded,
-    SealedReader,
-    SealedWire,
-    SealedWriter,
+    RecordConnection,
     make_wire,
 )
-from potluck.backend.framing import Wire as WireWire
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import Send
+from potluck.backend.messages import SendOperation
 from potluck.net.aead import TAG_SIZE
-from potluck.net.frames import HEADER_SIZE, MAX_PIECE, Header, Kind, decode, encode
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, FrameType, Header, decode, encode
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 from potluck.net.tcp import TcpStream
-from potluck.rpc.connection import Reader
-from potluck.rpc.protocol import Assembly, Frame, FrameKind, Outbox, pack_frame
+from potluck.rpc.connection import FrameAssembler
+from potluck.rpc.protocol import Assembly, CallOutbox, FrameKind, RpcFrame, pack_frame
 from support import sealed_pair
+from support.allocations import allocating_at_most
 from support.meshes import SMALL, frame, kept_messages, mesh_group, pump_until, received, tcp_pair
 from support.sealed_pair import Pair, connect, seal, unseal
 from support.threads import Background, eventually, together
@@ -54,9 +56,14 @@ class Recorder:
     """Keeps every frame with its payload."""
 
     def __init__(self) -> None:
-        self.frames: list[tuple[Kind, int, bytes]] = []
+        self.frames: list[tuple[FrameType, int, bytes]] = []
         self.begun: list[Header] = []
         self._landing = bytearray()
+
+    @property
+    def handler(self) -> FrameHandler:
+        """What a reader needs."""
+        return FrameHandler(self.begin, self.complete, self.complete_small)
 
     def begin(self, header: Header) -> memoryview:
         """Offer a buffer of the right size."""
@@ -81,11 +88,11 @@ class Wire:
         self.handler = Recorder()
         self.far, near = pipe(("far", "near"), capacity=1 << 26)
         self._keys = connect() if sealed else None
-        self.reader = FrameReader(near, self.handler, MAX_EAGER)
+        self.reader = FrameReader(near, self.handler.handler, MAX_EAGER)
         if self._keys is not None:
-            self.reader = SealedReader(near, self.handler, MAX_EAGER, self._keys.b_opens)
+            self.reader = EncryptedReader(near, self.handler.handler, MAX_EAGER, self._keys.b_opens)
 
-    def joined(self, frames: list[tuple[Kind, int, bytes]]) -> bytes:
+    def joined(self, frames: list[tuple[FrameType, int, bytes]]) -> bytes:
         """The bytes on the wire."""
         data = b""
         for kind, number, payload in frames:
@@ -94,7 +101,7 @@ class Wire:
             data += payload if self._keys is None else seal(self._keys.a_seals, payload, header)
         return data
 
-    def carry(self, chunks: Iterable[bytes]) -> list[tuple[Kind, int, bytes]]:
+    def carry(self, chunks: Iterable[bytes]) -> list[tuple[FrameType, int, bytes]]:
         """Send bytes in pieces, each read before the next is sent."""
         for chunk in chunks:
             if chunk:
@@ -114,24 +121,24 @@ def noise(size: int) -> bytes:
 
 
 FRAMES = [
-    (Kind.EAGER, 1, noise(5)),
-    (Kind.GRANT, 2, b""),
-    (Kind.EAGER, 3, b""),
-    (Kind.OFFER, 4, noise(8)),
-    (Kind.DATA, 5, noise(40)),
-    (Kind.TOKEN, 6, b""),
-    (Kind.DATA, 7, noise(1)),
-    (Kind.EAGER, 8, noise(33)),
+    (FrameType.EAGER, 1, noise(5)),
+    (FrameType.GRANT, 2, b""),
+    (FrameType.EAGER, 3, b""),
+    (FrameType.OFFER, 4, noise(8)),
+    (FrameType.DATA, 5, noise(40)),
+    (FrameType.TOKEN, 6, b""),
+    (FrameType.DATA, 7, noise(1)),
+    (FrameType.EAGER, 8, noise(33)),
 ]
 LARGE_FRAMES = [
-    (Kind.DATA, 1, noise(READ_AHEAD)),
-    (Kind.GRANT, 2, b""),
-    (Kind.DATA, 3, noise(READ_AHEAD + 1)),
-    (Kind.EAGER, 4, noise(READ_AHEAD - HEADER_SIZE)),
-    (Kind.EAGER, 5, noise(200_000)),
-    (Kind.OFFER, 6, noise(8)),
-    (Kind.DATA, 7, noise(3 * READ_AHEAD)),
-    (Kind.GOODBYE, 8, b""),
+    (FrameType.DATA, 1, noise(READ_AHEAD)),
+    (FrameType.GRANT, 2, b""),
+    (FrameType.DATA, 3, noise(READ_AHEAD + 1)),
+    (FrameType.EAGER, 4, noise(READ_AHEAD - HEADER_SIZE)),
+    (FrameType.EAGER, 5, noise(200_000)),
+    (FrameType.OFFER, 6, noise(8)),
+    (FrameType.DATA, 7, noise(3 * READ_AHEAD)),
+    (FrameType.GOODBYE, 8, b""),
 ]
 
 
@@ -186,7 +193,7 @@ def test_frames_arrive_through_a_real_socket() -> None:
     with left:
         stream = TcpStream(right)
         handler = Recorder()
-        reader = FrameReader(stream, handler, MAX_EAGER)
+        reader = FrameReader(stream, handler.handler, MAX_EAGER)
         left.sendall(Wire().joined(LARGE_FRAMES * 2))
 
         def read() -> bool:
@@ -201,23 +208,23 @@ def test_frames_arrive_through_a_real_socket() -> None:
 def test_the_payload_now_arriving_can_land_elsewhere() -> None:
     """Where the rest of it goes may change in the middle; what follows is not touched."""
     wire = Wire()
-    data = frame(Kind.DATA, noise(100), operation=1)
+    data = frame(FrameType.DATA, noise(100), operation=1)
     wire.carry([data[: HEADER_SIZE + 30]])
     arriving = wire.reader.arriving()
     assert arriving is not None
     assert (arriving[0].operation, arriving[1]) == (1, 30)
     elsewhere = bytearray(70)
     wire.reader.redirect(memoryview(elsewhere))
-    wire.carry([data[HEADER_SIZE + 30 :], frame(Kind.GRANT)])
+    wire.carry([data[HEADER_SIZE + 30 :], frame(FrameType.GRANT)])
     assert elsewhere == noise(100)[30:]
     assert wire.reader.arriving() is None
-    assert wire.handler.frames[-1] == (Kind.GRANT, 0, b"")
+    assert wire.handler.frames[-1] == (FrameType.GRANT, 0, b"")
 
 
 @both
 def test_the_end_of_the_stream_is_told_from_silence(sealed: bool) -> None:
     """Wherever a frame was cut off: what was whole before it has been handed over, it has not."""
-    first, last = (Kind.EAGER, 1, noise(5)), (Kind.DATA, 2, noise(30))
+    first, last = (FrameType.EAGER, 1, noise(5)), (FrameType.DATA, 2, noise(30))
     before = len(Wire(sealed=sealed).joined([first]))
     for place in range(before, len(Wire(sealed=sealed).joined([first, last]))):
         wire = Wire(sealed=sealed)
@@ -232,10 +239,15 @@ def test_a_bad_header_is_refused_before_its_payload() -> None:
     """Nobody is asked for a buffer of the size a stranger claims."""
     wire = Wire()
     with pytest.raises(MalformedFrame):
-        wire.carry([frame(Kind.EAGER, b"fine"), frame(Kind.DATA, bytes(20)).replace(b"PL", b"XX")])
+        wire.carry(
+            [
+                frame(FrameType.EAGER, b"fine"),
+                frame(FrameType.DATA, bytes(20)).replace(b"PL", b"XX"),
+            ]
+        )
     assert wire.handler.begun == []
     with pytest.raises(MalformedFrame, match="over the limit"):
-        Wire().carry([frame(Kind.EAGER, bytes(MAX_EAGER + 1))[:HEADER_SIZE]])
+        Wire().carry([frame(FrameType.EAGER, bytes(MAX_EAGER + 1))[:HEADER_SIZE]])
 
 
 class Firehose:
@@ -245,7 +257,7 @@ class Firehose:
 
     def __init__(self) -> None:
         self.reads = 0
-        self._data = frame(Kind.GRANT, operation=1) * 4096
+        self._data = frame(FrameType.GRANT, operation=1) * 4096
         self._place = 0
 
     def recv_into(self, buffer: memoryview, /) -> int:
@@ -263,7 +275,7 @@ class Firehose:
 def test_one_stream_does_not_keep_the_reader_for_itself() -> None:
     """However much there is, the others get their turn."""
     firehose, handler = Firehose(), Recorder()
-    reader = FrameReader(firehose, handler, MAX_EAGER)  # type: ignore[arg-type]
+    reader = FrameReader(firehose, handler.handler, MAX_EAGER)  # type: ignore[arg-type]
     reader.read()
     assert firehose.reads == READS_PER_TURN
     assert len(handler.frames) >= READS_PER_TURN * READ_AHEAD // HEADER_SIZE - READS_PER_TURN
@@ -333,7 +345,7 @@ def test_a_send_given_up_half_way_is_withdrawn() -> None:
         receive = right.post_recv_into(inbox, 0)
         data = bytearray(b"\xaa" * LARGE)
         send = left.post_send(data, 1)
-        assert isinstance(send, Send)
+        assert isinstance(send, SendOperation)
         pump_until(right, lambda: right._senders[0].offers != {})
         pump_until(left, lambda: 0 < send.parcel.sent < LARGE)
         assert send.cancel()
@@ -384,7 +396,7 @@ def test_only_the_header_can_be_read_on_the_way() -> None:
         left.send(b"attack at dawn", 1, tag=3)
         seen = read_all(tap_left)
         header = decode(seen, 0, 1000)
-        assert (header.kind, header.tag, header.length) == (Kind.EAGER, 3, 14)
+        assert (header.kind, header.tag, header.length) == (FrameType.EAGER, 3, 14)
         assert len(seen) == HEADER_SIZE + 14 + TAG_SIZE
         assert b"attack" not in seen
         tap_right.sendmsg([seen])
@@ -401,7 +413,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 def assert_refused(right: MeshBackend, size: int) -> None:
     """The link has ended with a clear error, only what came before is there, and no more."""
     inbox = bytearray(b"\xee" * size)
-    with pytest.raises(PeerLost, match=r"no valid frame|ended without closing"):
+    with pytest.raises(PeerLost, match=r"invalid message|process ended"):
         right.recv(inbox, 0)
     assert set(inbox) <= {0xEE, 0}
     assert received(right, 0, 6, tag=1) == b"before"
@@ -458,7 +470,7 @@ def test_a_piece_that_was_changed_ends_the_link() -> None:
         pieces = bytearray(read_all(tap_left))
         pieces[HEADER_SIZE + SEALED_PIECE + TAG_SIZE + HEADER_SIZE + 7] ^= 1
         tap_right.sendmsg([pieces])
-        with pytest.raises(PeerLost, match="no valid frame"):
+        with pytest.raises(PeerLost, match="invalid message"):
             receive.wait()
         assert inbox[:SEALED_PIECE] == b"\xaa" * SEALED_PIECE
         assert inbox.count(0xAA) == SEALED_PIECE
@@ -475,7 +487,7 @@ def test_frames_cannot_be_repeated_swapped_or_left_out(order: list[int]) -> None
         tap_right.sendmsg([frames[index] for index in order])
         if order == [0, 0]:
             assert received(right, 0, 5) == b"first"
-        with pytest.raises(PeerLost, match="no valid frame"):
+        with pytest.raises(PeerLost, match="invalid message"):
             right.recv(bytearray(5), 0)
 
 
@@ -484,25 +496,25 @@ def test_a_frame_cannot_be_reflected() -> None:
     with tapped() as (left, _, tap_left, _):
         left.send(b"myself", 1)
         tap_left.sendmsg([read_all(tap_left)])
-        with pytest.raises(PeerLost, match="no valid frame"):
+        with pytest.raises(PeerLost, match="invalid message"):
             left.recv(bytearray(6), 1)
 
 
-OTHERS = {
-    "another connection": connect(1),
-    "another epoch": connect(epoch=2),
-    "another group": connect(connection=b"c2"),
-    "another lane": connect(lane="messages"),
+OTHERS: dict[str, Callable[[], Pair]] = {
+    "another connection": lambda: connect(1),
+    "another epoch": lambda: connect(epoch=2),
+    "another group": lambda: connect(connection=b"c2"),
+    "another lane": lambda: connect(lane="messages"),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_frame_from_elsewhere_ends_the_link(other: str) -> None:
     """Of the same two nodes and with the right number, but sealed for something else."""
-    header = encode(Kind.EAGER, operation=1, length=5)
+    header = encode(FrameType.EAGER, operation=1, length=5)
     with tapped() as (_, right, _, tap_right):
-        tap_right.sendmsg([header, seal(OTHERS[other].a_seals, b"alien", header)])
-        with pytest.raises(PeerLost, match="no valid frame"):
+        tap_right.sendmsg([header, seal(OTHERS[other]().a_seals, b"alien", header)])
+        with pytest.raises(PeerLost, match="invalid message"):
             right.recv(bytearray(5), 0)
         assert kept_messages(right) == 0
 
@@ -517,9 +529,9 @@ class Desk:
     def __init__(self) -> None:
         self.keys: Pair = connect()
         self.valve = Valve()
-        self.writer = SealedWriter(self.valve, lambda _: None, self.keys.a_seals)  # type: ignore[arg-type]
+        self.writer = EncryptedWriter(self.valve, lambda _: None, self.keys.a_seals)  # type: ignore[arg-type]
         self.nonces: list[bytes] = []
-        self.sent: list[tuple[Parcel, Owner]] = []
+        self.sent: list[tuple[LargeMessage, Owner]] = []
         spend = self.keys.a_seals._spend_number
 
         def note(size: int) -> object:
@@ -531,12 +543,12 @@ class Desk:
 
     def write(self, size: int) -> None:
         """A small frame."""
-        self.writer.write(encode(Kind.EAGER, length=size), memoryview(bytes(size)))
+        self.writer.write(encode(FrameType.EAGER, length=size), memoryview(bytes(size)))
 
     def send(self, size: int) -> None:
         """A large message."""
         owner = Owner()
-        parcel = Parcel(owner, memoryview(bytearray(size)), group=0, tag=0)
+        parcel = LargeMessage(owner, memoryview(bytearray(size)), group=0, tag=0)
         parcel.number = len(self.sent)
         self.sent.append((parcel, owner))
         self.writer.send(parcel)
@@ -616,7 +628,7 @@ def test_small_frames_leave_together_and_before_further_pieces() -> None:
         desk.write(5)
     desk.take(1 << 30)
     kinds = [header.kind for header in desk.opened()]
-    assert kinds == [Kind.DATA, *[Kind.EAGER] * 3, *[Kind.DATA] * 7]
+    assert kinds == [FrameType.DATA, *[FrameType.EAGER] * 3, *[FrameType.DATA] * 7]
 
 
 def test_buffers_are_used_again_and_few_are_kept() -> None:
@@ -653,11 +665,11 @@ def make_writer(room: int = 0) -> tuple[FrameWriter, Valve, list[bool]]:
     return FrameWriter(valve, watched.append), valve, watched  # type: ignore[arg-type]
 
 
-def parcel(number: int, size: int) -> tuple[Parcel, Owner, bytearray]:
+def parcel(number: int, size: int) -> tuple[LargeMessage, Owner, bytearray]:
     """A large message, its operation, and its buffer."""
     buffer = bytearray(random.Random(number).randbytes(1) * size)
     owner = Owner()
-    made = Parcel(owner, memoryview(buffer), group=0, tag=0)
+    made = LargeMessage(owner, memoryview(buffer), group=0, tag=0)
     made.number = number
     return made, owner, buffer
 
@@ -665,8 +677,8 @@ def parcel(number: int, size: int) -> tuple[Parcel, Owner, bytearray]:
 def test_a_frame_leaves_at_once() -> None:
     """With its payload, in one call, and nobody is asked to watch the stream."""
     writer, valve, watched = make_writer(1000)
-    assert writer.write(encode(Kind.EAGER, length=5), memoryview(b"12345"))
-    assert valve.taken == frame(Kind.EAGER, b"12345")
+    assert writer.write(encode(FrameType.EAGER, length=5), memoryview(b"12345"))
+    assert valve.taken == frame(FrameType.EAGER, b"12345")
     assert valve.calls == [[HEADER_SIZE, 5]]
     assert watched == []
     assert writer.is_idle
@@ -680,7 +692,7 @@ def test_frames_leave_in_order_however_little_the_stream_takes(rooms: list[int])
     expected = []
     for number in range(12):
         payload = bytes([number]) * (number * 7 % 50)
-        header = encode(Kind.EAGER, operation=number, length=len(payload))
+        header = encode(FrameType.EAGER, operation=number, length=len(payload))
         writer.write(header, memoryview(payload))
         expected.append(payload)
         if number == 5:
@@ -692,8 +704,8 @@ def test_frames_leave_in_order_however_little_the_stream_takes(rooms: list[int])
         valve.room = room
         writer.flush()
     frames = frames_in(valve)
-    assert [body for header, body in frames if header.kind == Kind.EAGER] == expected
-    assert b"".join(body for header, body in frames if header.kind == Kind.DATA) == buffer
+    assert [body for header, body in frames if header.kind == FrameType.EAGER] == expected
+    assert b"".join(body for header, body in frames if header.kind == FrameType.DATA) == buffer
     assert owner.done
     assert writer.is_idle
 
@@ -702,7 +714,7 @@ def test_frames_that_wait_leave_together() -> None:
     """In one call for as many buffers as one call takes."""
     writer, valve, _ = make_writer()
     for number in range(20):
-        writer.write(encode(Kind.GRANT, operation=number))
+        writer.write(encode(FrameType.GRANT, operation=number))
     valve.calls.clear()
     valve.room = 1 << 20
     writer.flush()
@@ -713,9 +725,9 @@ def test_frames_that_wait_leave_together() -> None:
 def test_the_stream_is_watched_while_something_waits() -> None:
     """And no longer: a poller that is asked without need never sleeps."""
     writer, valve, watched = make_writer(10)
-    writer.write(encode(Kind.GRANT))
+    writer.write(encode(FrameType.GRANT))
     assert watched == [True]
-    writer.write(encode(Kind.GRANT))
+    writer.write(encode(FrameType.GRANT))
     writer.flush()
     assert watched == [True]
     valve.room = 1 << 20
@@ -742,18 +754,18 @@ def test_a_small_frame_waits_for_a_few_pieces_only() -> None:
     """Behind 64 MiB it leaves after what is already in line."""
     writer, valve, _ = make_writer()
     writer.send(parcel(1, 64 * MAX_PIECE)[0])
-    writer.write(encode(Kind.TOKEN))
+    writer.write(encode(FrameType.TOKEN))
     valve.room = 1 << 30
     writer.flush()
     kinds = [header.kind for header, _ in frames_in(valve)]
-    assert kinds.index(Kind.TOKEN) <= GATHER // 2
+    assert kinds.index(FrameType.TOKEN) <= GATHER // 2
     assert len(kinds) == 65
 
 
 def test_pieces_are_numbered_and_say_where_they_belong() -> None:
     """Every piece carries group, tag, message number and its own."""
     writer, valve, _ = make_writer(1 << 30)
-    made = Parcel(Owner(), memoryview(bytes(2 * MAX_PIECE + 5)), group=7, tag=3)
+    made = LargeMessage(Owner(), memoryview(bytes(2 * MAX_PIECE + 5)), group=7, tag=3)
     made.number = 11
     writer.send(made)
     facts = [(h.group, h.tag, h.operation, h.piece, h.length) for h, _ in frames_in(valve)]
@@ -780,9 +792,9 @@ def test_a_frame_that_could_not_leave_is_adopted(size: int, behind: bool) -> Non
     """Its operation is finished with its last byte, whether it was first in line or behind."""
     writer, valve, _ = make_writer(10)
     if behind:
-        writer.write(encode(Kind.GRANT))
+        writer.write(encode(FrameType.GRANT))
     owner = Owner()
-    header = encode(Kind.EAGER, length=size)
+    header = encode(FrameType.EAGER, length=size)
     assert not writer.write(header, memoryview(bytes(size)))
     writer.adopt(owner)
     assert not owner.done
@@ -806,11 +818,11 @@ def test_a_recalled_parcel_is_copied_only_where_it_is_in_line() -> None:
         tracemalloc.stop()
     assert peak <= (GATHER // 2 + 1) * MAX_PIECE
     buffer[:] = bytes(len(buffer))
-    writer.write(encode(Kind.WITHDRAW, operation=1))
+    writer.write(encode(FrameType.WITHDRAW, operation=1))
     valve.room = 1 << 30
     writer.flush()
     *pieces, last = frames_in(valve)
-    assert last[0].kind == Kind.WITHDRAW
+    assert last[0].kind == FrameType.WITHDRAW
     assert len(pieces) <= GATHER
     assert all(body == original * MAX_PIECE for _, body in pieces)
     assert not owner.done
@@ -822,9 +834,9 @@ def test_a_recalled_frame_is_copied(behind: bool) -> None:
     """A small message half gone, or still behind others, leaves as it was."""
     writer, valve, _ = make_writer(0 if behind else HEADER_SIZE + 3)
     if behind:
-        writer.write(encode(Kind.GRANT))
+        writer.write(encode(FrameType.GRANT))
     buffer, owner = bytearray(b"0123456789"), Owner()
-    writer.write(encode(Kind.EAGER, length=10), memoryview(buffer))
+    writer.write(encode(FrameType.EAGER, length=10), memoryview(buffer))
     writer.adopt(owner)
     writer.recall(owner)
     buffer[:] = b"XXXXXXXXXX"
@@ -843,7 +855,7 @@ def test_a_broken_stream_reads_from_no_buffer_any_more() -> None:
     writer.flush()
     assert writer.is_broken
     assert writer.is_idle
-    assert not writer.write(encode(Kind.GRANT))
+    assert not writer.write(encode(FrameType.GRANT))
     writer.adopt(owner)
     writer.flush()
     assert not owner.done
@@ -869,7 +881,7 @@ LIMIT = 1 << 20
 
 def wires(
     *, sealed: bool, capacity: int = 1 << 16, first: bytes = b""
-) -> tuple[WireWire, WireWire]:
+) -> tuple[RecordConnection, RecordConnection]:
     """Two connected ends."""
     left, right = pipe(("left", "right"), capacity=capacity)
     if not sealed:
@@ -881,7 +893,7 @@ def wires(
     )
 
 
-def read_what_is_here(wire: WireWire, size: int = 4096) -> bytes:
+def read_what_is_here(wire: RecordConnection, size: int = 4096) -> bytes:
     """Everything until there is no more."""
     found = b""
     view = memoryview(bytearray(size))
@@ -935,23 +947,23 @@ def test_nothing_on_a_sealed_wire_is_readable_and_damage_is_noticed() -> None:
     """A single bit is enough."""
     left, right = pipe(("left", "right"), capacity=1 << 16)
     pair = sealed_pair.connect()
-    wire = SealedWire(left, (pair.a_seals, pair.a_opens))
+    wire = EncryptedConnection(left, (pair.a_seals, pair.a_opens))
     wire.push([b"a secret recipe"])
     raw = bytearray(200)
     count = right.recv_into(memoryview(raw))
     assert b"recipe" not in raw
     raw[count // 2] ^= 1
     broken, _ = pipe(("left", "right"), capacity=1 << 16)
-    damaged = SealedWire(broken, (pair.b_seals, pair.b_opens), bytes(raw[:count]))
+    damaged = EncryptedConnection(broken, (pair.b_seals, pair.b_opens), bytes(raw[:count]))
     with pytest.raises(MalformedFrame):
         damaged.recv_into(memoryview(bytearray(100)))
 
 
 @pytest.mark.parametrize("size", [0, 16, RECORD + 17, 2**32 - 1])
 def test_a_record_of_an_impossible_size_is_refused(size: int) -> None:
-    """Before anything is allocated."""
+    """Before anything is allocated for it."""
     _, right = wires(sealed=True, first=size.to_bytes(4, "little"))
-    with pytest.raises(MalformedFrame, match="sealed record"):
+    with allocating_at_most(RECORD), pytest.raises(MalformedFrame, match="encrypted record"):
         right.recv_into(memoryview(bytearray(100)))
 
 
@@ -968,7 +980,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     """Short ones and long ones, several at a time."""
     left, right = wires(sealed=sealed, capacity=capacity)
     draw = random.Random(seed)
-    outbox, reader = Outbox(piece=10_000), Reader(right, Assembly(LIMIT), LIMIT)
+    outbox, reader = CallOutbox(piece=10_000), FrameAssembler(right, Assembly(LIMIT), LIMIT)
     outbox.allow(LIMIT)
     messages = {number: draw.randbytes(size + 1) for number, size in enumerate(sizes)}
     for number, data in messages.items():
@@ -979,7 +991,7 @@ def test_messages_arrive_whole_however_they_are_cut(
             outbox.add_long(FrameKind.RESPONSE, number, [memoryview(data)])
     found: dict[int, bytes] = {}
 
-    def deliver(frame: Frame, data: bytes | memoryview) -> None:
+    def deliver(frame: RpcFrame, data: bytes | memoryview) -> None:
         found[frame.number] = bytes(data)
 
     while not (left.is_idle and outbox.is_empty and found.keys() == messages.keys()):
@@ -997,8 +1009,8 @@ def test_any_bytes_are_frames_or_refused(data: bytes) -> None:
     """Nothing else is raised, and no more memory is taken than is allowed."""
     _, right = wires(sealed=False, first=data)
     assembly = Assembly(1000)
-    reader = Reader(right, assembly, 1000)
+    reader = FrameAssembler(right, assembly, 1000)
     with contextlib.suppress(BlockingIOError, RpcInvalidMessage):
         while reader.read(lambda *_: None):
             pass
-    assert assembly.octets <= 1000
+    assert assembly.total_bytes <= 1000

@@ -14,17 +14,20 @@ import pytest
 from msgspec import structs
 
 from potluck import NetworkNamespace, SecurityWarning, TcpBackend
+from potluck._platform import CAN_SHARE_MEMORY
 from potluck.backend import lanes
-from potluck.backend.lanes import OpenLane, answer_lane, dial_lane
+from potluck.backend.lanes import OpenConnection, answer_lane, dial_lane
 from potluck.errors import HandshakeRefused, MalformedFrame
+from potluck.net import unix_socket
 from potluck.net.addresses import Address
-from potluck.net.opening import RefusedForNow, answer, exchange_hello
+from potluck.net.opening import RefusedForNow, answer, await_answer, exchange_hello
 from potluck.net.secure_socket import OpeningSocket, Security
-from potluck.trust.connect import Call, dial
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Lane, LaneOpened, Shortcut, Table
-from support.circles import soon
+from potluck.net.unix_socket import UnixSocketOffer
+from potluck.trust.connect import OutgoingCall, dial
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import OpenReply, OpenRequest, Table, UnixSocketHint
 from support.doors import socket_pair
+from support.group_machines import soon
 from support.ranks import new_master
 from support.sealed_pair import record_keys
 from support.shortcuts import shortcuts
@@ -36,19 +39,19 @@ class Group:
 
     def __init__(self, backends: list[TcpBackend], namespace: NetworkNamespace) -> None:
         self.zero, self.one = backends
-        self.table: Table = self.one._lanes._table
-        self.members = Membership(Security(namespace))
+        self.table: Table = self.one.table
+        self.members = TrustStore(Security(namespace))
 
     def dial(self) -> OpeningSocket:
         """A connection to rank 0 that has asked for nothing yet."""
         where = Address("127.0.0.1", self.table.peers[0].port)
-        return dial(self.members, Call(where, soon()))
+        return dial(self.members, OutgoingCall(where, soon()))
 
-    def hello(self, purpose: str) -> Lane:
+    def hello(self, purpose: str) -> OpenRequest:
         """Rank 1 asks for a lane."""
-        return Lane(self.table.session, 1, 0, purpose)
+        return OpenRequest(self.table.session, 1, 0, purpose)
 
-    def open(self, purpose: str) -> OpenLane:
+    def open(self, purpose: str) -> OpenConnection:
         """Rank 1 opens a lane."""
         line = self.dial()
         try:
@@ -61,8 +64,8 @@ class Group:
     def half_open(self, purpose: str) -> Iterator[OpeningSocket]:
         """A lane that rank 0 has granted, and of which rank 1 says nothing more."""
         with contextlib.closing(self.dial()) as line:
-            hello = Lane(self.table.session, 1, 0, purpose, bytes(32))
-            exchange_hello(line, hello, LaneOpened, soon())
+            hello = OpenRequest(self.table.session, 1, 0, purpose, bytes(32))
+            exchange_hello(line, hello, OpenReply, soon())
             yield line
 
 
@@ -90,7 +93,7 @@ def test_a_rank_that_is_far_ahead_is_sent_away_and_comes_again(
     with contextlib.ExitStack() as stack:
         for number in range(3):
             stack.callback(group.open(f"{number}").sock.close)
-        with pytest.raises(RefusedForNow, match="too many connections of rank 1 wait here"):
+        with pytest.raises(RefusedForNow, match="too many connections of rank 1 are waiting"):
             group.open("3")
         taken = group.zero.open_stream(1, "0", soon(), lambda: None)
         stack.callback(taken.stream.close)
@@ -132,7 +135,7 @@ def test_a_system_without_threads_to_give_is_no_reason_to_close_the_door(
     """The caller may come again."""
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _no_thread)
-        with pytest.raises(RefusedForNow, match="no thread left"):
+        with pytest.raises(RefusedForNow, match="cannot start another thread"):
             group.open("first")
     group.open("second").sock.close()
 
@@ -146,13 +149,13 @@ def test_a_stranger_to_the_group_gets_no_lane(group: Group) -> None:
     """A member that does not know its session, or asks for what the group has already."""
     for session, purpose, reason in (
         (bytes(16), "more", "another group"),
-        (group.table.session, "messages", "complete"),
+        (group.table.session, "messages", "already connected"),
     ):
         with (
             contextlib.closing(group.dial()) as line,
             pytest.raises(HandshakeRefused, match=reason),
         ):
-            dial_lane(line, Lane(session, 1, 0, purpose), group.members, soon())
+            dial_lane(line, OpenRequest(session, 1, 0, purpose), group.members, soon())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -186,14 +189,14 @@ def test_every_connection_and_direction_has_its_own_keys(monkeypatch: pytest.Mon
     assert len(set(keys)) == connections * 2
 
 
-HELLO = Lane(session=SESSION, rank=1, to=0)
+HELLO = OpenRequest(session=SESSION, rank=1, to=0)
 
 
 @pytest.fixture
-def nobody() -> Membership:
+def nobody() -> TrustStore:
     """In clear nobody is asked who it is."""
     with pytest.warns(SecurityWarning):
-        return Membership(Security(NetworkNamespace.insecure()))
+        return TrustStore(Security(NetworkNamespace.insecure()))
 
 
 @pytest.mark.parametrize(
@@ -202,19 +205,53 @@ def nobody() -> Membership:
     ids=["offered", "not offered"],
 )
 def test_a_dialler_waits_for_nobody_who_only_says_that_it_took_the_shortcut(
-    nobody: Membership, setting: str, expected: type[Exception], words: str
+    nobody: TrustStore, setting: str, expected: type[Exception], words: str
 ) -> None:
     """The lie costs the liar its lane, and the dialler no time."""
     dialler, called = socket_pair()
     with shortcuts(setting), dialler, called:
-        answer(called, LaneOpened(0, by_shortcut=True))
+        answer(called, OpenReply(0, by_shortcut=True))
         with pytest.raises(expected, match=words):
             dial_lane(dialler, HELLO, nobody, time.monotonic() + 3600)
 
 
-def test_an_odd_offer_changes_nothing(nobody: Membership) -> None:
+def test_an_odd_offer_changes_nothing(nobody: TrustStore) -> None:
     """The lane is opened over TCP."""
     dialler, called = socket_pair()
-    hello = structs.replace(HELLO, shortcut=Shortcut(b"/run/some.sock", bytes(32), []))
+    hello = structs.replace(HELLO, shortcut=UnixSocketHint(b"/run/some.sock", bytes(32), []))
     with shortcuts(), dialler, called:
         assert answer_lane(called, hello, nobody, time.monotonic() + 30).sock is called
+
+
+@pytest.mark.skipif(not CAN_SHARE_MEMORY, reason="this platform shares no memory")
+@pytest.mark.parametrize(
+    ("purpose", "setting", "shares"),
+    [("collectives/0", "on", True), ("collectives/0", "off", False), ("messages", "on", False)],
+)
+def test_only_connections_for_collectives_share_memory(
+    nobody: TrustStore, purpose: str, setting: str, *, shares: bool
+) -> None:
+    """Whatever a dialler asks for, and only if neither side has turned it off."""
+    dialler, called = socket_pair()
+    switch = mock.patch.dict(os.environ, {unix_socket.MEMORY_SWITCH: setting})
+    with shortcuts(), switch, dialler, called, contextlib.ExitStack() as stack:
+        offer = UnixSocketOffer.over(dialler)
+        assert offer is not None
+        stack.callback(offer.close)
+        hello = structs.replace(HELLO, purpose=purpose, shortcut=offer.message, shares_memory=True)
+
+        def dial_by_hand() -> bool:
+            opened = await_answer(dialler, OpenReply, soon())
+            local = stack.enter_context(offer.accept())
+            if opened.shares_memory:
+                shared = unix_socket.share_memory(local, soon(), is_dialler=True)
+                assert shared is not None
+                shared.close()
+            return opened.shares_memory
+
+        def answer_by_hand() -> bool:
+            opened = answer_lane(called, hello, nobody, soon())
+            stack.callback(opened.close)
+            return opened.shared is not None
+
+        assert together(dial_by_hand, answer_by_hand) == [shares, shares]

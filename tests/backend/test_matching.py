@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from potluck.backend.matching import Mailbox
+from potluck.backend.messages import MatchQueue
 
-Box = Mailbox[str, str, str]
+Box = MatchQueue[str, str, str]
 keys = st.sampled_from(["a", "b", "c"])
 
 
@@ -112,7 +112,7 @@ class TwoQueues(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.box: Mailbox[str, int, int] = Mailbox()
+        self.box: MatchQueue[str, int, int] = MatchQueue()
         self.receives: dict[str, list[int]] = {key: [] for key in "abc"}
         self.messages: dict[str, list[int]] = {key: [] for key in "abc"}
         self.paired: list[tuple[str, int, int]] = []  # (key, receive, message)

@@ -34,10 +34,10 @@ from potluck import PeerLost as potluck_PeerLost
 from potluck.backend import mesh as mesh_module
 from potluck.backend.framing import FrameReader, PeerEnded
 from potluck.backend.mesh import MeshBackend, peer_lost
-from potluck.backend.messages import MAX_OFFERS, MESSAGE_COST, Limits
+from potluck.backend.messages import MAX_OFFERS, MESSAGE_COST, MessageLimits
 from potluck.backend.operation import Operation
 from potluck.errors import Aborted, ChannelClosed, DistributedError, PeerLost
-from potluck.net.frames import MAX_PIECE, Kind, encode
+from potluck.net.frames import MAX_PIECE, FrameType, encode
 from potluck.net.tcp import SelectorPoller, make_poller
 from potluck.net.transport import Poller
 from support.meshes import (
@@ -215,7 +215,7 @@ def test_what_was_sent_before_closing_arrives() -> None:
 
 def test_small_messages_still_in_line_are_flushed() -> None:
     """Posted, not waited for, more than the kernel takes at once: closing lets them leave."""
-    limits = Limits(eager=1 << 20, credit=64 << 20)
+    limits = MessageLimits(eager=1 << 20, credit=64 << 20)
     with mesh_group(2, limits) as (left, right):
         sends = [left.post_send(bytes([number]) * (1 << 20), 1) for number in range(20)]
         assert not all(send.done for send in sends)
@@ -231,7 +231,7 @@ def test_closing_does_not_wait_for_a_peer_that_does_not_read(
 ) -> None:
     """It lingers for a moment and leaves; what could not leave has failed, and says why."""
     monkeypatch.setattr(mesh_module, "LINGER", 0.2)
-    with raw_peer(Limits(eager=64 << 20, credit=64 << 20)) as (_, (mesh,)):
+    with raw_peer(MessageLimits(eager=64 << 20, credit=64 << 20)) as (_, (mesh,)):
         stuck = mesh.post_send(bytearray(32 << 20), 1)
         offered = mesh.post_send(bytearray(65 << 20), 1)
         started = time.monotonic()
@@ -254,7 +254,7 @@ def test_closing_ends_own_operations() -> None:
             left.post_barrier(),
         ]
         waiting = [Background(operation.wait) for operation in posted]
-        half = frame(Kind.EAGER, bytes(100), operation=1)
+        half = frame(FrameType.EAGER, bytes(100), operation=1)
         right._links[0].stream.sendmsg([half[:80]])
         left.close()
         for one in waiting:
@@ -320,11 +320,11 @@ def test_a_closed_group_leaves_no_descriptor() -> None:
 def test_a_goodbye_in_the_middle_of_a_message_loses_that_message_only() -> None:
     """What was whole stays; the half one is the loss that the receive reports."""
     with raw_peer(SMALL) as (peer, (mesh,)):
-        peer.send(frame(Kind.EAGER, b"whole", operation=1))
+        peer.send(frame(FrameType.EAGER, b"whole", operation=1))
         receive = mesh.post_recv_into(bytearray(BIG), 1, tag=3)
-        peer.send(frame(Kind.OFFER, BIG.to_bytes(8, "little"), operation=2, tag=3))
+        peer.send(frame(FrameType.OFFER, BIG.to_bytes(8, "little"), operation=2, tag=3))
         pump_until(mesh, lambda: mesh._senders[1].offers != {})
-        peer.send(frame(Kind.DATA, bytes(1000), operation=2, tag=3), frame(Kind.GOODBYE))
+        peer.send(frame(FrameType.DATA, bytes(1000), operation=2, tag=3), frame(FrameType.GOODBYE))
         with pytest.raises(potluck_PeerLost, match="closed its backend"):
             receive.wait()
         assert received(mesh, 1, 5) == b"whole"
@@ -333,8 +333,8 @@ def test_a_goodbye_in_the_middle_of_a_message_loses_that_message_only() -> None:
 def test_what_was_only_offered_is_lost_with_its_sender() -> None:
     """A receive that comes afterwards fails at once, instead of asking a dead peer for it."""
     with raw_peer(SMALL) as (peer, (mesh,)):
-        peer.send(frame(Kind.OFFER, BIG.to_bytes(8, "little"), operation=1))
-        peer.send(frame(Kind.EAGER, bytes(100), operation=2, tag=1)[:80])
+        peer.send(frame(FrameType.OFFER, BIG.to_bytes(8, "little"), operation=1))
+        peer.send(frame(FrameType.EAGER, bytes(100), operation=2, tag=1)[:80])
         pump_until(mesh, lambda: kept_messages(mesh) == 2)
         peer.close()
         for size, tag in ((BIG, 0), (100, 1)):
@@ -445,7 +445,7 @@ def test_a_barrier_is_logarithmic(size: int, rounds: int) -> None:
         for mesh in group:
 
             def count(*facts: int, rank: int = mesh.rank, tell: object = mesh._gates._tell) -> None:
-                tokens[rank] += facts[1] == Kind.TOKEN
+                tokens[rank] += facts[1] == FrameType.TOKEN
                 assert callable(tell)
                 tell(*facts)
 
@@ -652,36 +652,37 @@ def assert_honest_is_undisturbed(mesh: MeshBackend, honest: MeshBackend) -> None
 
 
 ATTACKS = {
-    "data without an offer": frame(Kind.DATA, b"12345", operation=1),
-    "data before the grant": frame(Kind.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1)
-    + frame(Kind.DATA, b"12345", operation=1),
-    "empty data": frame(Kind.DATA, operation=1),
-    "an offer without a size": frame(Kind.OFFER, operation=1),
-    "an offer with a strange size": frame(Kind.OFFER, b"123", operation=1),
-    "the same offer twice": frame(Kind.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1) * 2,
+    "data without an offer": frame(FrameType.DATA, b"12345", operation=1),
+    "data before the grant": frame(FrameType.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1)
+    + frame(FrameType.DATA, b"12345", operation=1),
+    "empty data": frame(FrameType.DATA, operation=1),
+    "an offer without a size": frame(FrameType.OFFER, operation=1),
+    "an offer with a strange size": frame(FrameType.OFFER, b"123", operation=1),
+    "the same offer twice": frame(FrameType.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1) * 2,
     "too many offers": b"".join(
-        frame(Kind.OFFER, size_of(HOSTILE_PEERS_BIG), operation=number)
+        frame(FrameType.OFFER, size_of(HOSTILE_PEERS_BIG), operation=number)
         for number in range(MAX_OFFERS + 1)
     ),
-    "more than the credit": frame(Kind.EAGER, bytes(200)) * (SMALL.credit // 456 + 1),
-    "more empty messages than the credit": frame(Kind.EAGER) * (SMALL.credit // MESSAGE_COST + 1),
-    "an eager message that is too large": encode(Kind.EAGER, length=SMALL.eager + 1),
-    "a piece that is too large": encode(Kind.DATA, length=MAX_PIECE + 1),
-    "credit that nobody owed": frame(Kind.CREDIT, operation=1),
-    "absurd credit": frame(Kind.CREDIT, operation=(1 << 64) - 1),
-    "a token of an absurd round": frame(Kind.TOKEN, operation=1, piece=mesh_module.MAX_ROUNDS),
-    "a token with a payload": frame(Kind.TOKEN, b"1", operation=1),
-    "a barrier broken by nobody": frame(Kind.BROKEN, operation=1, piece=1 << 31),
-    "a goodbye at length": frame(Kind.GOODBYE, b"farewell"),
-    "a grant with a payload": frame(Kind.GRANT, b"1", operation=1),
-    "a withdrawal with a payload": frame(Kind.WITHDRAW, b"1", operation=1),
-    "a late hello": frame(Kind.HELLO, b"hello"),
-    "a late empty hello": frame(Kind.HELLO),
-    "a late welcome": frame(Kind.WELCOME),
-    "a late refusal": frame(Kind.REFUSAL, b"no"),
+    "more than the credit": frame(FrameType.EAGER, bytes(200)) * (SMALL.credit // 456 + 1),
+    "more empty messages than the credit": frame(FrameType.EAGER)
+    * (SMALL.credit // MESSAGE_COST + 1),
+    "an eager message that is too large": encode(FrameType.EAGER, length=SMALL.eager + 1),
+    "a piece that is too large": encode(FrameType.DATA, length=MAX_PIECE + 1),
+    "credit that nobody owed": frame(FrameType.CREDIT, operation=1),
+    "absurd credit": frame(FrameType.CREDIT, operation=(1 << 64) - 1),
+    "a token of an absurd round": frame(FrameType.TOKEN, operation=1, piece=mesh_module.MAX_ROUNDS),
+    "a token with a payload": frame(FrameType.TOKEN, b"1", operation=1),
+    "a barrier broken by nobody": frame(FrameType.BROKEN, operation=1, piece=1 << 31),
+    "a goodbye at length": frame(FrameType.GOODBYE, b"farewell"),
+    "a grant with a payload": frame(FrameType.GRANT, b"1", operation=1),
+    "a withdrawal with a payload": frame(FrameType.WITHDRAW, b"1", operation=1),
+    "a late hello": frame(FrameType.HELLO, b"hello"),
+    "a late empty hello": frame(FrameType.HELLO),
+    "a late welcome": frame(FrameType.WELCOME),
+    "a late refusal": frame(FrameType.REFUSAL, b"no"),
     "no frame at all": b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(40),
-    "another version": frame(Kind.GRANT).replace(b"PL\x01", b"PL\x02"),
-    "an unknown kind": frame(Kind.GRANT)[:3] + b"\xff" + frame(Kind.GRANT)[4:],
+    "another version": frame(FrameType.GRANT).replace(b"PL\x01", b"PL\x02"),
+    "an unknown kind": frame(FrameType.GRANT)[:3] + b"\xff" + frame(FrameType.GRANT)[4:],
 }
 
 
@@ -695,7 +696,7 @@ def test_who_breaks_the_protocol_is_lost_with_the_reason(attack: bytes) -> None:
         barrier = mesh.post_barrier()
         peer.send(attack)
         for operation in (receive, send, barrier):
-            with pytest.raises(potluck_PeerLost, match="it sent what is no valid frame") as caught:
+            with pytest.raises(potluck_PeerLost, match="it sent an invalid message") as caught:
                 operation.wait(20)
             assert caught.value.rank == 1
         assert not other.done
@@ -710,10 +711,10 @@ def test_more_than_was_offered_is_refused() -> None:
     with victim() as (peer, mesh, honest):
         whole = bytearray(HOSTILE_PEERS_BIG + 100)
         receive = mesh.post_recv_into(memoryview(whole)[:HOSTILE_PEERS_BIG], 1)
-        peer.send(frame(Kind.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1))
+        peer.send(frame(FrameType.OFFER, size_of(HOSTILE_PEERS_BIG), operation=1))
         pump_until(mesh, lambda: mesh._senders[1].offers != {})
-        peer.send(frame(Kind.DATA, b"\xff" * (HOSTILE_PEERS_BIG - 1), operation=1))
-        peer.send(frame(Kind.DATA, b"\xff" * 2, operation=1))
+        peer.send(frame(FrameType.DATA, b"\xff" * (HOSTILE_PEERS_BIG - 1), operation=1))
+        peer.send(frame(FrameType.DATA, b"\xff" * 2, operation=1))
         with pytest.raises(potluck_PeerLost, match="more than it had offered"):
             receive.wait(20)
         assert whole[HOSTILE_PEERS_BIG:] == bytes(100)
@@ -723,7 +724,7 @@ def test_more_than_was_offered_is_refused() -> None:
 def test_an_offer_of_absurd_size_takes_no_memory() -> None:
     """It waits, is refused for its size by a receive, and nothing is ever allocated for it."""
     with victim() as (peer, mesh, honest):
-        peer.send(frame(Kind.OFFER, size_of((1 << 64) - 1), operation=1))
+        peer.send(frame(FrameType.OFFER, size_of((1 << 64) - 1), operation=1))
         with pytest.raises(Timeout):
             mesh.send(
                 bytes(HOSTILE_PEERS_BIG), 1, timeout=0.2
@@ -740,7 +741,7 @@ def test_a_false_alarm_about_a_barrier_is_only_about_the_barrier(rank: int) -> N
     with victim() as (peer, mesh, honest):
         other = mesh.post_recv_into(bytearray(9), 2)
         barrier = mesh.post_barrier()
-        peer.send(frame(Kind.BROKEN, operation=1, piece=rank))
+        peer.send(frame(FrameType.BROKEN, operation=1, piece=rank))
         with pytest.raises(potluck_PeerLost):
             barrier.wait(20)
         assert not other.done
@@ -754,7 +755,7 @@ def test_a_peer_cannot_use_up_the_groups_of_others(monkeypatch: pytest.MonkeyPat
     with victim() as (peer, mesh, honest):
         receive = mesh.post_recv_into(bytearray(1), 1)
         for group in range(1, 102):
-            peer.send(frame(Kind.TOKEN, group=group, operation=1))
+            peer.send(frame(FrameType.TOKEN, group=group, operation=1))
         with pytest.raises(potluck_PeerLost, match="groups"):
             receive.wait(20)
         assert_honest_is_undisturbed(mesh, honest)
@@ -773,7 +774,11 @@ def test_groups_that_we_have_too_are_no_burden(monkeypatch: pytest.MonkeyPatch) 
 
 def test_silence_in_the_middle_of_a_frame_disturbs_nobody() -> None:
     """A peer that stops half-way only keeps those waiting who wait for it."""
-    for fragment in (b"P", encode(Kind.EAGER, length=100), frame(Kind.EAGER, bytes(100))[:-1]):
+    for fragment in (
+        b"P",
+        encode(FrameType.EAGER, length=100),
+        frame(FrameType.EAGER, bytes(100))[:-1],
+    ):
         with victim() as (peer, mesh, honest):
             peer.send(fragment)
             waiting = Background(partial(received, mesh, 1, 100))
@@ -809,7 +814,7 @@ payloads = st.one_of(
 def frames(draw: st.DrawFn) -> bytes:
     """A frame that the decoder accepts, whatever it means."""
     return frame(
-        draw(st.sampled_from(Kind)),
+        draw(st.sampled_from(FrameType)),
         draw(payloads),
         group=draw(st.sampled_from([0, 1, (1 << 64) - 1])),
         epoch=draw(st.sampled_from([0, 1])),
@@ -821,9 +826,11 @@ def frames(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=40)
 @given(st.lists(frames(), max_size=25), st.binary(max_size=50))
-@example([frame(Kind.BROKEN, piece=2)], b"")  # says that the honest one is lost
-@example([frame(Kind.BROKEN, operation=1, piece=0)], b"")
-@example([frame(Kind.OFFER, size_of(100), operation=1), frame(Kind.WITHDRAW, operation=1)], b"")
+@example([frame(FrameType.BROKEN, piece=2)], b"")  # says that the honest one is lost
+@example([frame(FrameType.BROKEN, operation=1, piece=0)], b"")
+@example(
+    [frame(FrameType.OFFER, size_of(100), operation=1), frame(FrameType.WITHDRAW, operation=1)], b""
+)
 def test_no_sequence_of_frames_disturbs_anybody_else(sequence: list[bytes], end: bytes) -> None:
     """Neither a hang, nor a foreign error, nor unbounded memory; then the peer hangs up."""
     with victim() as (peer, mesh, honest):
@@ -884,7 +891,7 @@ def content(*facts: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("limits", [None, SMALL], ids=["usual", "small"])
-def test_messages_of_one_pair_and_tag_keep_their_order(limits: Limits | None) -> None:
+def test_messages_of_one_pair_and_tag_keep_their_order(limits: MessageLimits | None) -> None:
     """Small and large in turns: one that travels at once does not overtake one that was offered."""
     sizes = random.Random(5).choices(SIZES, k=60)
     with mesh_group(2, limits) as (left, right):
@@ -951,7 +958,7 @@ def test_senders_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize("poller", [make_poller, SelectorPoller])
 @pytest.mark.parametrize("limits", [None, SMALL], ids=["usual", "small"])
 def test_many_threads_use_both_directions_of_one_pair(
-    limits: Limits | None, poller: Callable[[], Poller]
+    limits: MessageLimits | None, poller: Callable[[], Poller]
 ) -> None:
     """Six threads a side send and six receive, each with its own tag; every byte is checked."""
     laps, threads = 12, 6
@@ -1045,7 +1052,7 @@ def test_everybody_talks_to_everybody(size: int) -> None:
 
 def test_empty_messages_are_messages() -> None:
     """Whether sent at once or offered, each is matched with one receive, in order."""
-    with mesh_group(2, Limits(eager=0, credit=600)) as (left, right):
+    with mesh_group(2, MessageLimits(eager=0, credit=600)) as (left, right):
         sends = [left.post_send(b"", 1) for _ in range(5)]  # two within the credit, three offered
         assert [send.done for send in sends] == [True, True, False, False, False]
         sends.append(left.post_send(b"x", 1))

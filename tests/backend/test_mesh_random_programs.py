@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from potluck import SizeMismatch
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import Limits
+from potluck.backend.messages import MessageLimits
 from potluck.backend.operation import Cancelled, Operation
 from support.meshes import kept_bytes, memory_group
 
-LIMITS = Limits(eager=120, credit=1_500, courtesy=4_000)
+LIMITS = MessageLimits(eager=120, credit=1_500, courtesy=4_000)
 SIZES = {0: 4, 1: 100, 2: 121, 3: 2_000, 4: 0}
 """Tag -> size of its messages: at once, offered, in need of several writes, and empty."""
 

@@ -12,8 +12,8 @@ import pytest
 from potluck import PeerLost, SizeMismatch, Timeout
 from potluck.backend import messages
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import MAX_OFFERS, MESSAGE_COST, Limits, Send
-from potluck.net.frames import HEADER_SIZE, MAX_PIECE, Kind
+from potluck.backend.messages import MAX_OFFERS, MESSAGE_COST, MessageLimits, SendOperation
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, FrameType
 from support.meshes import (
     SMALL,
     RawPeer,
@@ -48,7 +48,7 @@ def test_both_sides_may_send_first() -> None:
 
     with mesh_group(2) as group:
         together(*[partial(visit, mesh) for mesh in group])
-        assert [mesh._inbox._courtesy_left for mesh in group] == [Limits().courtesy] * 2
+        assert [mesh._inbox._courtesy_left for mesh in group] == [MessageLimits().courtesy] * 2
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
@@ -84,7 +84,7 @@ def test_what_was_taken_in_keeps_its_order() -> None:
 
 def test_courtesy_is_bounded() -> None:
     """Of four offers two fit; the others stay with their sender until they are asked for."""
-    limits = Limits(eager=0, credit=0, courtesy=2 * SIZE)
+    limits = MessageLimits(eager=0, credit=0, courtesy=2 * SIZE)
     with mesh_group(2, limits) as (left, right):
         sends = [left.post_send(marked(0, number), 1) for number in range(4)]
         with pytest.raises(Timeout):
@@ -104,27 +104,30 @@ def test_courtesy_is_bounded() -> None:
 def test_empty_messages_count_as_well() -> None:
     """A peer cannot make us keep a million messages because they have no bytes."""
     room = 5
-    limits = Limits(eager=0, credit=0, courtesy=room * MESSAGE_COST)
+    limits = MessageLimits(eager=0, credit=0, courtesy=room * MESSAGE_COST)
     with raw_peer(limits) as (peer, (mesh,)):
         peer.send(
-            *[frame(Kind.OFFER, struct.pack("<Q", 0), operation=number) for number in range(1, 100)]
+            *[
+                frame(FrameType.OFFER, struct.pack("<Q", 0), operation=number)
+                for number in range(1, 100)
+            ]
         )
         with pytest.raises(Timeout):
             mesh.send(b"nobody asks", 1, timeout=0.3)
-        peer.send(frame(Kind.GOODBYE))
+        peer.send(frame(FrameType.GOODBYE))
         kinds = [peer.read_frame()[0].kind for _ in range(room + 2)]
-        assert kinds == [Kind.OFFER, *[Kind.GRANT] * room, Kind.WITHDRAW]
+        assert kinds == [FrameType.OFFER, *[FrameType.GRANT] * room, FrameType.WITHDRAW]
 
 
 def test_the_budget_comes_back_when_a_message_does_not() -> None:
     """Its sender withdraws it, or is lost, after we had made room for it."""
     with raw_peer(SMALL) as (peer, (mesh,)):
-        for ending in (frame(Kind.WITHDRAW, operation=1), frame(Kind.GOODBYE)):
-            peer.send(frame(Kind.OFFER, struct.pack("<Q", SIZE), operation=1))
+        for ending in (frame(FrameType.WITHDRAW, operation=1), frame(FrameType.GOODBYE)):
+            peer.send(frame(FrameType.OFFER, struct.pack("<Q", SIZE), operation=1))
             with pytest.raises(Timeout):
                 mesh.send(marked(0), 1, timeout=0.3)
             assert mesh._inbox._courtesy_left < SMALL.courtesy
-            peer.send(frame(Kind.DATA, marked(1, size=1000), operation=1), ending)
+            peer.send(frame(FrameType.DATA, marked(1, size=1000), operation=1), ending)
             pump_until(mesh, lambda: kept_messages(mesh) == 0)
             assert mesh._inbox._courtesy_left == SMALL.courtesy
 
@@ -141,10 +144,10 @@ def test_a_lone_sender_makes_nobody_take_anything() -> None:
 
 def test_a_message_to_oneself_is_kept_within_the_courtesy() -> None:
     """Beyond it, the send waits for its receive like any other."""
-    limits = Limits(courtesy=SIZE)
+    limits = MessageLimits(courtesy=SIZE)
     with mesh_group(2, limits) as (me, _):
         me.send(marked(1), 0)
-        with pytest.raises(Timeout, match="rank 0 has not asked"):
+        with pytest.raises(Timeout, match="rank 0 has not posted a receive"):
             me.send(marked(2), 0, timeout=0.02)
         second = me.post_send(marked(3), 0)
         assert not second.done
@@ -160,7 +163,7 @@ def test_a_message_to_oneself_is_kept_within_the_courtesy() -> None:
 
 def test_a_send_to_oneself_that_waits_is_ended_by_its_receive() -> None:
     """On another thread, while the sender sleeps."""
-    with mesh_group(2, Limits(courtesy=0)) as (me, _):
+    with mesh_group(2, MessageLimits(courtesy=0)) as (me, _):
         sending = Background(lambda: me.send(marked(1), 0))
         eventually(lambda: kept_messages(me) == 1)
         assert received(me, 0, SIZE) == marked(1)
@@ -176,13 +179,13 @@ CUTS = [1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + 100, HEA
 
 def offer(number: int, size: int, tag: int = 0) -> bytes:
     """Announce a message."""
-    return frame(Kind.OFFER, struct.pack("<Q", size), operation=number, tag=tag)
+    return frame(FrameType.OFFER, struct.pack("<Q", size), operation=number, tag=tag)
 
 
 def expect_grant(peer: RawPeer, number: int) -> None:
     """The mesh asks for an offered message."""
     header, _ = peer.read_frame()
-    assert (header.kind, header.operation) == (Kind.GRANT, number)
+    assert (header.kind, header.operation) == (FrameType.GRANT, number)
 
 
 def time_out(mesh: MeshBackend, size: int = len(TEXT), tag: int = 0) -> None:
@@ -200,7 +203,7 @@ def time_out(mesh: MeshBackend, size: int = len(TEXT), tag: int = 0) -> None:
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_time_out_in_the_middle_of_an_eager_message_loses_nothing(cut: int, rounds: int) -> None:
     """Wherever the first bytes end, the next receive gets the message whole."""
-    message = frame(Kind.EAGER, TEXT, operation=1)
+    message = frame(FrameType.EAGER, TEXT, operation=1)
     with raw_peer(SMALL) as (peer, (mesh,)):
         peer.send(message[:cut])
         for _ in range(rounds):
@@ -214,7 +217,7 @@ def test_a_time_out_in_the_middle_of_an_eager_message_loses_nothing(cut: int, ro
 def test_a_time_out_in_the_middle_of_a_piece_loses_nothing(cut: int, rounds: int) -> None:
     """The first bytes landed in a buffer that is the caller's again; later ones must not."""
     first, last = TEXT[:77], TEXT[::-1] * 3
-    piece = frame(Kind.DATA, TEXT, operation=1, piece=1)
+    piece = frame(FrameType.DATA, TEXT, operation=1, piece=1)
     whole = first + TEXT + last
     with raw_peer(SMALL) as (peer, (mesh,)):
         inbox = bytearray(len(whole))
@@ -222,14 +225,14 @@ def test_a_time_out_in_the_middle_of_a_piece_loses_nothing(cut: int, rounds: int
         peer.send(offer(1, len(whole)))
         pump_until(mesh, lambda: mesh._senders[1].offers != {})
         expect_grant(peer, 1)
-        peer.send(frame(Kind.DATA, first, operation=1), piece[:cut])
+        peer.send(frame(FrameType.DATA, first, operation=1), piece[:cut])
         wanted = cut - HEADER_SIZE if cut >= HEADER_SIZE else None
         pump_until(mesh, lambda: inbox.startswith(first) and half_here(mesh, 1) == wanted)
         assert receive.cancel()
         inbox[:] = b"\xee" * len(inbox)
         for _ in range(rounds):
             time_out(mesh, len(whole))
-        peer.send(piece[cut:], frame(Kind.DATA, last, operation=1, piece=2))
+        peer.send(piece[cut:], frame(FrameType.DATA, last, operation=1, piece=2))
         assert received(mesh, 1, len(whole)) == whole
         assert set(inbox) == {0xEE}
 
@@ -242,19 +245,19 @@ def test_recv_timeout_in_the_middle_of_a_large_message_loses_nothing() -> None:
         peer.send(offer(1, size))
         timing_out = Background(lambda: mesh.recv_timeout(bytearray(size), 1, 0.3))
         expect_grant(peer, 1)
-        peer.send(frame(Kind.DATA, pieces[0], operation=1))
-        middle = frame(Kind.DATA, pieces[1], operation=1)
+        peer.send(frame(FrameType.DATA, pieces[0], operation=1))
+        middle = frame(FrameType.DATA, pieces[1], operation=1)
         peer.send(middle[:500_000])
         with pytest.raises(Timeout, match="Nothing is lost"):
             timing_out.result()
         receiving = Background(lambda: received(mesh, 1, size))
-        peer.send(middle[500_000:], frame(Kind.DATA, pieces[2], operation=1))
+        peer.send(middle[500_000:], frame(FrameType.DATA, pieces[2], operation=1))
         assert receiving.result() == b"".join(pieces)
 
 
 def test_a_time_out_while_another_thread_pumps_loses_nothing() -> None:
     """The pump writes into the buffer of a receive whose own thread only sleeps."""
-    message = frame(Kind.EAGER, TEXT, operation=1)
+    message = frame(FrameType.EAGER, TEXT, operation=1)
     with raw_peer(SMALL) as (peer, (mesh,)):
         pumping = Background(lambda: received(mesh, 1, 4, tag=9))
         for _ in range(20):
@@ -265,13 +268,13 @@ def test_a_time_out_while_another_thread_pumps_loses_nothing() -> None:
             peer.send(message[100:])
             assert received(mesh, 1, len(TEXT)) == TEXT
         assert not pumping.ended
-        peer.send(frame(Kind.EAGER, b"done", operation=2, tag=9))
+        peer.send(frame(FrameType.EAGER, b"done", operation=2, tag=9))
         assert pumping.result() == b"done"
 
 
 def test_a_successor_that_already_waits_gets_the_half_message() -> None:
     """Two receives are posted, the first gives up in the middle: the second has its message."""
-    message = frame(Kind.EAGER, TEXT, operation=1)
+    message = frame(FrameType.EAGER, TEXT, operation=1)
     with raw_peer(SMALL) as (peer, (mesh,)):
         inboxes = [bytearray(len(TEXT)) for _ in range(2)]
         first, second = (mesh.post_recv_into(inbox, 1) for inbox in inboxes)
@@ -287,17 +290,17 @@ def test_a_message_whose_receive_gave_up_comes_first_again() -> None:
     """Others of its key were known behind it; the next receive gets it all the same."""
     with raw_peer(SMALL) as (peer, (mesh,)):
         receive = mesh.post_recv_into(bytearray(1000), 1)
-        peer.send(offer(1, 1000), offer(2, 1000), frame(Kind.EAGER, TEXT, operation=3))
+        peer.send(offer(1, 1000), offer(2, 1000), frame(FrameType.EAGER, TEXT, operation=3))
         pump_until(mesh, lambda: kept_messages(mesh) == 2)
         expect_grant(peer, 1)
-        peer.send(frame(Kind.DATA, b"a" * 500, operation=1))
+        peer.send(frame(FrameType.DATA, b"a" * 500, operation=1))
         pump_until(mesh, lambda: mesh._senders[1].offers[1].filled == 500)
         assert receive.cancel()
-        peer.send(frame(Kind.DATA, b"b" * 500, operation=1, piece=1))
+        peer.send(frame(FrameType.DATA, b"b" * 500, operation=1, piece=1))
         assert received(mesh, 1, 1000) == b"a" * 500 + b"b" * 500
         second = Background(lambda: received(mesh, 1, 1000))
         expect_grant(peer, 2)
-        peer.send(frame(Kind.DATA, b"c" * 1000, operation=2))
+        peer.send(frame(FrameType.DATA, b"c" * 1000, operation=2))
         assert second.result() == b"c" * 1000
         assert received(mesh, 1, len(TEXT)) == TEXT
 
@@ -309,11 +312,13 @@ def test_a_receive_whose_message_was_withdrawn_comes_first_again() -> None:
         receives = [mesh.post_recv_into(inbox, 1) for inbox in inboxes]
         peer.send(offer(1, 1000))
         pump_until(mesh, lambda: mesh._senders[1].offers != {})
-        peer.send(frame(Kind.DATA, b"a" * 500, operation=1), frame(Kind.WITHDRAW, operation=1))
+        peer.send(
+            frame(FrameType.DATA, b"a" * 500, operation=1), frame(FrameType.WITHDRAW, operation=1)
+        )
         for number, letter in ((2, b"b"), (3, b"c")):
             peer.send(offer(number, 1000))
             pump_until(mesh, lambda n=number: n in mesh._senders[1].offers)  # type: ignore[misc]
-            peer.send(frame(Kind.DATA, letter * 1000, operation=number))
+            peer.send(frame(FrameType.DATA, letter * 1000, operation=number))
         wait_all(receives)
         assert inboxes == [b"b" * 1000, b"c" * 1000]
 
@@ -321,13 +326,13 @@ def test_a_receive_whose_message_was_withdrawn_comes_first_again() -> None:
 def test_a_half_message_meets_a_receive_of_another_size() -> None:
     """Its sizes are told at once; the rest of it is dropped and the next message is the next."""
     with raw_peer(SMALL) as (peer, (mesh,)):
-        message = frame(Kind.EAGER, TEXT, operation=1)
+        message = frame(FrameType.EAGER, TEXT, operation=1)
         peer.send(message[:100])
         time_out(mesh)
         with pytest.raises(SizeMismatch) as caught:
             mesh.recv(bytearray(3), 1)
         assert (caught.value.expected, caught.value.got) == (3, len(TEXT))
-        peer.send(message[100:], frame(Kind.EAGER, b"next", operation=2))
+        peer.send(message[100:], frame(FrameType.EAGER, b"next", operation=2))
         assert received(mesh, 1, 4) == b"next"
         assert kept_messages(mesh) == 0
 
@@ -336,13 +341,13 @@ def test_a_peer_lost_in_the_middle_of_a_message_ends_its_receive() -> None:
     """Half a message is no message, whether a receive has it or it is kept for the next."""
     for given_up in (False, True):
         with raw_peer(SMALL) as (peer, (mesh,)):
-            peer.send(frame(Kind.EAGER, b"whole", operation=1, tag=5))
-            peer.send(frame(Kind.EAGER, TEXT, operation=2)[:100])
+            peer.send(frame(FrameType.EAGER, b"whole", operation=1, tag=5))
+            peer.send(frame(FrameType.EAGER, TEXT, operation=2)[:100])
             if given_up:
                 time_out(mesh)
             receiving = Background(partial(received, mesh, 1, len(TEXT)))
             peer.close()
-            with pytest.raises(PeerLost, match="ended without closing"):
+            with pytest.raises(PeerLost, match="its process ended"):
                 receiving.result()
             assert received(mesh, 1, 5, tag=5) == b"whole"
             assert kept_messages(mesh) == 0
@@ -550,7 +555,7 @@ def test_a_send_that_times_out_is_withdrawn() -> None:
     """The later receive gets the next message, and the buffer is the caller's again."""
     with mesh_group(2, SMALL) as (left, right):
         data = bytearray(5_000)
-        with pytest.raises(Timeout, match="rank 1 has not asked for them") as caught:
+        with pytest.raises(Timeout, match="rank 1 has not posted a receive") as caught:
             left.send(data, 1, timeout=0.05)
         assert (caught.value.rank, caught.value.seconds) == (1, 0.05)
         data[:] = b"\xee" * len(data)
@@ -567,7 +572,7 @@ def test_a_send_that_times_out_half_way_is_withdrawn() -> None:
         receive = right.post_recv_into(inbox_, 0)
         data = bytearray(b"\xaa" * LARGE)
         send = left.post_send(data, 1)
-        assert isinstance(send, Send)
+        assert isinstance(send, SendOperation)
         pump_until(right, lambda: right._senders[0].offers != {})
         pump_until(left, lambda: 0 < send.parcel.sent < LARGE)
         for _ in range(20):
@@ -585,13 +590,13 @@ def test_a_blocking_send_that_times_out_half_way_says_so() -> None:
         right.post_recv_into(bytearray(LARGE), 0)
         sending = Background(lambda: left.send(bytearray(LARGE), 1, timeout=0.4))
         pump_until(right, lambda: right._senders[0].offers != {})
-        with pytest.raises(Timeout, match="rank 1 takes them in slowly"):
+        with pytest.raises(Timeout, match="rank 1 receives them slowly"):
             sending.result()
 
 
 def test_a_small_message_on_its_way_counts_as_sent() -> None:
     """Its bytes are in line behind others: giving up copies them, and the receiver gets them."""
-    limits = Limits(eager=LARGE, credit=4 * LARGE)
+    limits = MessageLimits(eager=LARGE, credit=4 * LARGE)
     with raw_peer(limits) as (peer, (mesh,)):
         data = bytearray(b"\xaa" * LARGE)
         mesh.send(data, 1, timeout=0.02)
@@ -611,13 +616,13 @@ def test_a_withdrawal_and_a_grant_may_cross() -> None:
     with raw_peer(SMALL) as (peer, (mesh,)):
         send = mesh.post_send(bytes(5_000), 1)
         header, size = peer.read_frame()
-        assert (header.kind, size) == (Kind.OFFER, struct.pack("<Q", 5_000))
+        assert (header.kind, size) == (FrameType.OFFER, struct.pack("<Q", 5_000))
         assert send.cancel()
-        for kind in (Kind.GRANT, Kind.DISCARD):
+        for kind in (FrameType.GRANT, FrameType.DISCARD):
             peer.send(frame(kind, operation=header.operation))
-        peer.send(frame(Kind.EAGER, b"fine", operation=1))
+        peer.send(frame(FrameType.EAGER, b"fine", operation=1))
         assert received(mesh, 1, 4) == b"fine"
-        assert peer.read_frame()[0].kind == Kind.WITHDRAW
+        assert peer.read_frame()[0].kind == FrameType.WITHDRAW
 
 
 def test_a_second_grant_changes_nothing() -> None:
@@ -625,10 +630,12 @@ def test_a_second_grant_changes_nothing() -> None:
     with raw_peer(SMALL) as (peer, (mesh,)):
         send = mesh.post_send(numbered(1, 5_000), 1)
         number = peer.read_frame()[0].operation
-        peer.send(frame(Kind.GRANT, operation=number) * 2, frame(Kind.DISCARD, operation=number))
+        peer.send(
+            frame(FrameType.GRANT, operation=number) * 2, frame(FrameType.DISCARD, operation=number)
+        )
         send.wait()
         header, payload = peer.read_frame()
-        assert (header.kind, payload) == (Kind.DATA, numbered(1, 5_000))
+        assert (header.kind, payload) == (FrameType.DATA, numbered(1, 5_000))
         mesh.send(b"next", 1)
         assert peer.read_frame()[1] == b"next"
 
@@ -692,7 +699,7 @@ def test_a_lost_peer_ends_every_send() -> None:
         offered = left.post_send(bytes(5_000), 1)
         right._links[0].stream.close()
         for operation in (granted, offered, left.post_send(b"1", 1)):
-            with pytest.raises(PeerLost, match="ended without closing"):
+            with pytest.raises(PeerLost, match="its process ended"):
                 operation.wait()
         with pytest.raises(PeerLost):
             receive.wait()

@@ -12,40 +12,48 @@ from pathlib import Path
 import pytest
 
 from potluck.backend import port
-from potluck.backend.port import Lobby, NodePort, proved_node
+from potluck.backend.port import NodePort, PendingConnections, proved_node
 from potluck.backend.view import ViewBackend
 from potluck.errors import BackendUnavailable, DistributedError, HandshakeRefused, MalformedFrame
 from potluck.identity.node import NodeIdentity
+from potluck.net import tcp
 from potluck.net.addresses import Address
-from potluck.net.frames import Kind
+from potluck.net.frames import FrameType
 from potluck.net.opening import RefusedByPeer, RefusedForNow, exchange_hello, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket, Security
-from potluck.trust.connect import Call, dial
-from potluck.wire_messages import Control, ControlOpened, Introduction, Join, Lane, Peer
-from support.circles import change_secret, impostor
+from potluck.trust.connect import OutgoingCall, dial
+from potluck.wire_messages import (
+    ControlReply,
+    ControlRequest,
+    Introduction,
+    Join,
+    OpenRequest,
+    RankEndpoint,
+)
 from support.doors import LOOPBACKS
 from support.forks import in_child
+from support.group_machines import change_secret, impostor
 from support.hellos import frame
 from support.homes import Home, pair
 from support.reception import last_words
 from support.threads import Background, eventually, together
 from support.views import Neighbourhood, black_hole, neighbourhood, peer_of, soon, sums, view_of
 
-HELLO = Control(job="soup", card=b"a card", version="1.2")
-LANE = Lane(session=b"v" * 16, rank=1, to=0)
+HELLO = ControlRequest(job="soup", card=b"a card", version="1.2")
+LANE = OpenRequest(session=b"v" * 16, rank=1, to=0)
 
 
 class Host:
     """Answers control lanes, and writes down who came."""
 
     def __init__(self, port: NodePort) -> None:
-        self.came: queue.SimpleQueue[tuple[str, Control]] = queue.SimpleQueue()
+        self.came: queue.SimpleQueue[tuple[str, ControlRequest]] = queue.SimpleQueue()
         self._port = port
         port.on_control(self._answer)
 
-    def _answer(self, sock: OpeningSocket, hello: Control) -> None:
+    def _answer(self, sock: OpeningSocket, hello: ControlRequest) -> None:
         self.came.put((proved_node(sock), hello))
-        self._port.answer_control(sock, ControlOpened(job=hello.job, card=b"mine"))
+        self._port.answer_control(sock, ControlReply(job=hello.job, card=b"mine"))
         sock.close()
 
 
@@ -99,7 +107,7 @@ def test_who_is_called_refuses_in_its_own_words(secure: Neighbourhood) -> None:
     one, other = secure.machine(), secure.machine()
     asked: list[str] = []
 
-    def turn_away(sock: OpeningSocket, hello: Control) -> None:
+    def turn_away(sock: OpeningSocket, hello: ControlRequest) -> None:
         asked.append(hello.job)
         refuse(sock, "this process cooks something else")
 
@@ -135,7 +143,7 @@ def test_a_stranger_gets_nowhere(secure: Neighbourhood) -> None:
         with pytest.raises(HandshakeRefused, match="namespace"):
             stranger.dial_control(Address("127.0.0.1", other.port), None, HELLO, soon())
     with socket.create_connection(("127.0.0.1", other.port), timeout=30) as sock:
-        sock.sendall(frame(Kind.HELLO, b"let me in"))
+        sock.sendall(frame(FrameType.HELLO, b"let me in"))
         last_words(sock)
     assert guests.came.empty()
 
@@ -161,9 +169,29 @@ def test_whoever_comes_to_join_by_rank_is_told_that_this_is_no_rendezvous(
 ) -> None:
     """A hello for a TcpBackend ends at once."""
     one, other = secure.machine(), secure.machine()
-    sock = dial(one.members, Call(Address("127.0.0.1", other.port), soon()))
+    sock = dial(one.members, OutgoingCall(Address("127.0.0.1", other.port), soon()))
     with contextlib.closing(sock), pytest.raises(RefusedByPeer, match="cannot be understood"):
-        exchange_hello(sock, Join(rank=1, world_size=2, peer=Peer([], 1, "x")), Lane, soon())
+        exchange_hello(
+            sock, Join(rank=1, world_size=2, peer=RankEndpoint([], 1, "x")), OpenRequest, soon()
+        )
+
+
+def test_a_rank_that_calls_before_the_port_is_open_is_heard() -> None:
+    """It waits at the socket, and gets the answer of the handler that the port was opened with."""
+    join = Join(rank=1, world_size=2, peer=RankEndpoint([], 1, "x"))
+    listener = tcp.listen("127.0.0.1", 0)
+    with neighbourhood(encrypted=False) as clear:
+        members = clear.machine().members
+        with socket.create_connection(listener.getsockname(), timeout=30) as caller:
+            asking = Background(lambda: exchange_hello(caller, join, OpenRequest, soon()))
+            door = NodePort(
+                members=members,
+                listener=listener,
+                is_shared=True,
+                on_join=lambda sock, hello: refuse(sock, f"rank {hello.rank} was heard"),
+            )
+            with contextlib.closing(door), pytest.raises(RefusedByPeer, match="rank 1 was heard"):
+                asking.result()
 
 
 def test_a_dialler_takes_the_first_address_that_answers(secure: Neighbourhood) -> None:
@@ -249,23 +277,23 @@ def test_a_forked_child_has_no_port() -> None:
 # --- lanes that wait for their view ---
 
 
-def ask(one: NodePort, other: NodePort, lane: Lane = LANE) -> Control:
+def ask(one: NodePort, other: NodePort, lane: OpenRequest = LANE) -> ControlRequest:
     """Say hello as a lane and wait for the answer."""
-    sock = dial(one.members, Call(Address("127.0.0.1", other.port), soon()))
+    sock = dial(one.members, OutgoingCall(Address("127.0.0.1", other.port), soon()))
     with contextlib.closing(sock):
-        introduced = Lane(lane.session, lane.rank, lane.to, introduction=one.introduction())
-        return exchange_hello(sock, introduced, Control, soon())
+        introduced = OpenRequest(lane.session, lane.rank, lane.to, introduction=one.introduction())
+        return exchange_hello(sock, introduced, ControlRequest, soon())
 
 
 def test_an_early_lane_waits_until_its_view_is_served(secure: Neighbourhood) -> None:
     """It then goes where later ones go."""
     one, other = secure.machine(), secure.machine()
     early = Background(lambda: ask(one, other))
-    lobby: Lobby = other._lobby
+    lobby: PendingConnections = other._lobby
     eventually(lambda: lobby.waiting == 1)
-    came: list[Lane] = []
+    came: list[OpenRequest] = []
 
-    def intake(sock: OpeningSocket, lane: Lane) -> None:
+    def intake(sock: OpeningSocket, lane: OpenRequest) -> None:
         came.append(lane)
         refuse(sock, "here you are")
 
@@ -292,7 +320,7 @@ def test_lanes_of_a_view_that_is_over_do_not_wait(secure: Neighbourhood) -> None
     one, other = secure.machine(), secure.machine()
     other.serve(LANE.session, lambda sock, _: refuse(sock, "taken"))
     other.withdraw(LANE.session)
-    with pytest.raises(RefusedForNow, match="this view is over here"):
+    with pytest.raises(RefusedForNow, match="this view has ended here"):
         ask(one, other)
     other.serve(LANE.session, lambda sock, _: refuse(sock, "taken again"))
     with pytest.raises(RefusedByPeer, match="taken again"):
@@ -306,7 +334,7 @@ def test_one_node_cannot_take_all_the_seats(
     monkeypatch.setattr(port, "SEATS_EACH", 2)
     monkeypatch.setattr(port, "SEATS", 3)
     greedy, modest, late, other = (secure.machine() for _ in range(4))
-    lobby: Lobby = other._lobby
+    lobby: PendingConnections = other._lobby
     waiting = [Background(lambda: ask(greedy, other)) for _ in range(2)]
     eventually(lambda: lobby.waiting == 2)
     with pytest.raises(RefusedForNow, match="too many"):
@@ -336,7 +364,7 @@ def test_in_clear_seats_are_counted_by_address() -> None:
 # --------------------------------------------------------------------------------------------------
 # Ports of machines with rosters: every opening agrees on who belongs, as all others do.
 
-MEMBERS_HELLO = Control(job="soup")
+MEMBERS_HELLO = ControlRequest(job="soup")
 
 
 @contextlib.contextmanager
@@ -345,8 +373,8 @@ def port_of(home: Home) -> Iterator[NodePort]:
     identity = NodeIdentity.load_or_generate(home.path / "node_keypair")
     with NodePort(security=Security(home.namespace(), identity)) as port:
 
-        def welcome(sock: OpeningSocket, _: Control) -> None:
-            port.answer_control(sock, ControlOpened(job="soup"))
+        def welcome(sock: OpeningSocket, _: ControlRequest) -> None:
+            port.answer_control(sock, ControlReply(job="soup"))
             sock.close()
 
         port.on_control(welcome)
@@ -373,7 +401,7 @@ def test_a_secret_alone_opens_no_lane(homes: tuple[Home, Home, Home]) -> None:
         desk, laptop, thief = (stack.enter_context(port_of(home)) for home in homes)
         call(laptop, desk)
         for one, other in ((thief, desk), (desk, thief)):
-            with pytest.raises(HandshakeRefused, match=r"not a member|another circle"):
+            with pytest.raises(HandshakeRefused, match=r"not a member|another group"):
                 call(one, other)
 
 

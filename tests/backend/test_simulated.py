@@ -87,7 +87,7 @@ def test_send_to_invalid_rank(rank: int) -> None:
 @pytest.mark.parametrize("rank", [True, "1", 1.0, None])
 def test_a_rank_is_a_whole_number(rank: object) -> None:
     """What only happens to compare equal to a rank is a mistake of the caller."""
-    with simulated(2) as (left, _), pytest.raises(TypeError, match="whole number"):
+    with simulated(2) as (left, _), pytest.raises(TypeError, match="must be an integer"):
         left.send(b"1", rank)  # type: ignore[arg-type]
 
 

@@ -245,7 +245,7 @@ def test_members_can_be_numbered_as_they_are_listed() -> None:
     [
         ([0, 4], r"^A subgroup cannot have rank 4: the group has ranks 0 to 3$"),
         ([-1, 0], r"^A subgroup cannot have rank -1: the group has ranks 0 to 3$"),
-        ([1], r"^Rank 0 is not in the subgroup of ranks \[1\]\. Only its members"),
+        ([1], r"^Rank 0 is not in the subgroup of ranks \[1\]\. Only the members"),
     ],
 )
 def test_a_wrong_subgroup_gets_one_true_sentence(members: list[int], said: str) -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from potluck import DistributedContext
 from potluck._types import View
-from potluck.backend import view
-from potluck.backend.base import NOTICES, Switchboard
-from potluck.backend.lanes import MESSAGES, OpenLane, Route, dial_lane, open_lane
+from potluck.backend import stream_backend
+from potluck.backend.base import NOTICES, IncomingStreams
+from potluck.backend.lanes import MESSAGES, DialTarget, OpenConnection, dial_lane, open_lane
 from potluck.backend.port import NodePort
-from potluck.backend.view import Gathering, ViewBackend
+from potluck.backend.stream_backend import MeshConnections, _is_open
+from potluck.backend.view import ViewBackend
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -29,9 +30,9 @@ from potluck.errors import (
 )
 from potluck.net.addresses import Address
 from potluck.net.secure_socket import OpeningSocket
-from potluck.trust.admission import Refused
-from potluck.trust.connect import Call, dial
-from potluck.wire_messages import Lane, Peer
+from potluck.trust.admission import AdmissionRefused
+from potluck.trust.connect import OutgoingCall, dial
+from potluck.wire_messages import OpenRequest, RankEndpoint
 from support.forks import in_child
 from support.threads import PATIENCE, Background, eventually, together
 from support.views import Neighbourhood, black_hole, neighbourhood, peer_of, soon, sums, view_of
@@ -159,8 +160,8 @@ def test_a_lane_of_another_view_does_not_fit(secure: Neighbourhood) -> None:
     ann, ben = secure.machine(), secure.machine()
     stale = Background(
         lambda: open_lane(
-            Lane(session=view_of(ann, ben, epoch=7).session, rank=1, to=0),
-            Route(ben.members, peer_of(ann), soon(0.5)),
+            OpenRequest(session=view_of(ann, ben, epoch=7).session, rank=1, to=0),
+            DialTarget(ben.members, peer_of(ann), soon(0.5)),
         )
     )
     eventually(lambda: ann._lobby.waiting == 1)
@@ -203,7 +204,7 @@ def test_opening_ends_whatever_interrupts_it(secure: Neighbourhood) -> None:
     view = view_of(ann, ben, cleo)
     with pytest.raises(KeyboardInterrupt):
         ViewBackend(ben, view, ben.process, peers, deadline=soon(), look=look)
-    assert "this view is over here" in knock(cleo, view, 2, ben)
+    assert "this view has ended here" in knock(cleo, view, 2, ben)
 
 
 def test_a_machine_without_threads_says_so(
@@ -218,9 +219,9 @@ def test_a_machine_without_threads_says_so(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(BackendUnavailable, match="no thread left to connect with"):
+        with pytest.raises(BackendUnavailable, match="cannot start a thread to connect with"):
             ViewBackend(ben, view, ben.process, peers, deadline=soon())
-        assert "no thread left to answer with" in knock(ben, view, 1, ann)
+        assert "cannot start another thread" in knock(ben, view, 1, ann)
     assert sums(secure.open(view_of(ann, ben, epoch=2), [ann, ben])) == [3.0] * 2
 
 
@@ -231,7 +232,7 @@ def test_who_does_not_come_is_named_with_the_reason(secure: Neighbourhood) -> No
     ann.close()
     with pytest.raises(
         NoConnection,
-        match=rf"ranks 0, 2 .* rank 0 on desk-{ann.slot} was not reached .*refused.*"
+        match=rf"ranks 0, 2 .* rank 0 on desk-{ann.slot} could not be reached .*refused.*"
         rf"rank 2 on desk-{cleo.slot} did not connect",
     ):
         ViewBackend(ben, view, ben.process, peers, deadline=soon(0.3))
@@ -243,7 +244,7 @@ def test_whoever_is_no_member_opens_nothing(secure: Neighbourhood) -> None:
     """Nor does a member that was told of too few others."""
     ann, ben, cleo = (secure.machine() for _ in range(3))
     peers = [peer_of(ann), peer_of(ben)]
-    with pytest.raises(BackendUnavailable, match="it is no member"):
+    with pytest.raises(BackendUnavailable, match="it is not a member"):
         ViewBackend(cleo, view_of(ann, ben), cleo.process, peers, deadline=soon())
     with pytest.raises(BackendUnavailable, match="1 peers were named"):
         ViewBackend(ann, view_of(ann, ben), ann.process, peers[:1], deadline=soon())
@@ -268,9 +269,9 @@ def test_a_member_that_gave_up_and_came_again_is_connected(secure: Neighbourhood
 
 def knock(port: NodePort, view: View, rank: int, at: NodePort, purpose: str = "messages") -> str:
     """What somebody hears who dials once as a rank of a view."""
-    lane = Lane(session=view.session, rank=rank, to=0, purpose=purpose)
+    lane = OpenRequest(session=view.session, rank=rank, to=0, purpose=purpose)
     try:
-        sock = dial(port.members, Call(Address("127.0.0.1", at.port), soon()))
+        sock = dial(port.members, OutgoingCall(Address("127.0.0.1", at.port), soon()))
         with contextlib.closing(sock):
             dial_lane(sock, lane, port.members, soon())
     except HandshakeRefused as error:
@@ -284,9 +285,9 @@ def test_nobody_takes_the_rank_of_another(secure: Neighbourhood) -> None:
     twin = secure.port(cleo.members.security)
     view = view_of(ann, ben, cleo)
     left, *_ = secure.open(view, [ann, ben, cleo])
-    assert "rank 2 joined as another node" in knock(ben, view, 2, ann, "soup")
-    assert "rank 2 is an earlier start on that machine" in knock(twin, view, 2, ann, "soup")
-    assert "rank 2 is connected already" in knock(cleo, view, 2, ann)
+    assert "another node joined as rank 2" in knock(ben, view, 2, ann, "soup")
+    assert "rank 2 is an earlier process on that machine" in knock(twin, view, 2, ann, "soup")
+    assert "rank 2 is already connected" in knock(cleo, view, 2, ann)
     assert "rank 0 is not expected here" in knock(ann, view, 0, ann, "soup")
     assert left._switchboard.count(2) == 0
 
@@ -298,7 +299,7 @@ def test_an_earlier_start_of_a_member_is_not_taken_for_it(secure: Neighbourhood)
     view = view_of(ann, new)
     waiting = joining(ann, view, ann, new)
     eventually(lambda: view.session in ann._lobby._intakes)
-    assert "rank 1 is a later start on that machine" in knock(old, view, 1, ann)
+    assert "rank 1 is a later process on that machine" in knock(old, view, 1, ann)
     with joining(new, view, ann, new).result() as right, waiting.result() as left:
         assert sums([left, right]) == [3.0] * 2
 
@@ -325,7 +326,7 @@ def test_what_cannot_be_reached_is_not_dialled_by_everybody_at_once(
     secure: Neighbourhood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large view has a bounded number of diallers, and all members are connected in the end."""
-    monkeypatch.setattr(view, "AT_ONCE", 2)
+    monkeypatch.setattr(stream_backend, "AT_ONCE", 2)
     ports = [secure.machine() for _ in range(5)]
     assert sums(secure.open(view_of(*ports), ports)) == [15.0] * 5
 
@@ -336,7 +337,7 @@ def test_a_member_that_does_not_belong_ends_the_opening_at_once(
     """Time does not change what the roster says."""
     ann, ben = secure.machine(), secure.machine()
     view, peers = view_of(ann, ben), [peer_of(ann), peer_of(ben)]
-    monkeypatch.setattr(ben.members, "judge_peer", lambda _: Refused("it was revoked"))
+    monkeypatch.setattr(ben.members, "judge_peer", lambda _: AdmissionRefused("it was revoked"))
     is_over = threading.Event()
 
     def look() -> None:
@@ -410,7 +411,7 @@ def test_abort_ends_a_stream_that_is_being_dialled(secure: Neighbourhood) -> Non
     asked = threading.Event()
     with contextlib.ExitStack() as held:
 
-        def keep(sock: OpeningSocket, _: Lane) -> None:
+        def keep(sock: OpeningSocket, _: OpenRequest) -> None:
             held.callback(sock.close)
             asked.set()
 
@@ -489,29 +490,38 @@ def test_a_forked_child_is_no_member(secure: Neighbourhood) -> None:
 # --------------------------------------------------------------------------------------------------
 # Gathering the lanes of a view: those of members who are still there.
 
-SOMEBODY = Peer(["127.0.0.1"], 1, "somebody", "")
+SOMEBODY = RankEndpoint(["127.0.0.1"], 1, "somebody", "")
 
 
-def never(rank: int, check: object) -> OpenLane:
+def never(rank: int, check: object) -> OpenConnection:
     """Dials nobody: the first rank only waits."""
     raise AssertionError(rank, check)
 
 
 def test_a_lane_that_was_given_up_is_not_taken_for_its_member() -> None:
     """Who gave up and comes again is awaited, also when all others are here by then."""
-    switchboard = Switchboard()
+    switchboard = IncomingStreams()
     (gone, theirs), (kept, other), (again, far) = socketpair(), socketpair(), socketpair()
     try:
-        switchboard.put(1, MESSAGES, OpenLane(gone))
+        switchboard.put(1, MESSAGES, OpenConnection(gone))
         theirs.close()
-        gathering = Gathering(0, [SOMEBODY] * 3, switchboard, never)
+        gathering = MeshConnections(0, [SOMEBODY] * 3, switchboard, never)
         end = time.monotonic() + PATIENCE
-        gathered = Background(lambda: gathering.gather(end, lambda: None, lambda: None))
-        switchboard.put(2, MESSAGES, OpenLane(kept))
+        gathered = Background(lambda: gathering.gather(end, lambda: None, lambda: None, _is_open))
+        switchboard.put(2, MESSAGES, OpenConnection(kept))
         eventually(lambda: switchboard.absent([1, 2], MESSAGES) == [1])
         assert gone.fileno() == -1  # closed on this side as well
-        switchboard.put(1, MESSAGES, OpenLane(again))
+        switchboard.put(1, MESSAGES, OpenConnection(again))
         assert {rank: lane.sock for rank, lane in gathered.result().items()} == {1: again, 2: kept}
     finally:
         for sock in (gone, theirs, kept, other, again, far):
             sock.close()
+
+
+def test_a_lane_that_has_carried_bytes_is_its_member_s_also_when_it_has_ended() -> None:
+    """They may be its last words, which tell more than that it did not connect."""
+    used, theirs = socketpair()
+    with used:
+        theirs.close()
+        assert _is_open(OpenConnection(used, first=b"goodbye"))
+        assert not _is_open(OpenConnection(used))

@@ -16,6 +16,8 @@ from collectives.plan import Session
 from collectives.report import rows
 from collectives.targets import TARGETS, judge
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "all_reduce.py"
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL)
 

@@ -11,6 +11,8 @@ import pytest
 
 import convergence
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 

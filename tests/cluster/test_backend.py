@@ -14,7 +14,7 @@ import pytest
 import potluck
 from potluck import AutoDiscoveryBackend, AutoDiscoveryConfig, Cluster, DistributedContext
 from potluck._types import Branch
-from potluck.cluster import backend
+from potluck.cluster import cluster as backend
 from potluck.membership.events import ClusterState
 from potluck.membership.messages import MAX_BRANCHES
 from support.clusters import OPTIONS, clusters, everywhere, insist, join, new_job
@@ -137,7 +137,7 @@ def test_waiting_for_more_than_come_says_what_is_missing() -> None:
     """The error says how many are here and what to do; nothing is left behind."""
     with pytest.raises(potluck.Timeout) as caught:
         potluck.join(2, job=new_job(), timeout=0.5, **OPTIONS)
-    assert "Waited 0.5 s for 2 nodes, but this node is in no view" in str(caught.value)
+    assert "Waited 0.5 s for 2 nodes, but this machine has not joined a group" in str(caught.value)
     assert "waiting for the others" in str(caught.value)
     assert "potluck status" in str(caught.value)
 
@@ -245,8 +245,8 @@ def test_a_connection_that_breaks_between_two_who_live_is_made_anew() -> None:
     with clusters(2) as nodes:
         everywhere(nodes, lambda node: node.all_reduce(1.0))
         before = nodes[0].view
-        stage = nodes[0].backend.stages.latest  # type: ignore[attr-defined]
-        stage.backend._links[1].stream._sock.shutdown(socket.SHUT_RDWR)
+        session = nodes[0].backend.sessions.latest
+        session.backend._links[1].stream._sock.shutdown(socket.SHUT_RDWR)
         told = [
             Background(functools.partial(node.recv, bytearray(9), 1 - node.rank)) for node in nodes
         ]
@@ -273,7 +273,7 @@ def test_without_its_control_thread_a_node_is_of_no_use_and_says_so(
         backend._node.control.post(fail)
         with pytest.raises(potluck.BackendUnavailable, match="planted"):
             waiting.result()
-        with pytest.raises(potluck.BackendUnavailable, match="Join anew"):
+        with pytest.raises(potluck.BackendUnavailable, match="Join again"):
             nodes[0].barrier()
         assert "The control thread failed" in caplog.text
         nodes[0].close()
@@ -400,7 +400,7 @@ def test_an_interface_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture
     """A name that is spelled wrongly would leave this machine alone, and nobody would know why."""
     with join(1, new_job(), interfaces=["nosuch0"]) as alone:
         assert alone.world_size == 1
-    assert "the interface nosuch0 is not there" in caplog.text
+    assert "the network interface nosuch0 is missing" in caplog.text
     assert ", lo" in caplog.text or ": lo" in caplog.text
 
 

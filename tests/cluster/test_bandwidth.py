@@ -16,7 +16,7 @@ from potluck.cluster.bandwidth import (
     NEVER_MORE,
     Bandwidth,
     ProbeLimits,
-    Word,
+    ProbeMessage,
     measure_bandwidth,
     probe_link,
     probe_links,
@@ -26,7 +26,7 @@ from potluck.net.tcp import TcpStream, make_poller
 from support.sealed_pair import connect
 from support.threads import Background, together
 
-SHORT = ProbeLimits(seconds=0.05, octets=1 << 22)
+SHORT = ProbeLimits(seconds=0.05, max_bytes=1 << 22)
 HEAD = struct.Struct("<BQ")
 
 
@@ -85,7 +85,7 @@ def test_ranks_of_any_backend_can_be_probed() -> None:
 def test_all_links_of_a_group_are_probed_in_turns(size: int) -> None:
     """Each rank with each other, with nobody twice, and both find the same."""
     backends = SimulatedBackend.create_group(size)
-    limits = ProbeLimits(seconds=0.02, octets=1 << 20)
+    limits = ProbeLimits(seconds=0.02, max_bytes=1 << 20)
     try:
         found = together(
             *(functools.partial(probe_links, backend, limits=limits) for backend in backends)
@@ -102,7 +102,7 @@ def test_all_links_of_a_group_are_probed_in_turns(size: int) -> None:
 def test_a_probe_ends_when_the_link_is_needed(busy: int) -> None:
     """Whichever side it is; what was broken off has no result, and no bytes follow."""
     backends = SimulatedBackend.create_group(2)
-    limits = ProbeLimits(seconds=20, octets=NEVER_MORE, patience=20)
+    limits = ProbeLimits(seconds=20, max_bytes=NEVER_MORE, patience=20)
     begin = time.monotonic()
     try:
         found = together(
@@ -121,11 +121,11 @@ def test_bytes_are_bounded() -> None:
     with sockets() as (left, right):
         other = Background(lambda: measure(PeerStream(TcpStream(left)), first=True))
         received = bytearray()
-        while HEAD.pack(Word.END, 1) not in received[-64:]:
+        while HEAD.pack(ProbeMessage.END, 1) not in received[-64:]:
             received += right.recv(1 << 20)
-            right.sendall(HEAD.pack(Word.ARRIVED, len(received)))
-        assert len(received) <= SHORT.octets + SHORT.octets // BLOCK * 64
-        right.sendall(HEAD.pack(Word.RATE, 77) + HEAD.pack(Word.END, 1))
+            right.sendall(HEAD.pack(ProbeMessage.ARRIVED, len(received)))
+        assert len(received) <= SHORT.max_bytes + SHORT.max_bytes // BLOCK * 64
+        right.sendall(HEAD.pack(ProbeMessage.RATE, 77) + HEAD.pack(ProbeMessage.END, 1))
         assert other.result() == Bandwidth(77, 0)
 
 
@@ -134,10 +134,10 @@ def test_no_more_is_on_its_way_than_is_answered() -> None:
     with sockets() as (left, right):
         other = Background(lambda: measure(PeerStream(TcpStream(left)), first=True))
         received = bytearray()
-        while HEAD.pack(Word.END, 1) not in received[-64:]:
+        while HEAD.pack(ProbeMessage.END, 1) not in received[-64:]:
             received += right.recv(1 << 20)
         assert len(received) == 2 * (BLOCK + HEAD.size) + HEAD.size
-        right.sendall(HEAD.pack(Word.RATE, 1) + HEAD.pack(Word.END, 0))
+        right.sendall(HEAD.pack(ProbeMessage.RATE, 1) + HEAD.pack(ProbeMessage.END, 0))
         assert other.result() == Bandwidth(1, 0)
 
 
@@ -145,9 +145,9 @@ def test_no_more_is_on_its_way_than_is_answered() -> None:
     "said",
     [
         HEAD.pack(9, 0),
-        HEAD.pack(Word.BLOCK, BLOCK + 1),
-        HEAD.pack(Word.RATE, 1 << 63),
-        HEAD.pack(Word.STOP, 0) * 5000,
+        HEAD.pack(ProbeMessage.BLOCK, BLOCK + 1),
+        HEAD.pack(ProbeMessage.RATE, 1 << 63),
+        HEAD.pack(ProbeMessage.STOP, 0) * 5000,
         b"GET / HTTP/1.1\r\n\r\n",
     ],
     ids=["word", "block", "number", "flood", "stranger"],
@@ -156,7 +156,7 @@ def test_nonsense_is_refused(said: bytes) -> None:
     """Words that do not exist, numbers out of bounds, a flood of words."""
     with sockets() as (left, right):
         right.sendall(said)
-        with pytest.raises(MalformedFrame, match="does not measure the link as agreed"):
+        with pytest.raises(MalformedFrame, match="broke the protocol of bandwidth probes"):
             measure(PeerStream(TcpStream(left)), first=False)
 
 
@@ -164,7 +164,7 @@ def test_a_peer_that_sends_without_end_is_refused(monkeypatch: pytest.MonkeyPatc
     """Whatever limits it believes in."""
     monkeypatch.setattr("potluck.cluster.bandwidth.NEVER_MORE", 4 * BLOCK)
     with sockets() as (left, right):
-        right.sendall((HEAD.pack(Word.BLOCK, BLOCK) + bytes(BLOCK)) * 5)
+        right.sendall((HEAD.pack(ProbeMessage.BLOCK, BLOCK) + bytes(BLOCK)) * 5)
         with pytest.raises(MalformedFrame, match="more than 262144 bytes"):
             measure(PeerStream(TcpStream(left)), first=False)
 
@@ -174,7 +174,7 @@ def test_a_peer_that_takes_no_part_is_given_up() -> None:
     limits = ProbeLimits(seconds=0.01, patience=0.2)
     with (
         sockets() as (left, _),
-        pytest.raises(Timeout, match=r"took no part in measuring the link for 0\.2 s"),
+        pytest.raises(Timeout, match=r"did not respond to the bandwidth probe for 0\.2 s"),
     ):
         measure(PeerStream(TcpStream(left)), first=True, limits=limits)
 
@@ -185,11 +185,11 @@ def test_a_peer_that_goes_away_is_noticed_at_once(first: bool) -> None:
     with sockets() as (left, right):
         right.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", first, 0))
         right.close()
-        with pytest.raises(PeerLost, match="went away while the link was measured"):
+        with pytest.raises(PeerLost, match="disconnected during the bandwidth probe"):
             measure(PeerStream(TcpStream(left)), first=first)
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0.0}, {"octets": 1}, {"octets": 1 << 40}])
+@pytest.mark.parametrize("wrong", [{"seconds": 0.0}, {"max_bytes": 1}, {"max_bytes": 1 << 40}])
 def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
     """A probe is short, but not nothing."""
     with pytest.raises(ValueError, match="A probe needs some time"):

@@ -10,7 +10,7 @@ from potluck import SimulatedBackend
 from potluck._types import ProcessId, View
 from potluck.cluster import bandwidth
 from potluck.cluster.bandwidth import TRIES, Bandwidth, ProbeLimits, Prober
-from potluck.cluster.views import Stage
+from potluck.cluster.views import ViewSession
 from potluck.membership.topology import RateSource
 from support.clusters import clusters
 from support.health import process
@@ -36,8 +36,8 @@ class Notebook:
         self.known[process] = found
 
 
-class Counting(Stage):
-    """A stage that counts the looks at it."""
+class Counting(ViewSession):
+    """A session that counts the looks at it."""
 
     looks = 0
 
@@ -51,28 +51,31 @@ class Counting(Stage):
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "QUIET", 0.0)
     monkeypatch.setattr(bandwidth, "LOOK_EVERY", 0.01)
-    limits = ProbeLimits(seconds=0.02, octets=1 << 20, patience=0.2)
+    limits = ProbeLimits(seconds=0.02, max_bytes=1 << 20, patience=0.2)
     monkeypatch.setattr(bandwidth, "LIMITS", limits)
 
 
 @pytest.fixture
-def stages() -> Iterator[list[Counting]]:
+def sessions() -> Iterator[list[Counting]]:
     """Both ends of a view of two members."""
     view = View("f" * 32, 1, MEMBERS)
     made = [Counting(view, rank) for rank in range(2)]
-    for stage, backend in zip(made, SimulatedBackend.create_group(2), strict=True):
-        stage.backend = backend
+    for session, backend in zip(made, SimulatedBackend.create_group(2), strict=True):
+        session.backend = backend
     yield made
-    for stage in made:
-        stage.over.set()
-        assert stage.backend is not None
-        stage.backend.close()
+    for session in made:
+        session.over.set()
+        assert session.backend is not None
+        session.backend.close()
 
 
-def test_both_ends_of_a_link_learn_its_rate(stages: list[Counting]) -> None:
+def test_both_ends_of_a_link_learn_its_rate(sessions: list[Counting]) -> None:
     """And that is the end of it; the same, for both measured together."""
     books = [Notebook(), Notebook()]
-    probers = [Prober(stage, book) for stage, book in zip(stages, books, strict=True)]
+    probers = [
+        Prober(session, book.is_rated, book.rate)
+        for session, book in zip(sessions, books, strict=True)
+    ]
     for running in [Background(prober.run) for prober in probers]:
         running.result()
     there, here = books[0].known[MEMBERS[1]], books[1].known[MEMBERS[0]]
@@ -80,31 +83,31 @@ def test_both_ends_of_a_link_learn_its_rate(stages: list[Counting]) -> None:
     assert min(there.up, there.down) > 0
 
 
-def test_a_busy_view_is_left_alone(stages: list[Counting]) -> None:
+def test_a_busy_view_is_left_alone(sessions: list[Counting]) -> None:
     """As long as a call runs nobody dials."""
-    book, stage = Notebook(), stages[1]
-    stage.begin_use()
-    running = Background(Prober(stage, book).run)
-    eventually(lambda: stage.looks > 3)
+    book, session = Notebook(), sessions[1]
+    session.begin_use()
+    running = Background(Prober(session, book.is_rated, book.rate).run)
+    eventually(lambda: session.looks > 3)
     assert book.asked == 0
-    stage.end_use()
+    session.end_use()
     eventually(lambda: book.asked > 0)
-    stage.over.set()
+    session.over.set()
     running.result()
 
 
-def test_a_known_link_is_not_measured_again(stages: list[Counting]) -> None:
+def test_a_known_link_is_not_measured_again(sessions: list[Counting]) -> None:
     """Views follow each other quickly at times."""
     book = Notebook()
     book.known[MEMBERS[0]] = Bandwidth(1, 1)
-    Background(Prober(stages[1], book).run).result()
+    Background(Prober(sessions[1], book.is_rated, book.rate).run).result()
     assert book.known[MEMBERS[0]] == Bandwidth(1, 1)
 
 
-def test_whoever_takes_no_part_is_given_up(stages: list[Counting]) -> None:
+def test_whoever_takes_no_part_is_given_up(sessions: list[Counting]) -> None:
     """After a few tries, each of which has an end."""
     book = Notebook()
-    Background(Prober(stages[1], book).run).result()
+    Background(Prober(sessions[1], book.is_rated, book.rate).run).result()
     assert book.asked == TRIES
     assert book.known == {}
 

@@ -24,15 +24,15 @@ def check_removal(others: list[Cluster], errors: list[PeerLost], words: str) -> 
 
 
 def test_a_control_message_that_cannot_be_understood() -> None:
-    """It comes on an authenticated lane: its sender is a member, and is removed."""
+    """It comes on an authenticated connection: its sender is a member, and is removed."""
     with clusters(3) as nodes:
         everywhere(nodes, lambda node: node.barrier(PATIENCE))
         below: Any = nodes[2].innermost
         control = below._node.control
 
         def send() -> None:
-            for opened in control.links.opened_lanes:
-                control.links.io.send(opened.lane, b"\xff\xfe", CLUSTER)
+            for opened in control.links.opened_connections:
+                control.links.io.send(opened.connection, b"\xff\xfe", CLUSTER)
 
         control.post(send)
 
@@ -42,7 +42,7 @@ def test_a_control_message_that_cannot_be_understood() -> None:
             return told.value
 
         errors = everywhere(nodes[:2], learn)
-        check_removal(nodes[:2], errors, "it sent what cannot be understood")
+        check_removal(nodes[:2], errors, "it sent an invalid message")
 
 
 def test_an_object_that_cannot_be_understood(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,4 +62,4 @@ def test_an_object_that_cannot_be_understood(monkeypatch: pytest.MonkeyPatch) ->
         *errors, own = everywhere(nodes, call)
         assert isinstance(own, MalformedFrame)
         assert all(isinstance(error, PeerLost) for error in errors)
-        check_removal(nodes[:2], errors, "Rank 2 sent an object that cannot be understood")  # type: ignore[arg-type]
+        check_removal(nodes[:2], errors, "Rank 2 sent an object that cannot be decoded")  # type: ignore[arg-type]

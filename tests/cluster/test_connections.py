@@ -1,4 +1,4 @@
-"""Opening control lanes: who is let in, and what members that lie or talk nonsense get."""
+"""Opening control connections: who is let in, and what members that lie or talk nonsense get."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from potluck.backend.port import NodePort
-from potluck.cluster.backend import AutoDiscoveryBackend
+from potluck.cluster.cluster import AutoDiscoveryBackend
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.cluster.connections import REPORTS
-from potluck.cluster.reports import Ask, Report, read_said, write
+from potluck.cluster.reports import StatusReport, StatusRequest, read_said, write
 from potluck.discovery.records import job_tag
 from potluck.errors import HandshakeRefused
-from potluck.membership.messages import ProcessCard, Role
+from potluck.membership.messages import ProcessInfo, ProcessRole
 from potluck.net.addresses import Address
-from potluck.net.frames import Kind, encode
+from potluck.net.frames import FrameType, encode
 from potluck.net.secure_socket import OpeningSocket
-from potluck.wire_messages import Control, pack
+from potluck.wire_messages import ControlRequest, pack
 from support.clusters import OPTIONS, new_job
 from support.threads import eventually
 
@@ -41,9 +41,9 @@ def stranger() -> Iterator[NodePort]:
         yield port
 
 
-def card(port: NodePort, **changes: object) -> ProcessCard:
+def card(port: NodePort, **changes: object) -> ProcessInfo:
     """What that process should say of itself."""
-    honest = ProcessCard(
+    honest = ProcessInfo(
         node=port.process.node, incarnation=port.process.incarnation, port=port.port
     )
     return msgspec.structs.replace(honest, **changes)
@@ -52,20 +52,20 @@ def card(port: NodePort, **changes: object) -> ProcessCard:
 def knock(
     port: NodePort, node: AutoDiscoveryBackend, said: bytes, job: str | None = None
 ) -> OpeningSocket:
-    """Try to open a control lane."""
+    """Try to open a control connection."""
     tag = job_tag(port.members.security.namespace, node.job if job is None else job)
     where = Address("127.0.0.1", node.port)
-    hello = Control(job=tag, card=said)
+    hello = ControlRequest(job=tag, card=said)
     return port.dial_control(where, None, hello, time.monotonic() + SOON)[0]
 
 
-def test_an_honest_member_of_the_job_gets_a_lane(
+def test_an_honest_member_of_the_job_gets_a_connection(
     node: AutoDiscoveryBackend, stranger: NodePort
 ) -> None:
     """And is asked to found a cluster by heartbeats."""
-    with closing(knock(stranger, node, pack(card(stranger)))) as lane:
-        lane.settimeout(SOON)
-        assert lane.recv(1000)
+    with closing(knock(stranger, node, pack(card(stranger)))) as connection:
+        connection.settimeout(SOON)
+        assert connection.recv(1000)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_honest_member_of_the_job_gets_a_lane(
     [
         ({}, "another", "another job"),
         ({"node": "b" * 32}, None, "another node"),
-        ({"incarnation": 5}, None, "another start"),
+        ({"incarnation": 5}, None, "different starts"),
     ],
     ids=["another job", "another node", "another start"],
 )
@@ -99,15 +99,15 @@ def test_a_card_that_is_none_is_refused(node: AutoDiscoveryBackend, stranger: No
 
 
 @pytest.mark.parametrize("tag", [0, REPORTS, 77])
-def test_nonsense_on_a_lane_ends_that_lane(
+def test_nonsense_on_a_connection_ends_it(
     node: AutoDiscoveryBackend, stranger: NodePort, tag: int
 ) -> None:
     """The node survives it, and still answers others; an unknown tag is nobody's business."""
-    with closing(knock(stranger, node, pack(card(stranger)))) as lane:
-        lane.settimeout(SOON)
-        lane.sendall(encode(Kind.CONTROL, tag=tag, length=4) + b"\xc1\xc1\xc1\xc1")
+    with closing(knock(stranger, node, pack(card(stranger)))) as connection:
+        connection.settimeout(SOON)
+        connection.sendall(encode(FrameType.CONTROL, tag=tag, length=4) + b"\xc1\xc1\xc1\xc1")
         if tag != 77:
-            while lane.recv(1 << 16):
+            while connection.recv(1 << 16):
                 pass
     eventually(lambda: node.view is not None)
     assert node.health is not None
@@ -119,16 +119,16 @@ def test_an_observer_gets_a_report_and_does_not_count(
     """Of any job: it only looks on."""
     node.wait_until_active(SOON)
     before = node.view
-    said = pack(card(stranger, role=Role.OBSERVER))
-    with closing(knock(stranger, node, said, "")) as lane:
-        question = write(Ask())
-        lane.settimeout(SOON)
-        lane.sendall(encode(Kind.CONTROL, tag=REPORTS, length=len(question)) + question)
+    said = pack(card(stranger, role=ProcessRole.OBSERVER))
+    with closing(knock(stranger, node, said, "")) as connection:
+        question = write(StatusRequest())
+        connection.settimeout(SOON)
+        connection.sendall(encode(FrameType.CONTROL, tag=REPORTS, length=len(question)) + question)
         data = b""
         while len(data) < 36 or len(data) < 36 + int.from_bytes(data[32:36], "little"):
-            data += lane.recv(1 << 16)
+            data += connection.recv(1 << 16)
         report = read_said(data[36:])
-    assert isinstance(report, Report)
+    assert isinstance(report, StatusReport)
     assert report.key == node.process
     assert (report.state, report.rank, report.job) == ("active", 0, node.job)
     assert node.view == before

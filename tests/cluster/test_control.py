@@ -15,28 +15,29 @@ from types import ModuleType
 
 import pytest
 
-from potluck import _time
+from potluck import _platform, _time
 from potluck._types import NodeId, ProcessId
-from potluck.cluster import backend, connections, control, node, observer, telemetry, topology
+from potluck.cluster import cluster as cluster_module
+from potluck.cluster import connections, control, node, observer, telemetry, topology
 from potluck.cluster.connections import (
     COURTESY,
     FIRST_PAUSE,
     TRIES,
-    Contacts,
-    Errands,
-    LaneTable,
-    OpenedLane,
+    ConnectionTable,
+    DialCandidates,
+    DialPool,
+    OpenedConnection,
     is_attached,
     probe,
 )
-from potluck.cluster.io import Lane
+from potluck.cluster.io import ControlConnection
 from potluck.discovery.records import Sighting
 from potluck.membership.events import MembershipChange, MembershipEvent
 from potluck.membership.health import HealthEvent, HealthStatus
-from potluck.membership.messages import ProcessCard
+from potluck.membership.messages import ProcessInfo
 from potluck.net.addresses import Address
 from support.clusters import clusters, everywhere, insist
-from support.control_lanes import bare_sockets
+from support.control_connections import bare_sockets
 from support.ports import free_port
 from support.threads import PATIENCE, eventually
 
@@ -44,43 +45,44 @@ ASLEEP = 3600.0  # seconds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how Linux names its clocks")
-def test_it_counts_the_time_asleep() -> None:
+def test_it_counts_the_time_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the clock since boot, not the one that stands still in between."""
-    before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert before <= _time.now() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    clocks = {time.CLOCK_BOOTTIME: ASLEEP, time.CLOCK_MONOTONIC: 1.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
+    assert _time.now() == ASLEEP
 
 
 def test_a_system_without_such_a_clock_gets_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose sandbox forbids the better clock."""
-    assert _time.choose("win32") is time.monotonic
+    assert _platform.sleepless_clock("win32") is time.monotonic
 
     def forbid(_: int) -> float:
         raise PermissionError
 
     monkeypatch.setattr(time, "clock_gettime", forbid)
-    assert _time.choose("linux") is time.monotonic
+    assert _platform.sleepless_clock("linux") is time.monotonic
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        control.Theatre,
-        control.Control,
-        connections.Listener,
-        connections.Links,
+        control.ControlThread,
+        connections.ConnectionListener,
+        connections.ControlConnections,
         connections._is_free,
         connections._raise,
-        connections.Contact,
-        connections.Contacts,
+        connections.DialCandidate,
+        connections.DialCandidates,
         connections._key,
-        connections.OpenedLane,
-        connections.LaneTable,
+        connections.OpenedConnection,
+        connections.ConnectionTable,
         node.ClusterNode,
         telemetry.Reporter,
-        topology.Acquaintance,
-        topology.Facts,
+        topology.ConnectedPeer,
+        topology.TopologyFacts,
         topology.facts_of,
-        topology.Topographer,
+        topology.TopologyTracker,
         topology.measure_links,
         topology.SharedTopology,
     ],
@@ -95,7 +97,7 @@ def test_what_meets_the_core_knows_no_other_clock(part: Callable[..., object]) -
 
 @pytest.mark.parametrize(
     ("module", "what"),
-    [(backend, "core.health.summary("), (observer, "_links.dial_due(")],
+    [(cluster_module, "core.health.summary("), (observer, "_links.dial_due(")],
     ids=["auto", "observing"],
 )
 def test_whoever_also_waits_keeps_the_two_apart(module: ModuleType, what: str) -> None:
@@ -111,7 +113,7 @@ def test_a_machine_that_slept_accuses_nobody(monkeypatch: pytest.MonkeyPatch) ->
     with clusters(3) as nodes:
         everywhere(nodes, lambda node: node.all_reduce(1.0))
         view, known = nodes[0].view, [len(node.events()) for node in nodes]
-        monkeypatch.setattr(_time, "now", lambda: _time.choose(sys.platform)() + ASLEEP)
+        monkeypatch.setattr(_time, "now", lambda: _platform.sleepless_clock()() + ASLEEP)
 
         def news(number: int) -> list[object]:
             return [each.event for each in nodes[number].events()[known[number] :]]
@@ -134,7 +136,7 @@ def test_a_machine_that_slept_accuses_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # --------------------------------------------------------------------------------------------------
-# The pieces of the control plane: whom to dial, which lane to keep, what a refusal proves.
+# The pieces of the control plane: whom to dial, which connection to keep, what a refusal proves.
 
 A, B, C = (ProcessId(NodeId(letter * 32), 1) for letter in "abc")
 HERE = Address("10.0.0.9", 4000)
@@ -151,8 +153,8 @@ def sighting(process: ProcessId | None, address: Address = HERE) -> Sighting:
 
 
 def test_the_smaller_id_dials_at_once_and_the_larger_after_a_moment() -> None:
-    """So there is rarely more than one lane, and always at least one."""
-    contacts = Contacts(B)
+    """So there is rarely more than one connection, and always at least one."""
+    contacts = DialCandidates(B)
     contacts.sighted(sighting(C), 0.0)
     contacts.sighted(sighting(A), 0.0)
     assert [each.process for each in contacts.due(0.0)] == [C]
@@ -163,7 +165,7 @@ def test_the_smaller_id_dials_at_once_and_the_larger_after_a_moment() -> None:
 
 def test_failures_are_tried_again_with_growing_pauses_and_in_the_end_forgotten() -> None:
     """Somebody whom nobody reports any more is not dialled for ever; a reported one is."""
-    contacts = Contacts(A)
+    contacts = DialCandidates(A)
     contacts.sighted(sighting(B), 0.0)
     now, pauses = 0.0, []
     for _ in range(6):
@@ -187,10 +189,10 @@ def test_failures_are_tried_again_with_growing_pauses_and_in_the_end_forgotten()
 
 def test_who_is_connected_is_not_dialled_by_any_of_its_names() -> None:
     """One may be known by its id, by a bare address, and by what members tell."""
-    contacts = Contacts(A)
+    contacts = DialCandidates(A)
     contacts.sighted(sighting(None), 0.0)
     (bare,) = contacts.due(0.0)
-    card = ProcessCard(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000)
+    card = ProcessInfo(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000)
     contacts.introduced(card, 0.0)
     contacts.connected(B, 0.0, bare)
     bare.is_dialled = False
@@ -203,9 +205,9 @@ def test_who_is_connected_is_not_dialled_by_any_of_its_names() -> None:
 
 def test_an_earlier_process_whose_port_another_has_is_not_dialled_again_and_again() -> None:
     """It is forgotten, or tried later if discovery still reports it; it is never due at once."""
-    contacts = Contacts(A)
+    contacts = DialCandidates(A)
     contacts.introduced(
-        ProcessCard(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000), 0.0
+        ProcessInfo(node=B.node, incarnation=1, hosts=("10.0.0.9",), port=4000), 0.0
     )
     contacts.sighted(sighting(C), 0.0)
     later = ProcessId(B.node, 2)
@@ -220,7 +222,7 @@ def test_an_earlier_process_whose_port_another_has_is_not_dialled_again_and_agai
 
 def test_we_do_not_dial_ourselves() -> None:
     """Nor does a contact that turned out to be us."""
-    contacts = Contacts(A)
+    contacts = DialCandidates(A)
     contacts.sighted(sighting(A), 0.0)
     contacts.sighted(sighting(None), 0.0)
     (bare,) = contacts.due(0.0)
@@ -228,61 +230,70 @@ def test_we_do_not_dial_ourselves() -> None:
     assert contacts.due(9.0) == []
 
 
-# --- which lane to keep ---
+# --- which connection to keep ---
 
 
 @pytest.fixture
-def lanes() -> Iterator[list[Lane]]:
-    """Some lanes; what they lead to does not matter here."""
+def opened_ones() -> Iterator[list[ControlConnection]]:
+    """Some opened_ones; what they lead to does not matter here."""
     ends = [end for _ in range(2) for end in bare_sockets()]
-    made = [Lane(end, "somewhere") for end in ends]
+    made = [ControlConnection(end, "somewhere") for end in ends]
     yield made
-    for lane in made:
-        lane.close()
+    for connection in made:
+        connection.close()
 
 
-def opened(lane: Lane, dialler: ProcessId, peer: ProcessId = B) -> OpenedLane:
-    """A lane to a peer."""
-    return OpenedLane(lane, ProcessCard(node=peer.node, incarnation=1), dialler, HERE)
+def opened(
+    connection: ControlConnection, dialler: ProcessId, peer: ProcessId = B
+) -> OpenedConnection:
+    """A connection to a peer."""
+    return OpenedConnection(connection, ProcessInfo(node=peer.node, incarnation=1), dialler, HERE)
 
 
 @pytest.mark.parametrize("first", [A, B])
-def test_both_sides_keep_the_lane_that_the_smaller_id_dialled(
-    lanes: list[Lane], first: ProcessId
+def test_both_sides_keep_the_connection_that_the_smaller_id_dialled(
+    opened_ones: list[ControlConnection], first: ProcessId
 ) -> None:
     """Whichever comes first, here and there."""
     second = B if first is A else A
     for me, peer in ((A, B), (B, A)):
-        table = LaneTable(me)
-        by_first, by_second = opened(lanes[0], first, peer), opened(lanes[1], second, peer)
+        table = ConnectionTable(me)
+        by_first, by_second = (
+            opened(opened_ones[0], first, peer),
+            opened(opened_ones[1], second, peer),
+        )
         assert table.add(by_first, 1.0) == (True, None)
-        kept, dropped = (lanes[0], lanes[1]) if first is A else (lanes[1], lanes[0])
+        kept, dropped = (
+            (opened_ones[0], opened_ones[1]) if first is A else (opened_ones[1], opened_ones[0])
+        )
         assert table.add(by_second, 2.0) == (False, dropped)
         found = table.to(peer)
         assert found is not None
-        assert found.lane is kept
+        assert found.connection is kept
         assert table.ended(dropped) is None
         assert table.ended(kept) is found
 
 
-def test_a_second_lane_by_the_same_side_replaces_the_first(lanes: list[Lane]) -> None:
+def test_a_second_connection_by_the_same_side_replaces_the_first(
+    opened_ones: list[ControlConnection],
+) -> None:
     """It had lost the first before it dialled again."""
-    table = LaneTable(A)
-    table.add(opened(lanes[0], B), 1.0)
-    assert table.add(opened(lanes[1], B), 2.0) == (False, lanes[0])
-    assert table.behind(lanes[0]) == table.behind(lanes[1])
-    assert set(table.remove(B)) == {lanes[0], lanes[1]}
+    table = ConnectionTable(A)
+    table.add(opened(opened_ones[0], B), 1.0)
+    assert table.add(opened(opened_ones[1], B), 2.0) == (False, opened_ones[0])
+    assert table.behind(opened_ones[0]) == table.behind(opened_ones[1])
+    assert set(table.remove(B)) == {opened_ones[0], opened_ones[1]}
     assert table.to(B) is None
 
 
 @pytest.mark.parametrize("dialler", [A, B])
-def test_a_lane_that_comes_much_later_replaces_the_other(
-    lanes: list[Lane], dialler: ProcessId
+def test_a_connection_that_comes_much_later_replaces_the_other(
+    opened_ones: list[ControlConnection], dialler: ProcessId
 ) -> None:
     """Whoever dialled it has lost the first, after an outage that only one side has noticed."""
-    table = LaneTable(A)
-    table.add(opened(lanes[0], A), 1.0)
-    assert table.add(opened(lanes[1], dialler), 9.0) == (False, lanes[0])
+    table = ConnectionTable(A)
+    table.add(opened(opened_ones[0], A), 1.0)
+    assert table.add(opened(opened_ones[1], dialler), 9.0) == (False, opened_ones[0])
 
 
 # --- what a refusal proves ---
@@ -294,7 +305,7 @@ def test_a_port_that_refuses_on_this_machine_is_a_proof() -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         where = Address("127.0.0.1", door.getsockname()[1])
         assert probe([where]) == f"{where} still answers"
-    assert probe([]) == "no address of it is known"
+    assert probe([]) == "its address is not known"
 
 
 def test_a_refusal_from_elsewhere_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,18 +326,18 @@ def test_networks_that_are_ours_are_known() -> None:
     assert not is_attached("198.51.100.7")
 
 
-# --- errands ---
+# --- pool ---
 
 
 def test_errands_run_a_bounded_number_at_once_and_survive_a_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The others wait in line; one that fails is logged and hinders nobody."""
-    errands, release = Errands(at_once=2), threading.Event()
+    pool, release = DialPool(at_once=2), threading.Event()
     running, most, done = [0], [0], [0]
     lock = threading.Lock()
 
-    def errand() -> None:
+    def task() -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -338,22 +349,22 @@ def test_errands_run_a_bounded_number_at_once_and_survive_a_fault(
     def fault() -> None:
         raise ZeroDivisionError
 
-    errands.run(fault)
+    pool.run(fault)
     for _ in range(6):
-        errands.run(errand)
+        pool.run(task)
     eventually(lambda: running[0] == 2)
     release.set()
     eventually(lambda: done[0] == 6)
     assert most[0] == 2
-    assert "An errand failed" in caplog.text
-    errands.close(PATIENCE)
-    errands.run(errand)
+    assert "A background task failed" in caplog.text
+    pool.close(PATIENCE)
+    pool.run(task)
     assert done[0] == 6
 
 
 def test_what_is_urgent_does_not_wait_behind_those_who_do_not_answer() -> None:
     """A death is proved at once, however many others are being dialled in vain."""
-    errands, release, proved = Errands(at_once=2), threading.Event(), threading.Event()
+    pool, release, proved = DialPool(at_once=2), threading.Event(), threading.Event()
     begun: list[int] = []
     later: list[int] = []
 
@@ -362,18 +373,18 @@ def test_what_is_urgent_does_not_wait_behind_those_who_do_not_answer() -> None:
         assert release.wait(PATIENCE)
 
     for _ in range(2):
-        errands.run(wait)
+        pool.run(wait)
     eventually(lambda: len(begun) == 2)
     for number in range(3):
-        errands.run(partial(later.append, number))
-    errands.run(partial(later.append, 3), ahead=True)
-    errands.run(proved.set, urgent=True)
+        pool.run(partial(later.append, number))
+    pool.run(partial(later.append, 3), ahead=True)
+    pool.run(proved.set, urgent=True)
     assert proved.wait(PATIENCE)
     assert later == []  # the thread kept for what is urgent does nothing else
     release.set()
     eventually(lambda: sorted(later) == [0, 1, 2, 3])
     assert later.index(3) <= 1  # two threads take what waits, this one first
-    errands.close(PATIENCE)
+    pool.close(PATIENCE)
 
 
 def test_an_address_that_is_none_is_no_proof() -> None:
@@ -384,7 +395,7 @@ def test_an_address_that_is_none_is_no_proof() -> None:
 
 def test_sightings_that_move_are_dialled_at_their_new_place_at_once() -> None:
     """A machine that changed its address need not wait for a long pause to pass."""
-    contacts = Contacts(A)
+    contacts = DialCandidates(A)
     contacts.sighted(sighting(B), 0.0)
     for _ in range(4):
         contacts.failed(contacts.due(100.0)[0], "refused", 100.0)

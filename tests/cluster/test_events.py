@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from potluck._types import NodeId, ProcessId, View
-from potluck.cluster.events import after_skipping, ending, is_orderly, no_quorum, out_of_view
+from potluck.cluster import events
+from potluck.cluster.events import (
+    Announcer,
+    ViewChange,
+    after_skipping,
+    ending,
+    is_orderly,
+    no_quorum,
+    out_of_view,
+)
 from potluck.errors import LeftOut, PeerLost, ViewChanged
-from potluck.membership.events import Installed
-from potluck.membership.messages import Cause, CauseCode, Commit, Proposal
+from potluck.membership.events import Installed, MembershipChange, MembershipEvent
+from potluck.membership.messages import Cause, CauseCode, Commit, ProcessInfo, Proposal
 from support.cluster_net import ClusterNet
 
 A, B, C, D = (ProcessId(NodeId(letter * 32), 1) for letter in "abcd")
@@ -83,6 +94,14 @@ def test_one_that_is_left_out_hears_why_and_of_no_other() -> None:
     assert (error.rank, error.node) == (1, B.node)
 
 
+def test_one_that_was_left_out_long_ago_is_not_told_the_reason_of_a_later_view() -> None:
+    """The view that left it out is not known any more; the one it learns is about others."""
+    later = Commit(VIEW.lineage, 22, Proposal((A, C), "without d", causes=(lost(D),)))
+    error = ending(VIEW, [later], B)
+    assert type(error) is LeftOut
+    assert error.cause == "the others could not reach it (this process missed views 4 to 21)"
+
+
 def test_a_merge_says_into_which_cluster_and_what_becomes_of_the_work() -> None:
     """Though the same members are named in the terminal view."""
     last = Commit(VIEW.lineage, 4, Proposal(VIEW.members, "two met", into="e" * 32))
@@ -146,7 +165,7 @@ def test_members_that_begin_a_child_lineage_are_told_who_ended() -> None:
 
 
 def test_one_that_steps_aside_learns_why_and_that_it_joins_again() -> None:
-    """No commit says so: it is no member's loss."""
+    """No commit says so: it is not a member's loss."""
     error = out_of_view("attic continues this job in another view")
     assert type(error) is ViewChanged
     assert "not in a view" in error.message
@@ -179,3 +198,113 @@ def test_a_call_without_a_next_view_names_whom_it_misses_and_since_when() -> Non
     assert "missing: rank 2 (host-c at 10.0.0.c, not heard for 0.5 s)" in str(error)
     assert "potluck continue" in str(error)
     assert str(no_quorum("Waited 5 s", 5, VIEW, [], "")).startswith("Waited 5 s. ")
+
+
+# --------------------------------------------------------------------------------------------------
+# What people read without asking for more.
+
+
+class Town:
+    """A process in its views, and the lines that it writes."""
+
+    def __init__(self, log: pytest.LogCaptureFixture, *, has_launcher: bool = False) -> None:
+        self.log = log
+        self.announcer = Announcer(A, has_launcher=has_launcher)
+        self.view: View | None = None
+
+    def install(self, *members: ProcessId, causes: tuple[Cause, ...] = ()) -> list[str]:
+        """Another view holds; what is said of it."""
+        after = commit(*members, causes=causes, epoch=self.view.epoch + 1 if self.view else 1)
+        change = ViewChange(after.view, self.view, "because")
+        cards = [
+            ProcessInfo(node=each.node, incarnation=each.incarnation, name=f"host-{each.node[0]}")
+            for each in members
+        ]
+        self.view = after.view
+        with self.log.at_level("WARNING", "potluck.cluster"):
+            self.announcer.installed(change, cards, [after])
+        return self.said()
+
+    def note(self, change: MembershipChange, text: str, **facts: Any) -> list[str]:
+        """Something happened; what is said of it."""
+        event = MembershipEvent(change, text)
+        with self.log.at_level("WARNING", "potluck.cluster"):
+            self.announcer.noted(event, **{"missing": [], "has_network": True, **facts})
+        return self.said()
+
+    def said(self) -> list[str]:
+        """The lines since the last look."""
+        lines = [each.getMessage() for each in self.log.records]
+        self.log.clear()
+        return lines
+
+
+def test_a_machine_that_leaves_and_comes_back_is_one_line_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its next process too; those who come for the first time are no news."""
+    town = Town(caplog)
+    assert town.install(A) == town.install(A, B, C) == []
+    silent = lost(B, CauseCode.SILENT)
+    assert town.install(A, C, causes=(silent,)) == ["host-b left: it did not respond for 0.5 s"]
+    assert town.install(A, B, C) == ["host-b came back"]
+    again = ProcessId(B.node, 2)
+    assert town.install(A, again, C, causes=(lost(B),)) == ["host-b came back"]
+
+
+def test_a_script_that_ended_is_mentioned_once_it_is_clear_that_this_one_stays(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a run all leave, one after the other, and nobody needs to hear that."""
+    town = Town(caplog)
+    town.install(A, B)
+    assert town.install(A, causes=(lost(B, CauseCode.LEFT),)) == []
+    town.announcer.look()
+    assert town.said() == []
+    monkeypatch.setattr(events, "STAYS_AFTER", 0.0)
+    town.announcer.look()
+    assert town.said() == ["host-b left: its script ended"]
+
+
+def test_under_a_launcher_that_one_says_how_scripts_have_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not what only the members see."""
+    town = Town(caplog, has_launcher=True)
+    town.install(A, B, C, D)
+    assert town.install(A, C, D, causes=(lost(B),)) == []
+    assert town.install(A, D, causes=(lost(C, CauseCode.UNREACHABLE),)) == [
+        "host-c left: some members could not reach it"
+    ]
+
+
+def test_one_that_waits_says_for_whom_once_and_when_it_continues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or that its cable is out, which it can know."""
+    town = Town(caplog)
+    town.install(A, B, C)
+    paused, resumed = MembershipChange.PAUSED, MembershipChange.RESUMED
+    (line,) = town.note(paused, "paused: no quorum", missing=["host-b", "host-c"])
+    assert line == (
+        "Paused: this machine cannot reach host-b and host-c, and they may be at work without it. "
+        "It continues when one of them is back."
+    )
+    assert town.note(MembershipChange.REMOVED, "left out") == []
+    assert town.note(resumed, "resumed") == ["This machine continues with host-b and host-c"]
+    assert town.note(paused, "paused", has_network=False) == [
+        "Paused: this machine is not connected to a network. It continues when it is."
+    ]
+    assert town.install(A, B, C) == ["This machine continues with host-b and host-c"]
+
+
+def test_while_one_waits_for_the_first_view_it_hears_that_another_has_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Later the views tell of it; a launcher knows more."""
+    told = MembershipChange.LOST, "host-b left while this machine waits: it closed the connection"
+    town = Town(caplog)
+    assert town.note(*told) == [told[1]]
+    assert Town(caplog, has_launcher=True).note(*told) == []
+    town.install(A, B)
+    assert town.note(*told) == []

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from potluck.cluster.io import MAX_OUTBOX, MAX_UNREAD, Frame, IoThread, Lane
-from potluck.net.frames import MAX_CONTROL, Kind, encode
+from potluck.cluster.io import MAX_OUTBOX, MAX_UNREAD, ControlConnection, ControlFrame, IoThread
+from potluck.net.frames import MAX_CONTROL, FrameType, encode
 from potluck.net.secure_socket import OpeningSocket
-from support.control_lanes import bare_sockets, secure_sockets
+from support.control_connections import bare_sockets, secure_sockets
 from support.threads import Background, eventually
 
 
@@ -19,17 +19,17 @@ class Ears:
     """Keeps what it hears; looks at messages only if told to."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Lane, Frame]] = []
-        self.over: list[tuple[Lane, str]] = []
+        self.heard: list[tuple[ControlConnection, ControlFrame]] = []
+        self.over: list[tuple[ControlConnection, str]] = []
         self.reason: str | None = None
 
-    def arrived(self, lane: Lane, frame: Frame) -> None:
+    def arrived(self, connection: ControlConnection, frame: ControlFrame) -> None:
         """Keep it."""
-        self.heard.append((lane, frame))
+        self.heard.append((connection, frame))
 
-    def ended(self, lane: Lane, cause: str) -> None:
+    def ended(self, connection: ControlConnection, cause: str) -> None:
         """Keep it."""
-        self.over.append((lane, cause))
+        self.over.append((connection, cause))
 
     def silenced(self, reason: str) -> None:
         """Keep it."""
@@ -45,14 +45,14 @@ def ears() -> Ears:
 @pytest.fixture
 def io(ears: Ears) -> Iterator[IoThread]:
     """The thread under test."""
-    thread = IoThread(ears)
+    thread = IoThread(ears.arrived, ears.ended, ears.silenced)
     yield thread
     thread.close(0.2)
 
 
 def frame(payload: bytes, tag: int = 0) -> bytes:
     """A control message as it travels."""
-    return encode(Kind.CONTROL, tag=tag, length=len(payload)) + payload
+    return encode(FrameType.CONTROL, tag=tag, length=len(payload)) + payload
 
 
 def pair(kind: str) -> tuple[OpeningSocket, OpeningSocket]:
@@ -64,18 +64,21 @@ def pair(kind: str) -> tuple[OpeningSocket, OpeningSocket]:
 def test_messages_arrive_in_order_and_whole(io: IoThread, ears: Ears, kind: str) -> None:
     """Small ones and the largest, both ways, each with its tag."""
     others = Ears()
-    there = IoThread(others)
-    left, right = (Lane(end, name) for end, name in zip(pair(kind), ("left", "right"), strict=True))
+    there = IoThread(others.arrived, others.ended, others.silenced)
+    left, right = (
+        ControlConnection(end, name)
+        for end, name in zip(pair(kind), ("left", "right"), strict=True)
+    )
     io.add(left)
     there.add(right)
     sizes = [0, 1, MAX_CONTROL, 7, 30_000]
     for number, size in enumerate(sizes):
         assert io.send(left, bytes([number]) * size, tag=number)
         assert there.send(right, bytes([number]) * size, tag=number)
-    for heard, lane in ((ears.heard, left), (others.heard, right)):
+    for heard, connection in ((ears.heard, left), (others.heard, right)):
         eventually(lambda heard=heard: len(heard) == len(sizes))  # type: ignore[misc]
         assert [(each, message.tag, len(message.payload)) for each, message in heard] == [
-            (lane, number, size) for number, size in enumerate(sizes)
+            (connection, number, size) for number, size in enumerate(sizes)
         ]
     there.close()
     eventually(lambda: len(ears.over) == 1)
@@ -84,24 +87,25 @@ def test_messages_arrive_in_order_and_whole(io: IoThread, ears: Ears, kind: str)
 def test_an_end_is_told_at_once_with_its_cause(io: IoThread, ears: Ears) -> None:
     """A peer whose kernel closes its sockets has died; one that ends TLS has closed."""
     left, right = secure_sockets()
-    io.add(Lane(left, "peer"))
+    io.add(ControlConnection(left, "peer"))
     right.close()
     eventually(lambda: len(ears.over) == 1)
     assert "crashed or was killed" in ears.over[0][1]
     left, right = secure_sockets()
-    others = IoThread(Ears())
-    io.add(Lane(left, "peer"))
-    others.add(Lane(right, "me"))
+    mute = Ears()
+    others = IoThread(mute.arrived, mute.ended, mute.silenced)
+    io.add(ControlConnection(left, "peer"))
+    others.add(ControlConnection(right, "me"))
     others.close()
     eventually(lambda: len(ears.over) == 2)
     assert ears.over[1][1] == "it closed the connection"
 
 
 def test_a_stopped_peer_fills_its_own_outbox_alone(io: IoThread, ears: Ears) -> None:
-    """What does not fit is dropped and counted; another lane moves meanwhile."""
+    """What does not fit is dropped and counted; another connection moves meanwhile."""
     stopped, unread = secure_sockets()
     going, echo = secure_sockets()
-    first, second = Lane(stopped, "stopped"), Lane(going, "going")
+    first, second = ControlConnection(stopped, "stopped"), ControlConnection(going, "going")
     io.add(first)
     io.add(second)
     while io.send(first, bytes(MAX_CONTROL)):
@@ -112,7 +116,7 @@ def test_a_stopped_peer_fills_its_own_outbox_alone(io: IoThread, ears: Ears) -> 
     assert echo.recv(1000).endswith(b"are you there")
     echo.sendall(frame(b"yes"))
     eventually(lambda: [message.payload for _, message in ears.heard] == [b"yes"])
-    assert first._octets <= MAX_OUTBOX
+    assert first._queued_bytes <= MAX_OUTBOX
     for end in (unread, echo):
         end.close()
 
@@ -120,16 +124,16 @@ def test_a_stopped_peer_fills_its_own_outbox_alone(io: IoThread, ears: Ears) -> 
 def test_who_sends_faster_than_anybody_looks_is_not_read(io: IoThread, ears: Ears) -> None:
     """Memory stays bounded, and reading goes on as soon as somebody has looked."""
     left, right = secure_sockets()
-    lane = Lane(left, "talker")
-    io.add(lane)
+    connection = ControlConnection(left, "talker")
+    io.add(connection)
     total = 4 * MAX_UNREAD + 3
     sender = Background(lambda: right.sendall(frame(b"x" * 500) * total))
-    eventually(lambda: lane.is_deaf)
+    eventually(lambda: connection.is_deaf)
     assert len(ears.heard) < 2 * MAX_UNREAD
     seen = 0
     while seen < total:
         eventually(lambda: len(ears.heard) > seen)  # noqa: B023 - called at once
-        io.looked_at(lane)
+        io.looked_at(connection)
         seen += 1
     sender.result()
     assert len(ears.heard) == total
@@ -140,47 +144,51 @@ def test_who_sends_faster_than_anybody_looks_is_not_read(io: IoThread, ears: Ear
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n" * 3,
-        encode(Kind.CONTROL, length=MAX_CONTROL)[:-4] + b"\xff" * 4,
-        encode(Kind.DATA, length=10),
+        encode(FrameType.CONTROL, length=MAX_CONTROL)[:-4] + b"\xff" * 4,
+        encode(FrameType.DATA, length=10),
     ],
-    ids=["another protocol", "too long", "another lane's frame"],
+    ids=["another protocol", "too long", "another connection's frame"],
 )
-def test_a_member_that_sends_nonsense_loses_its_lane(io: IoThread, ears: Ears, data: bytes) -> None:
-    """And nothing was allocated for it; nobody else's lane is touched."""
+def test_a_member_that_sends_nonsense_loses_its_connection(
+    io: IoThread, ears: Ears, data: bytes
+) -> None:
+    """And nothing was allocated for it; nobody else's connection is touched."""
     left, right = secure_sockets()
     other, _ = ends = secure_sockets()
-    io.add(Lane(left, "odd"))
-    io.add(Lane(other, "fine"))
+    io.add(ControlConnection(left, "odd"))
+    io.add(ControlConnection(other, "fine"))
     right.sendall(data)
     eventually(lambda: len(ears.over) == 1)
-    assert "no valid message" in ears.over[0][1]
+    assert "invalid message" in ears.over[0][1]
     ends[1].sendall(frame(b"still here"))
     eventually(lambda: len(ears.heard) == 1)
     right.close()
     ends[1].close()
 
 
-def test_dropping_a_lane_sends_what_was_queued_first(io: IoThread, ears: Ears) -> None:
-    """A goodbye arrives, and we are not told that the lane we closed has ended."""
+def test_dropping_a_connection_sends_what_was_queued_first(io: IoThread, ears: Ears) -> None:
+    """A goodbye arrives, and we are not told that the connection we closed has ended."""
     left, right = secure_sockets()
-    lane = Lane(left, "friend")
-    io.add(lane)
-    io.send(lane, b"goodbye")
-    io.drop(lane)
+    connection = ControlConnection(left, "friend")
+    io.add(connection)
+    io.send(connection, b"goodbye")
+    io.drop(connection)
     right.settimeout(10)
     assert right.recv(1000).endswith(b"goodbye")
     assert right.recv(1000) == b""
-    eventually(lambda: lane.is_over)
-    assert not io.send(lane, b"too late")
+    eventually(lambda: connection.is_over)
+    assert not io.send(connection, b"too late")
     assert ears.over == []
     right.close()
 
 
-def test_a_retired_lane_stays_open_while_the_other_side_uses_it(io: IoThread, ears: Ears) -> None:
-    """Two sides that choose differently between two lanes must not cut each other off."""
+def test_a_retired_connection_stays_open_while_the_other_side_uses_it(
+    io: IoThread, ears: Ears
+) -> None:
+    """Two sides that choose differently between two connections must not cut each other off."""
     others = Ears()
-    there = IoThread(others)
-    left, right = (Lane(end, "lane") for end in secure_sockets())
+    there = IoThread(others.arrived, others.ended, others.silenced)
+    left, right = (ControlConnection(end, "connection") for end in secure_sockets())
     io.add(left)
     there.add(right)
     io.retire(left, after=0.3)
@@ -192,7 +200,7 @@ def test_a_retired_lane_stays_open_while_the_other_side_uses_it(io: IoThread, ea
         eventually(lambda: len(ears.heard) == sent)  # noqa: B023
         time.sleep(0.02)  # the rhythm of the other side
     assert not others.over
-    eventually(lambda: len(others.over) == 1)  # it has fallen silent on this lane
+    eventually(lambda: len(others.over) == 1)  # it has fallen silent on this connection
     there.close()
 
 

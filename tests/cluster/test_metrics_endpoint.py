@@ -21,9 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from potluck import BackendUnavailable, DistributedMetrics, MetricsCollector, MetricsEndpoint
 from potluck.cluster import metrics_endpoint
 from potluck.cluster.metrics_endpoint import MAX_REQUEST, PLACES, answer, exposition
-from potluck.metrics.catalogue import CATALOGUE
-from potluck.metrics.instruments import PeerSnapshot
-from potluck.metrics.registry import MAX_PEERS
+from potluck.metrics.catalogue import METRICS
+from potluck.metrics.registry import MAX_PEERS, PeerSnapshot
 from support.interpreter import ask
 from support.threads import PATIENCE, eventually, together
 
@@ -94,7 +93,7 @@ def test_elsewhere_it_says_so(
     """Whoever opens it to others reads what that means."""
     with MetricsEndpoint(metrics, host="0.0.0.0") as endpoint:
         pass
-    assert f"read by everybody who reaches 0.0.0.0:{endpoint.address.port}" in caplog.text
+    assert f"Any program that reaches 0.0.0.0:{endpoint.address.port}" in caplog.text
 
 
 def test_a_port_in_use_is_a_clear_error(
@@ -135,7 +134,7 @@ def test_who_does_not_come_to_the_point_is_sent_away(
         for _ in range(1000):
             sock.sendall(b"G")
             time.sleep(0.01)  # the rhythm of somebody who is slow on purpose
-    assert not endpoint._visitors
+    assert not endpoint._clients
 
 
 def test_who_does_not_read_the_answer_is_sent_away(
@@ -147,7 +146,7 @@ def test_who_does_not_read_the_answer_is_sent_away(
     with connected(endpoint) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert sock.recv(1) == b"H"
-        eventually(lambda: not endpoint._visitors)
+        eventually(lambda: not endpoint._clients)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +239,8 @@ def busy() -> DistributedMetrics:
     metrics.compression.note(400, 100)
     metrics.health.peers = {"healthy": 2}
     metrics.views.state = "active"
-    metrics.views.events.inc("met")
-    metrics.elections.events.inc("elected")
+    metrics.views.events["met"] = 1
+    metrics.elections.events["elected"] = 1
     metrics.rpc.calls.note(0.1, 1)
     metrics.rpc.calls.note(0.1, 1, "RpcTimeout")
     metrics.rpc.served.note(0.1, 1)
@@ -288,7 +287,7 @@ def test_prometheus_finds_nothing_to_complain_about() -> None:
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
     shown = {family.name for family in text_string_to_metric_families(page.decode())}
-    assert shown == {family.name.removesuffix("_total") for family in CATALOGUE}
+    assert shown == {family.name.removesuffix("_total") for family in METRICS}
 
 
 def test_names_from_the_network_cannot_forge_a_line() -> None:

@@ -16,23 +16,23 @@ import potluck
 from potluck._types import NodeId, ProcessId
 from potluck.cluster import io, observer
 from potluck.cluster.config import AutoDiscoveryConfig
-from potluck.cluster.connections import Contact
-from potluck.cluster.control import Control
-from potluck.cluster.io import Lane
+from potluck.cluster.connections import DialCandidate
+from potluck.cluster.control import ControlThread
+from potluck.cluster.io import ControlConnection
 from potluck.cluster.observer import (
     KEPT_EPOCHS,
     KEPT_GONE,
     KEPT_NEWS,
     SILENT_AFTER,
-    Chronicle,
+    DashboardProcess,
+    ObservedHistory,
     Observer,
-    Silence,
-    Window,
-    errand_for,
+    UnansweredQueries,
     find_web_server,
     place_of,
+    request_for,
 )
-from potluck.cluster.reports import EpochLine, EventLine, Journal, Report
+from potluck.cluster.reports import EpochLine, EventLine, Journal, StatusReport
 from potluck.errors import BackendUnavailable, Timeout
 from potluck.net.addresses import Address
 from support.clusters import OPTIONS, clusters, join, new_job
@@ -47,22 +47,22 @@ def launcher(job: str) -> Observer:
 
 
 def dial_again(caller: Observer, called: Observer) -> None:
-    """One more lane, as when two dial each other at the same moment."""
+    """One more connection, as when two dial each other at the same moment."""
     links = caller._links
-    assert links.doors is not None
-    lane = links.doors.dial([Address("127.0.0.1", called.port.port)], None, lambda: None)
-    caller._inbox.put(lambda: links._on_opened(lane, Contact("a hint")))
+    assert links.handshake is not None
+    connection = links.handshake.dial([Address("127.0.0.1", called.port.port)], None, lambda: None)
+    caller._inbox.put(lambda: links._on_opened(connection, DialCandidate("a hint")))
 
 
 def test_launchers_that_dial_each_other_stay_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several lanes both keep the same one, so nobody who is here seems to come and go."""
+    """Of several connections both keep the same one, so nobody who is here seems to come and go."""
     heard: Counter[ProcessId] = Counter()
     lost: list[ProcessId] = []
     asked, missed = Observer.asked, Observer.lost
 
-    def hear(observer: Observer, lane: Lane, payload: bytes) -> None:
+    def hear(observer: Observer, connection: ControlConnection, payload: bytes) -> None:
         heard[observer.card.process] += 1
-        asked(observer, lane, payload)
+        asked(observer, connection, payload)
 
     def lose(observer: Observer, process: ProcessId, cause: str) -> None:
         lost.append(process)
@@ -113,13 +113,13 @@ def test_a_member_that_does_not_answer_is_not_believed_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its cable may be cut, which no connection tells; what it said last is old."""
-    answer, mute = Control.asked, set[int]()
+    answer, mute = ControlThread.asked, set[int]()
 
-    def asked(control: Control, lane: Lane, payload: bytes) -> None:
+    def asked(control: ControlThread, connection: ControlConnection, payload: bytes) -> None:
         if control.core.me.process.incarnation not in mute:
-            answer(control, lane, payload)
+            answer(control, connection, payload)
 
-    monkeypatch.setattr(Control, "asked", asked)
+    monkeypatch.setattr(ControlThread, "asked", asked)
     job = new_job()
     config = AutoDiscoveryConfig(job=job, multicast=OPTIONS["multicast"], known=OPTIONS["known"])
     with clusters(2, job) as nodes, Observer(config, job=job, journals=True) as observer:
@@ -127,23 +127,23 @@ def test_a_member_that_does_not_answer_is_not_believed_until_it_does(
         (silent, other) = (each.incarnation for each in observer.reports)
         mute.add(silent)
         eventually(lambda: [each.incarnation for each in observer.reports] == [other])
-        eventually(lambda: len(observer.chronicle.gone) == 1)
-        (gone,) = observer.chronicle.gone
+        eventually(lambda: len(observer.history.gone) == 1)
+        (gone,) = observer.history.gone
         assert gone.report.incarnation == silent
         assert "has not answered" in gone.cause
         mute.clear()
         eventually(lambda: len(observer.reports) == 2)
-        assert observer.chronicle.gone == []
+        assert observer.history.gone == []
         assert len(nodes) == 2
 
 
 # --------------------------------------------------------------------------------------------------
-# A chronicle: what an observer learned, once each, and never more than there is room for.
+# A history: what an observer learned, once each, and never more than there is room for.
 
 
-def report(letter: str = "a", job: str = "train.py", incarnation: int = 1) -> Report:
+def report(letter: str = "a", job: str = "train.py", incarnation: int = 1) -> StatusReport:
     """Of a process."""
-    return Report(node=letter * 32, incarnation=incarnation, name=letter, job=job)
+    return StatusReport(node=letter * 32, incarnation=incarnation, name=letter, job=job)
 
 
 def told(letter: str, *events: EventLine, epochs: list[EpochLine] | None = None) -> Journal:
@@ -153,82 +153,80 @@ def told(letter: str, *events: EventLine, epochs: list[EpochLine] | None = None)
 
 def test_the_same_news_of_several_is_news_once() -> None:
     """Unless it happens again; and nothing is taken twice from one process."""
-    chronicle = Chronicle()
+    history = ObservedHistory()
     line = EventLine(1, 100.0, "view 2 with 2 members")
-    chronicle.heard(report("a"), told("a", line))
-    chronicle.heard(report("a"), told("a", line))
-    chronicle.heard(report("b"), told("b", EventLine(1, 100.5, line.text)))
-    chronicle.heard(report("b", "other.py"), told("b", EventLine(2, 100.5, line.text)))
-    chronicle.heard(report("a"), told("a", EventLine(2, 200.0, line.text)))
-    assert [(each.number, each.time, each.job) for each in chronicle.news()] == [
+    history.heard(report("a"), told("a", line))
+    history.heard(report("a"), told("a", line))
+    history.heard(report("b"), told("b", EventLine(1, 100.5, line.text)))
+    history.heard(report("b", "other.py"), told("b", EventLine(2, 100.5, line.text)))
+    history.heard(report("a"), told("a", EventLine(2, 200.0, line.text)))
+    assert [(each.number, each.time, each.job) for each in history.news()] == [
         (1, 100.0, "train.py"),
         (2, 100.5, "other.py"),
         (3, 200.0, "train.py"),
     ]
-    assert [each.number for each in chronicle.news(2)] == [3]
-    assert (chronicle.after(report("a").key), chronicle.after(report("b").key)) == (2, 2)
+    assert [each.number for each in history.news(2)] == [3]
+    assert (history.after(report("a").key), history.after(report("b").key)) == (2, 2)
 
 
 def test_views_are_kept_by_lineage_and_number_at_their_first_mention() -> None:
     """The first to enter a view tells when it began."""
-    chronicle = Chronicle()
+    history = ObservedHistory()
     lines = [EpochLine(1, 5.0, [], "begun", "f"), EpochLine(2, 9.0, [], "without c", "f")]
-    chronicle.heard(report("a"), told("a", epochs=lines))
-    chronicle.heard(report("b"), told("b", epochs=[EpochLine(2, 8.0, [], "without c", "f")]))
-    assert [(each.epoch, each.time) for each in chronicle.epochs("train.py")] == [
+    history.heard(report("a"), told("a", epochs=lines))
+    history.heard(report("b"), told("b", epochs=[EpochLine(2, 8.0, [], "without c", "f")]))
+    assert [(each.epoch, each.time) for each in history.epochs("train.py")] == [
         (1, 5.0),
         (2, 8.0),
     ]
-    assert chronicle.epochs("other.py") == []
+    assert history.epochs("other.py") == []
 
 
 def test_there_is_an_end_to_what_is_remembered() -> None:
     """Whatever the processes of a namespace tell, and however often they come and go."""
-    chronicle = Chronicle()
+    history = ObservedHistory()
     for number in range(1, KEPT_NEWS + 50):
         epoch = EpochLine(number, float(number), [], "", "f")
-        chronicle.heard(
-            report("a"), told("a", EventLine(number, number * 10.0, "x"), epochs=[epoch])
-        )
-        chronicle.parted(report("b", incarnation=number), "gone")
-        chronicle.heard(report("c", f"job {number}"), told("c", epochs=[epoch]))
-    assert len(chronicle.news()) == KEPT_NEWS
-    assert len(chronicle.gone) == KEPT_GONE
-    assert len(chronicle._epochs) == observer.KEPT_JOBS
-    chronicle.heard(report("a"), told("a", epochs=[EpochLine(9, 9.0, [], "", "f")] * 99))
-    assert len(chronicle.epochs("train.py")) <= KEPT_EPOCHS
+        history.heard(report("a"), told("a", EventLine(number, number * 10.0, "x"), epochs=[epoch]))
+        history.parted(report("b", incarnation=number), "gone")
+        history.heard(report("c", f"job {number}"), told("c", epochs=[epoch]))
+    assert len(history.news()) == KEPT_NEWS
+    assert len(history.gone) == KEPT_GONE
+    assert len(history._epochs) == observer.KEPT_JOBS
+    history.heard(report("a"), told("a", epochs=[EpochLine(9, 9.0, [], "", "f")] * 99))
+    assert len(history.epochs("train.py")) <= KEPT_EPOCHS
 
 
 def test_who_was_in_an_earlier_view_is_known_to_be_over() -> None:
     """Whatever keeps it from answering; of who was only here, that nobody listens there now."""
-    chronicle = Chronicle()
+    history = ObservedHistory()
     views = [EpochLine(1, 1.0, ["a/1", "b/1"], "", "f"), EpochLine(2, 2.0, ["a/1"], "", "f")]
-    chronicle.heard(report("a"), told("a", epochs=views))
-    assert chronicle.left_behind == {"b", "b/1"}
+    history.heard(report("a"), told("a", epochs=views))
+    assert history.left_behind == {"b", "b/1"}
     b, c = NodeId("b"), NodeId("c")
-    assert chronicle.is_no_news(Contact("b/1", b, ProcessId(b, 1), trouble="no answer"))
-    assert chronicle.is_no_news(Contact("b@desk:1", b, trouble="no answer"))
-    assert not chronicle.is_no_news(Contact("b/2", b, ProcessId(b, 2), trouble="no answer"))
-    gone = Report(node="c", incarnation=1, host="fd00::1", port=5, job="train.py")
-    chronicle.parted(gone, "its process ended")
-    assert chronicle.former == {"c/1", "[fd00::1]:5"}
-    assert chronicle.is_no_news(Contact("c/1", c, ProcessId(c, 1), trouble="refused"))
-    assert not chronicle.is_no_news(Contact("c/1", c, ProcessId(c, 1), trouble="no answer"))
-    chronicle.heard(report("a"), told("a", epochs=[EpochLine(3, 3.0, ["a/1", "b/1"], "", "f")]))
-    assert chronicle.left_behind == frozenset()
+    assert history.is_no_news(DialCandidate("b/1", b, ProcessId(b, 1), trouble="no answer"))
+    assert history.is_no_news(DialCandidate("b@desk:1", b, trouble="no answer"))
+    assert not history.is_no_news(DialCandidate("b/2", b, ProcessId(b, 2), trouble="no answer"))
+    gone = StatusReport(node="c", incarnation=1, host="fd00::1", port=5, job="train.py")
+    history.parted(gone, "its process ended")
+    assert history.former == {"c/1", "[fd00::1]:5"}
+    assert history.is_no_news(DialCandidate("c/1", c, ProcessId(c, 1), trouble="refused"))
+    assert not history.is_no_news(DialCandidate("c/1", c, ProcessId(c, 1), trouble="no answer"))
+    history.heard(report("a"), told("a", epochs=[EpochLine(3, 3.0, ["a/1", "b/1"], "", "f")]))
+    assert history.left_behind == frozenset()
 
 
 def test_who_comes_back_is_not_gone() -> None:
     """Its journal counts again from where it was."""
-    chronicle = Chronicle(lambda: 50.0)
-    chronicle.heard(report("a"), told("a", EventLine(3, 1.0, "x")))
-    chronicle.parted(report("a"), "its process ended")
-    assert chronicle.journals == {}
-    (gone,) = chronicle.gone
+    history = ObservedHistory(lambda: 50.0)
+    history.heard(report("a"), told("a", EventLine(3, 1.0, "x")))
+    history.parted(report("a"), "its process ended")
+    assert history.journals == {}
+    (gone,) = history.gone
     assert (gone.time, gone.cause) == (50.0, "its process ended")
-    chronicle.arrived(report("a").key)
-    assert chronicle.gone == []
-    assert chronicle.after(report("a").key) == 3
+    history.arrived(report("a").key)
+    assert history.gone == []
+    assert history.after(report("a").key) == 3
 
 
 def test_an_observer_that_wants_to_know_more_is_told() -> None:
@@ -237,20 +235,20 @@ def test_an_observer_that_wants_to_know_more_is_told() -> None:
     config = AutoDiscoveryConfig(job=job, multicast=OPTIONS["multicast"], known=OPTIONS["known"])
     with clusters(2, job) as nodes, Observer(config, job=job, journals=True) as observer:
         with Observer(config, job=job) as other:
-            eventually(lambda: len(observer.chronicle.journals) == 2)
+            eventually(lambda: len(observer.history.journals) == 2)
             eventually(lambda: len(other.reports) == 2)
-            assert other.chronicle.journals == {}
+            assert other.history.journals == {}
         assert nodes[0].view is not None
-        (epoch,) = observer.chronicle.epochs(job)
+        (epoch,) = observer.history.epochs(job)
         assert epoch.epoch == nodes[0].view.epoch
         assert epoch.members == [
             f"{each.node}/{each.incarnation}" for each in nodes[0].view.members
         ]
-        assert any("view 1 with 2 members" in each.text for each in observer.chronicle.news())
-        assert observer.port.port not in {node._backend.port for node in nodes}  # type: ignore[attr-defined]
+        assert any("view 1 with 2 members" in each.text for each in observer.history.news())
+        assert observer.port.port not in {node._backend.port for node in nodes}
         nodes[1].close()
-        eventually(lambda: len(observer.chronicle.gone) == 1)
-        eventually(lambda: len(observer.chronicle.epochs(job)) == 2)
+        eventually(lambda: len(observer.history.gone) == 1)
+        eventually(lambda: len(observer.history.epochs(job)) == 2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,7 +257,7 @@ def test_an_observer_that_wants_to_know_more_is_told() -> None:
 
 def test_who_does_not_answer_falls_silent_once() -> None:
     """It is told when that happens, not again with every question; others go on."""
-    silence = Silence[str]()
+    silence = UnansweredQueries[str]()
     told = []
     for _ in range(3 * SILENT_AFTER):
         told += silence.asked(["attic", "desk"])
@@ -269,7 +267,7 @@ def test_who_does_not_answer_falls_silent_once() -> None:
 
 def test_an_answer_begins_anew_and_who_is_gone_is_forgotten() -> None:
     """The count is of questions in a row."""
-    silence = Silence[str]()
+    silence = UnansweredQueries[str]()
     for _ in range(SILENT_AFTER - 1):
         assert silence.asked(["attic"]) == []
     silence.answered("attic")
@@ -345,7 +343,7 @@ def test_a_place_that_cannot_be_had_is_an_error() -> None:
     port = busy.getsockname()[1]
     namespace = potluck.NetworkNamespace.load_or_create()
     config = AutoDiscoveryConfig(job=new_job(), multicast=False, known=False)
-    window = Window(errand_for(port, config, namespace, 1))
+    window = DashboardProcess(request_for(port, config, namespace, 1))
     try:
         with pytest.raises(BackendUnavailable, match=f"port {port}"):
             window.wait()

@@ -1,4 +1,4 @@
-"""Journals: whatever happened, they fit one message and hold what the scribe found."""
+"""Journals: whatever happened, they fit one message and hold what the journals found."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 from potluck._types import NodeId, ProcessId, View
-from potluck.cluster.events import Bulletin, ViewChange
+from potluck.cluster.events import EventLog, ViewChange
 from potluck.cluster.reports import (
     MAX_EPOCHS,
     MAX_EVENTS,
     MAX_NUMBERS,
-    Ask,
     EpochLine,
     EventLine,
     Journal,
+    StatusRequest,
     bounded,
     read_said,
     write,
 )
-from potluck.cluster.telemetry import Scribe
-from potluck.cluster.views import Stages
+from potluck.cluster.telemetry import JournalBuilder
+from potluck.cluster.views import ViewSessions
 from potluck.errors import MalformedFrame
 from potluck.membership.events import MembershipChange, MembershipEvent
 from potluck.net.frames import MAX_CONTROL
@@ -79,26 +79,26 @@ def test_what_is_not_within_bounds_is_refused() -> None:
 
 def test_a_question_of_an_older_program_is_one_without_news() -> None:
     """And an older program reads ours: it looks at no more than it knows."""
-    assert read_said(write(Ask())) == Ask(news_after=-1)
-    assert msgspec.msgpack.decode(write(Ask())) == {"type": "ask"}
+    assert read_said(write(StatusRequest())) == StatusRequest(news_after=-1)
+    assert msgspec.msgpack.decode(write(StatusRequest())) == {"type": "ask"}
 
 
 def test_the_scribe_tells_what_came_after() -> None:
     """With the words and the weight of the log; and the views, and figures that are numbers."""
-    bulletin = Bulletin()
+    event_log = EventLog()
     first, second = (View("f" * 32, epoch, (ME,)) for epoch in (1, 2))
-    bulletin.post(MembershipEvent(MembershipChange.MET, "b is connected"))
-    bulletin.post(MembershipEvent(MembershipChange.LOST, "b is gone"))
-    bulletin.changed(ViewChange(first, None, "begun by a"))
-    bulletin.changed(ViewChange(second, first, "without b"))
+    event_log.post(MembershipEvent(MembershipChange.MET, "b is connected"))
+    event_log.post(MembershipEvent(MembershipChange.LOST, "b is gone"))
+    event_log.changed(ViewChange(first, None, "begun by a"))
+    event_log.changed(ViewChange(second, first, "without b"))
     counted = {"collectives.bytes": 5, "broken": math.nan, "endless": math.inf}
-    scribe = Scribe(ME, bulletin, Stages(), lambda: counted)
-    journal = scribe.journal(0)
+    journals = JournalBuilder(ME, event_log, ViewSessions(), lambda: counted)
+    journal = journals.journal(0)
     assert [(each.number, each.level, each.text) for each in journal.events] == [
         (1, "info", "b is connected"),
         (2, "warning", "b is gone"),
     ]
-    assert [each.number for each in scribe.journal(1).events] == [2]
+    assert [each.number for each in journals.journal(1).events] == [2]
     assert [(each.epoch, each.reason) for each in journal.epochs] == [
         (1, "begun by a"),
         (2, "without b"),
@@ -110,10 +110,10 @@ def test_the_scribe_tells_what_came_after() -> None:
 
 def test_events_have_numbers_and_weights() -> None:
     """Those that nobody needs to look at say so."""
-    bulletin = Bulletin()
-    bulletin.post("first")
-    bulletin.post("second", quietly=True)
-    assert [(each.number, each.level) for each in bulletin.events] == [
+    event_log = EventLog()
+    event_log.post("first")
+    event_log.post("second", quietly=True)
+    assert [(each.number, each.level) for each in event_log.events] == [
         (1, logging.INFO),
         (2, logging.DEBUG),
     ]

@@ -16,7 +16,7 @@ from potluck.cluster.events import ViewChange
 from potluck.cluster.telemetry import NodeMetrics, Steps
 from potluck.metrics.catalogue import figures
 from potluck.trace.dump import dump
-from potluck.trace.recorder import CAPACITY, Label, Lane, Log, Recorder, recorder_of
+from potluck.trace.recorder import CAPACITY, GroupLog, Label, Recorder, Track, recorder_of
 from support.clusters import OPTIONS, clusters, everywhere, join, new_job
 from support.threads import PATIENCE, eventually, together
 
@@ -145,7 +145,7 @@ def test_observers_are_told_the_same_numbers() -> None:
     with join(1, new_job()) as cluster:
         cluster.barrier()
         node = cluster.innermost._node  # type: ignore[attr-defined]
-        told = node.control.ask(lambda: node.journal(0)).figures
+        told = node.control.ask(lambda: node._journals.journal(0)).figures
     assert (told["barrier.completed"], told["views.members"], told["views.epoch"]) == (1, 1, 1)
 
 
@@ -194,7 +194,7 @@ A, B, C = (ProcessId(NodeId(letter * 32), 1) for letter in "abc")
 
 
 class Departures:
-    """A control thread that knows who has said goodbye."""
+    """A control thread that knows who has left in order."""
 
     def __init__(self, *gone: ProcessId) -> None:
         self._gone = gone
@@ -218,7 +218,7 @@ class Departures:
     ],
 )
 def test_what_brought_a_view_is_one_word(previous: View | None, view: View, cause: str) -> None:
-    """Where only some of those who are gone said goodbye, somebody was lost."""
+    """Where only some of those who are gone left in order, a member was lost."""
     counting = NodeMetrics(DistributedMetrics(), Departures(B), None)  # type: ignore[arg-type]
     assert counting._cause(ViewChange(view, previous, "because")) == cause
 
@@ -231,7 +231,7 @@ def test_a_fault_in_counting_does_not_end_the_node(caplog: pytest.LogCaptureFixt
         counting.look()
         assert counting.figures()["views.members"] == 1
         cluster.barrier()
-    assert "Counting failed" in caplog.text
+    assert "could not be updated" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -241,12 +241,17 @@ def test_a_fault_in_counting_does_not_end_the_node(caplog: pytest.LogCaptureFixt
 def test_a_step_lasts_from_the_end_of_the_one_before() -> None:
     """With its number, and the view in which it was made."""
     recorder = Recorder()
-    log = Log(recorder, Label(Lane.COLLECTIVES, "world", "line/3", 1))
+    log = GroupLog(recorder, Label(Track.COLLECTIVES, "world", "line/3", 1))
     steps = Steps()
     steps.note(log, 7)
     steps.note(log, 9, "state received")
     first, second = recorder.records(0.0)
-    assert (first.lane, first.what, first.number, first.view) == ("training", "step", 7, "line/3")
+    assert (first.lane, first.what, first.number, first.view) == (
+        "training",
+        "step",
+        7,
+        "line/3",
+    )
     assert (second.what, second.number, second.rank) == ("state received", 9, 1)
     assert second.begin == first.end
 
@@ -254,9 +259,9 @@ def test_a_step_lasts_from_the_end_of_the_one_before() -> None:
 def test_operations_do_not_crowd_out_events() -> None:
     """A death is still known after a thousand further operations, which take 0.1 s."""
     recorder = Recorder()
-    recorder.append_event(("dead", 1.0, 1.0, 0, 0, 0, Label(Lane.CLUSTER), None, "attic is dead"))
+    recorder.append_event(("dead", 1.0, 1.0, 0, 0, 0, Label(Track.CLUSTER), None, "attic is dead"))
     for number in range(2 * CAPACITY):
-        recorder.append(("step", 2.0, 3.0, number, 0, 0, Label(Lane.TRAINING), None, None))
+        recorder.append(("step", 2.0, 3.0, number, 0, 0, Label(Track.TRAINING), None, None))
     first, *rest = recorder.records(0.0)
     assert (first.what, first.reason) == ("dead", "attic is dead")
     assert len(rest) == CAPACITY

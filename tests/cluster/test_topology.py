@@ -1,4 +1,4 @@
-"""The topology of a running cluster: put together from lanes, heartbeats and collectives."""
+"""The topology of a running cluster: put together from connections, heartbeats and collectives."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from potluck import (
     HealthSummary,
     NodeProfile,
     SharedTopology,
+    _platform,
 )
 from potluck._types import LinkMatrix, NodeId, ProcessId, View
 from potluck.cluster.bandwidth import Bandwidth
 from potluck.cluster.topology import (
-    Acquaintance,
-    Facts,
-    PathFinder,
-    Topographer,
+    AddressRanking,
+    ConnectedPeer,
+    TopologyFacts,
+    TopologyTracker,
     knock,
     local_profile,
 )
-from potluck.cluster.views import Stage
+from potluck.cluster.views import ViewSession
 from potluck.membership.health import PeerHealth
 from potluck.membership.topology import Accelerator, Battery, Endpoint, RateSource
-from potluck.wire_messages import Peer
+from potluck.wire_messages import RankEndpoint
 from support.clusters import clusters, everywhere
 from support.health import process
 from support.threads import eventually, together
@@ -48,7 +49,7 @@ TOPOLOGY_ROOM, HALL = ("10.0.0.2", 5000), ("10.0.1.2", 5000)
 
 
 def health(status: HealthStatus, round_trip: float | None) -> HealthSummary:
-    """B is well or not; C is somebody without a lane."""
+    """B is well or not; C is somebody without a connection."""
     told = [(TOPOLOGY_B, status, round_trip), (TOPOLOGY_C, HealthStatus.HEALTHY, 0.1)]
     peers = [
         PeerHealth(who, "B", how, "because", 0.0, 1.0, trip, trip and trip / 10, 0.0)
@@ -59,24 +60,24 @@ def health(status: HealthStatus, round_trip: float | None) -> HealthSummary:
 
 def test_facts_become_a_topology() -> None:
     """Profiles and addresses as told, latencies by the address in use."""
-    met = Acquaintance(TOPOLOGY_B, NodeProfile(host="attic"), HALL, [TOPOLOGY_ROOM, HALL])
-    facts = [Facts([met], health(HealthStatus.HEALTHY, None))]
-    topographer = Topographer(TOPOLOGY_A, lambda: facts[0])
-    topology = topographer.draw(None)
+    met = ConnectedPeer(TOPOLOGY_B, NodeProfile(host="attic"), HALL, [TOPOLOGY_ROOM, HALL])
+    facts = [TopologyFacts([met], health(HealthStatus.HEALTHY, None))]
+    topology_tracker = TopologyTracker(TOPOLOGY_A, lambda: facts[0])
+    topology = topology_tracker.draw(None)
     assert list(topology) == [TOPOLOGY_A, TOPOLOGY_B]
     assert topology.snapshot().node(TOPOLOGY_A).profile is not None
     assert topology.snapshot().node(TOPOLOGY_B).profile == NodeProfile(host="attic")
     assert topology.addresses(TOPOLOGY_B) == (HALL, TOPOLOGY_ROOM)
     assert topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B) is None
-    facts[0] = Facts([met], health(HealthStatus.SUSPECT, 0.002))
+    facts[0] = TopologyFacts([met], health(HealthStatus.SUSPECT, 0.002))
     assert (
-        topographer.draw(Stage(View("f" * 32, 1, (TOPOLOGY_A,)), 0))
+        topology_tracker.draw(ViewSession(View("f" * 32, 1, (TOPOLOGY_A,)), 0))
         .snapshot()
         .connection(TOPOLOGY_A, TOPOLOGY_B)
         is None
     )
-    facts[0] = Facts([met], health(HealthStatus.DEGRADED, 0.002))
-    assert topographer.draw(None) is topology
+    facts[0] = TopologyFacts([met], health(HealthStatus.DEGRADED, 0.002))
+    assert topology_tracker.draw(None) is topology
     found = topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B)
     assert found is not None
     assert (found.latency, found.jitter, found.address) == (1_000_000, 100_000, HALL)
@@ -158,28 +159,28 @@ class Network:
         self.knocks += len(addresses)
         return {each: self.seconds[each[0]] for each in addresses if each[0] in self.seconds}
 
-    def order(self, finder: PathFinder, hosts: str = "abc") -> str:
+    def order(self, finder: AddressRanking, hosts: str = "abc") -> str:
         """The order in which hosts are tried."""
-        (peer,) = finder.sorted([Peer(list(hosts), 5000, "desk")])
+        (peer,) = finder.sorted([RankEndpoint(list(hosts), 5000, "desk")])
         return "".join(peer.hosts)
 
 
 def test_the_fastest_is_tried_first() -> None:
     """If it is clearly faster than the one by which the peer was reached; the silent last."""
     network = Network(b=0.004, c=0.0003)
-    finder = PathFinder(lambda: network.now, network.knock)
+    finder = AddressRanking(lambda: network.now, network.knock)
     assert network.order(finder) == "cba"
     assert network.order(finder, "bc") == "cb"
     network = Network(a=0.0004, b=0.004, c=0.0003)
-    assert network.order(PathFinder(lambda: network.now, network.knock)) == "acb"
+    assert network.order(AddressRanking(lambda: network.now, network.knock)) == "acb"
     network = Network()
-    assert network.order(PathFinder(lambda: network.now, network.knock)) == "abc"
+    assert network.order(AddressRanking(lambda: network.now, network.knock)) == "abc"
 
 
 def test_what_was_measured_holds_for_a_minute() -> None:
     """A view that changes often does not knock every time."""
     network = Network(a=0.004, b=0.0003)
-    finder = PathFinder(lambda: network.now, network.knock)
+    finder = AddressRanking(lambda: network.now, network.knock)
     for network.now in (0.0, 30.0, 60.0):
         assert network.order(finder, "ab") == "ba"
     assert network.knocks == 2
@@ -192,24 +193,24 @@ def test_what_was_measured_holds_for_a_minute() -> None:
 def test_only_so_many_addresses_are_remembered() -> None:
     """Whoever comes and goes with ever new ones fills no memory; the latest count."""
     network = Network()
-    finder = PathFinder(lambda: network.now, network.knock)
+    finder = AddressRanking(lambda: network.now, network.knock)
     for number in range(400):
-        finder.sorted([Peer([f"x{number}", f"y{number}"], 5000, "desk")])
+        finder.sorted([RankEndpoint([f"x{number}", f"y{number}"], 5000, "desk")])
     assert network.knocks == 800
-    finder.sorted([Peer(["x399", "y399"], 5000, "desk")])
+    finder.sorted([RankEndpoint(["x399", "y399"], 5000, "desk")])
     assert network.knocks == 800
-    finder.sorted([Peer(["x0", "y0"], 5000, "desk")])
+    finder.sorted([RankEndpoint(["x0", "y0"], 5000, "desk")])
     assert network.knocks == 802
 
 
 def test_whoever_has_no_choice_is_left_as_it_is() -> None:
     """A peer with one address, and one on this machine."""
     peers = [
-        Peer(["10.99.0.1"], 5000, "far"),
-        Peer(["127.0.0.1", "10.99.0.1"], 5000, "near"),
+        RankEndpoint(["10.99.0.1"], 5000, "far"),
+        RankEndpoint(["127.0.0.1", "10.99.0.1"], 5000, "near"),
     ]
-    assert PathFinder().sorted(peers) == peers
-    assert PathFinder().sorted([]) == []
+    assert AddressRanking().sorted(peers) == peers
+    assert AddressRanking().sorted([]) == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ def test_torch_is_asked_only_where_it_is_in_use(
 
 def test_apple_silicon_has_an_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shares the machine's memory."""
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(_platform, "IS_MACOS", True)
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     profile = local_profile(root=tmp_path)
     assert profile.accelerators == (Accelerator("mps", "Apple silicon"),)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.arrays.adapters import lend
+from potluck.arrays.adapters import as_buffer
 from potluck.arrays.base import Access
 from potluck.collective.call import (
-    Place,
+    CallSite,
     Work,
     read_op,
     read_strategy,
@@ -39,16 +39,16 @@ def test_every_reduction_has_a_name(op: ReduceOp) -> None:
 
 def test_a_name_that_is_none_is_refused_with_the_list() -> None:
     """So that a typing error is mended at once."""
-    with pytest.raises(ValueError, match="'summ' is no reduction; there are sum, mean"):
+    with pytest.raises(ValueError, match="'summ' is not a reduction: use one of sum, mean"):
         read_op("summ")
 
 
 def test_what_is_no_name_is_refused_as_clearly() -> None:
     """Whatever it is, also what cannot be looked up."""
-    array = lend(np.ones(2), Access.READ)
+    array = as_buffer(np.ones(2), Access.READ)
     wrong: list[Any] = [5, None, ["sum"], {}]
     for each in wrong:
-        with pytest.raises(ValueError, match="is no reduction; there are sum"):
+        with pytest.raises(ValueError, match="is not a reduction: use one of sum"):
             reducer_for(each, array)
     with pytest.raises(TypeError, match="such as 'ring' or one of AllReduceStrategy, not 5"):
         read_strategy(AllReduceStrategy, 5)  # type: ignore[arg-type]
@@ -73,14 +73,14 @@ def test_rows_are_cut_like_numpy_does(rows: int, parts: int) -> None:
 )
 def test_rows_are_cells_of_the_first_dimension(shape: tuple[int, ...], rows: int, row: int) -> None:
     """A single number is one row of one element."""
-    lease = lend(np.zeros(shape), Access.READ)
-    assert rows_of(lease) == (rows, row)
-    assert shape_with(7, lease) == (7, *shape[1:])
+    buffer = as_buffer(np.zeros(shape), Access.READ)
+    assert rows_of(buffer) == (rows, row)
+    assert shape_with(7, buffer) == (7, *shape[1:])
 
 
 def test_the_larger_side_counts() -> None:
     """For metrics: an all-gather processes what it gives, not only what it takes."""
-    place, task = Place(0, 2), Task.blocks(Collective.ALL_GATHER, (3, 3))
+    place, task = CallSite(0, 2), Task.blocks(Collective.ALL_GATHER, (3, 3))
     made = request(place, task, (np.zeros(3), np.zeros(6)), lambda: None)
     assert made.nbytes == 48
     assert made.finish() is None
@@ -103,7 +103,7 @@ def test_a_cell_is_shared_only_with_itself(task: Task, rank: int, first: int, se
     inside, outside = task.input(rank), task.output(rank)
     source = memory[first : first + inside.length]
     target = memory[second : second + outside.length]
-    call = request(Place(rank, 3), task, (source, target), lambda: None).call
+    call = request(CallSite(rank, 3), task, (source, target), lambda: None).call
     assert call.source.tolist() == source.tolist()
     sources = {first + n: inside.start + n for n in range(inside.length)}
     targets = {second + n: outside.start + n for n in range(outside.length)}
@@ -155,7 +155,7 @@ def test_errors_of_others_are_raised_as_they_are() -> None:
 def test_what_is_not_done_yet_says_so() -> None:
     """It goes on, and can be waited for again."""
     work: Work[str] = Work(lambda: "The sum")
-    with pytest.raises(Timeout, match=r"The sum was not done within 0\.01 s"):
+    with pytest.raises(Timeout, match=r"The sum timed out after 0\.01 s"):
         work.wait(0.01)
     with pytest.raises(Timeout, match="The sum is not done yet"):
         work.result()

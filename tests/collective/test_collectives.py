@@ -1,5 +1,6 @@
 """all_reduce(compression=...): what users get from it."""
 
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -213,7 +214,7 @@ def test_seeds_that_differ_are_named() -> None:
 
     for outcome in outcomes_in_group(2, action):
         assert isinstance(outcome, ValueError)
-        assert "theirs are [0, 1]" in str(outcome)
+        assert "the seeds are [0, 1]" in str(outcome)
 
 
 @pytest.mark.parametrize("method", ["topk:0.01", "onebit", "random:0.1", "powersgd:2"])
@@ -231,8 +232,8 @@ def test_methods_without_use_for_it_want_a_memory(method: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"op": "max"}, "sums and means, not max"),
-        ({"strategy": "ring"}, "not exchanged by ring"),
+        ({"op": "max"}, "sum and mean, not max"),
+        ({"strategy": "ring"}, "ring does not support compression"),
         ({"array": np.zeros(3)}, "not float64. Convert the array to float32"),
         ({"array": np.zeros(3, np.int64), "compression": "auto"}, "not int64"),
     ],
@@ -286,7 +287,7 @@ def test_large_arrays_are_compressed_only_where_that_pays() -> None:
         found = context.all_reduce(array.copy(), compression="auto")
         assert context.compression_choices, "the links are known by now"
         for choice in context.compression_choices:
-            assert choice.reason.startswith(f"{choice.strategy}, because ")
+            assert re.match(rf"{choice.strategy}, (because|as always on) ", choice.reason)
         return relative_error(found, normal(1 << 17, 0) + normal(1 << 17, 1)) < 0.02
 
     assert all(in_group(2, action))
@@ -353,11 +354,15 @@ def test_an_all_to_all_may_overwrite_its_input() -> None:
     ("options", "kind", "reason"),
     [
         ({"counts": [[1, 1]]}, ValueError, "2 rows of 2"),
-        ({"send_counts": [1]}, ValueError, "2 numbers"),
-        ({"send_counts": [3, -1]}, ValueError, "zero or more"),
-        ({"send_counts": [1, 1], "counts": [[1, 1], [1, 1]]}, TypeError, "one of them"),
-        ({"counts": [[1, 2], [1, 1]]}, ValueError, "3 belong there"),
-        ({"out": np.empty(3)}, ValueError, "2 belong there"),
+        ({"send_counts": [1]}, ValueError, "2 non-negative numbers"),
+        ({"send_counts": [3, -1]}, ValueError, "non-negative"),
+        (
+            {"send_counts": [1, 1], "counts": [[1, 1], [1, 1]]},
+            TypeError,
+            "either counts or send_counts",
+        ),
+        ({"counts": [[1, 2], [1, 1]]}, ValueError, "expected 3, got"),
+        ({"out": np.empty(3)}, ValueError, "expected 2, got"),
     ],
 )
 def test_an_exchange_that_cannot_be_is_refused(
@@ -639,9 +644,9 @@ def test_a_scatter_can_be_uneven() -> None:
     [
         ({"array": None}, TypeError, "is the root"),
         ({"array": np.zeros(3)}, ValueError, "pass counts="),
-        ({"array": np.zeros(3), "counts": [1, 1]}, ValueError, "2 belong there"),
+        ({"array": np.zeros(3), "counts": [1, 1]}, ValueError, "expected 2, got"),
         ({"array": None, "root": 1}, TypeError, "must pass out="),
-        ({"root": 1, "out": np.zeros(2), "counts": [1, 1]}, ValueError, "1 belong there"),
+        ({"root": 1, "out": np.zeros(2), "counts": [1, 1]}, ValueError, "expected 1, got"),
     ],
 )
 def test_a_scatter_that_cannot_be_is_refused(
@@ -798,7 +803,7 @@ def test_a_length_is_checked_before_anything_is_allocated() -> None:
 
     _, refusal = outcomes_in_group_of_two(act)
     assert isinstance(refusal, DistributedError)
-    assert "announced an object of 102 bytes; 10 are allowed" in str(refusal)
+    assert "announced an object of 102 bytes; the limit is 10" in str(refusal)
 
 
 def outcomes_in_group_of_two(act: Any) -> list[Any]:
@@ -895,7 +900,7 @@ def test_the_root_of_a_scatter_has_one_for_each(values: Any, got: str) -> None:
             with pytest.raises(ValueError, match=f"must pass 2 objects, not {got}"):
                 context.scatter_object(values, timeout=10)
         else:
-            with pytest.raises(DistributedError, match="Rank 0 has an object that cannot travel"):
+            with pytest.raises(DistributedError, match="Rank 0 cannot send its object"):
                 context.scatter_object(timeout=10)
         context.barrier(timeout=10)
 
@@ -992,7 +997,7 @@ def test_bits_and_truth_are_reduced(op: str, expected: int) -> None:
         (np.ones(2, "i4"), "mean", UnsupportedOperation, "mean of integers"),
         (np.ones(2), "bit_or", UnsupportedOperation, "Bits and truth"),
         (np.ones(2, "c8"), "max", UnsupportedOperation, "no order"),
-        (np.ones(2), "median", ValueError, "'median' is no reduction"),
+        (np.ones(2), "median", ValueError, "'median' is not a reduction"),
         (np.zeros(1, "M8[s]"), "sum", UnsupportedOperation, "cannot be reduced"),
         (bytearray(4), "sum", TypeError, "dtype='float32'"),
         (b"1234", "sum", ValueError, "read-only"),
@@ -1033,8 +1038,8 @@ def test_the_result_can_go_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("out", "kind", "reason"),
     [
-        (np.empty(3), ValueError, "3 elements, but 4"),
-        (np.empty(4, "f4"), TypeError, "one type"),
+        (np.empty(3), ValueError, "expected 4, got 3"),
+        (np.empty(4, "f4"), TypeError, "float64, but has float32"),
         (np.broadcast_to(0.0, 4), ValueError, "read-only"),
     ],
 )
@@ -1188,7 +1193,7 @@ def test_a_reduce_scatter_can_be_uneven() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "reason"),
-    [([1, 1], "2 belong there"), ([2], "as many counts"), ([5, -1], "zero or")],
+    [([1, 1], "expected 2, got"), ([2], "one entry for each"), ([5, -1], "zero or")],
 )
 def test_counts_that_do_not_fit_are_refused(counts: list[int], reason: str) -> None:
     """Each rank can see that for itself."""

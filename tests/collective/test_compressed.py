@@ -24,13 +24,13 @@ from potluck import (
 from potluck.collective.call import Call
 from potluck.collective.compressed import (
     LASTING,
-    Choices,
-    Exchange,
+    AgreedMethods,
+    CompressedExchange,
     encoder_speeds,
     low_rank_sum,
     sparse_sum,
 )
-from potluck.compression.base import Floats, Turn
+from potluck.compression.base import CompressionContext, Floats
 from potluck.compression.choice import CANDIDATES, Choice
 from potluck.compression.sparse import Sparse, TopK
 from potluck.compression.strategy import CompressionStrategy
@@ -55,25 +55,25 @@ class Others:
         call.target[:] = [call.source[0], self.proposal]
 
 
-def settle(choices: Choices, others: Others, mine: Choice) -> CompressionStrategy:
+def settle(choices: AgreedMethods, others: Others, mine: Choice) -> CompressionStrategy:
     """What comes of a proposal."""
-    return choices.agreed(Exchange(2, others.run), KEY, lambda: mine)
+    return choices.agreed(CompressedExchange(2, others.run), KEY, lambda: mine)
 
 
 def test_the_gentlest_proposal_is_taken() -> None:
     """A machine with a slow encoder slows nobody down by it."""
-    assert settle(Choices(), Others(0), Choice(INT8, "")) == NONE
-    assert settle(Choices(), Others(3), Choice(INT8, "")) == INT8
-    assert settle(Choices(), Others(3), Choice(TOPK, "")) == TOPK
+    assert settle(AgreedMethods(), Others(0), Choice(INT8, "")) == NONE
+    assert settle(AgreedMethods(), Others(3), Choice(INT8, "")) == INT8
+    assert settle(AgreedMethods(), Others(3), Choice(TOPK, "")) == TOPK
 
 
 def test_an_agreement_says_why() -> None:
     """In words, on every rank; and where another rank decided, that too."""
-    choices = Choices()
+    choices = AgreedMethods()
     settle(choices, Others(3), Choice(INT8, "int8, because it pays"))
     assert [str(choice.reason) for choice in choices.made] == ["int8, because it pays"]
     choices.agreed(
-        Exchange(2, Others(0).run), (9, 4, True, False), lambda: Choice(INT8, "int8 pays")
+        CompressedExchange(2, Others(0).run), (9, 4, True, False), lambda: Choice(INT8, "int8 pays")
     )
     assert choices.made[-1].strategy == NONE
     assert choices.made[-1].reason == "none, because another rank prefers it; here: int8 pays"
@@ -81,11 +81,13 @@ def test_an_agreement_says_why() -> None:
 
 def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not for every size of arrays; and again when it changes."""
-    choices, others = Choices(), Others(3)
+    choices, others = AgreedMethods(), Others(3)
     with caplog.at_level("INFO", "potluck.collective.compressed"):
         for size in (1 << 20, 1 << 21, 1 << 22):
             key = (size, 4, True, False)
-            choices.agreed(Exchange(2, others.run), key, lambda: Choice(INT8, "int8 pays"))
+            choices.agreed(
+                CompressedExchange(2, others.run), key, lambda: Choice(INT8, "int8 pays")
+            )
         assert [record.getMessage() for record in caplog.records] == ["Compression: int8 pays"]
         for _ in range(LASTING + 1):
             settle(choices, others, Choice(NONE, "none pays"))
@@ -95,13 +97,13 @@ def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("number", [-2, 4, 1 << 40])
 def test_a_proposal_that_does_not_exist_is_refused(number: int) -> None:
     """With the rank that made it."""
-    with pytest.raises(MalformedFrame, match="Rank 1 proposes a compression that does not exist"):
-        settle(Choices(), Others(number), Choice(INT8, ""))
+    with pytest.raises(MalformedFrame, match="Rank 1 proposes an unknown compression"):
+        settle(AgreedMethods(), Others(number), Choice(INT8, ""))
 
 
 def test_an_agreement_lasts_for_a_while() -> None:
     """The ranks ask each other at the same call, and seldom."""
-    choices, others = Choices(), Others(2)
+    choices, others = AgreedMethods(), Others(2)
     for _ in range(2 * LASTING + 2):
         assert settle(choices, others, Choice(INT8, "")) == INT8
     assert others.asked == 2
@@ -109,7 +111,7 @@ def test_an_agreement_lasts_for_a_while() -> None:
 
 def test_until_the_links_are_known_nothing_is_compressed() -> None:
     """And nothing is agreed on: the next call asks again."""
-    choices, others = Choices(), Others(-1)
+    choices, others = AgreedMethods(), Others(-1)
     assert settle(choices, others, Choice(INT8, "")) == NONE
     others.proposal = 2
     assert settle(choices, others, Choice(NONE, "", is_known=False)) == NONE
@@ -177,7 +179,7 @@ def test_what_is_no_number_reaches_all_ranks_once(method: str) -> None:
 
 @pytest.mark.parametrize("size", [-1, 5, 20_000])
 def test_a_size_that_nobody_needs_is_refused(size: int) -> None:
-    """Before anything is allocated for it."""
+    """Before the second collective, which would carry so many bytes."""
     asked = []
 
     def run(call: Call) -> None:
@@ -187,7 +189,7 @@ def test_a_size_that_nobody_needs_is_refused(size: int) -> None:
     values = normal(3000)
     compressor = GradientCompressor("topk:0.1", error_feedback=False)
     with pytest.raises(MalformedFrame, match=r"Rank 1 announces \S+ bytes for some of 3000"):
-        sparse_sum(Exchange(2, run), values, compressor, "", values.copy())
+        sparse_sum(CompressedExchange(2, run), values, compressor, "", values.copy())
     assert len(asked) == 1
 
 
@@ -202,12 +204,17 @@ def test_as_many_collectives_as_promised() -> None:
     values = normal(60 * 50)
     out = np.empty_like(values)
     low_rank_sum(
-        Exchange(1, run), values, GradientCompressor("powersgd:2"), "", out, shape=(60, 50)
+        CompressedExchange(1, run),
+        values,
+        GradientCompressor("powersgd:2"),
+        "",
+        out,
+        shape=(60, 50),
     )
     assert ran[1:] == [("all_reduce", 2 * 60), ("all_reduce", 2 * 50)]
     assert ran[0] == ("all_gather", 4)
     ran.clear()
-    sparse_sum(Exchange(2, run), values, GradientCompressor("topk:0.1", False), "", out)
+    sparse_sum(CompressedExchange(2, run), values, GradientCompressor("topk:0.1", False), "", out)
     assert [collective for collective, _ in ran] == ["all_gather", "all_gather"]
 
 
@@ -273,7 +280,7 @@ def test_large_tensors_need_no_further_copies() -> None:
     """PowerSGD multiplies in blocks; besides the compressor's memory there is next to nothing."""
     values = normal(1 << 20)
     out = np.empty_like(values)
-    exchange = Exchange(1, lambda call: np.copyto(call.target, call.source))
+    exchange = CompressedExchange(1, lambda call: np.copyto(call.target, call.source))
     compressor = GradientCompressor("powersgd:2", error_feedback=False)
     tracemalloc.start()
     try:
@@ -392,7 +399,7 @@ def test_a_bad_piece_reaches_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 class Exhausted(TopK):
     """Has no memory left."""
 
-    def select(self, values: Floats, turn: Turn) -> Sparse:
+    def select(self, values: Floats, turn: CompressionContext) -> Sparse:
         """Fail."""
         raise MemoryError("no memory is left")
 
@@ -629,7 +636,7 @@ def test_gradients_of_16_bits_are_worked_on_as_float32(method: str, dtype: Any) 
         return found.tobytes(), found.astype(np.float64), 0.0 if left is None else left
 
     ends = in_group(3, action)
-    assert len({octets for octets, _, _ in ends}) == 1
+    assert len({raw for raw, _, _ in ends}) == 1
     found = ends[0][1].reshape(-1) + sum(left for _, _, left in ends)
     wanted = np.sum([gradient(rank).astype(dtype).astype(np.float64) for rank in range(3)], axis=0)
     rounding = 2.0 ** (-8 if dtype is ml_dtypes.bfloat16 else -11)
@@ -676,5 +683,5 @@ def test_one_limit_is_for_all_of_it() -> None:
         return str(caught.value)
 
     first, second = in_group(2, action)
-    assert "nothing came from rank 1" in first
+    assert "nothing was received from rank 1" in first
     assert second.startswith("Rank 0 gave up")

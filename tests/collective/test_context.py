@@ -67,20 +67,20 @@ def test_a_rank_alone_is_possible() -> None:
 @pytest.mark.parametrize(
     ("peers", "rank", "options", "kind", "reason"),
     [
-        ([], 0, {}, InvalidWorldSize, "ours included"),
+        ([], 0, {}, InvalidWorldSize, "including this one"),
         (["a", "b"], 2, {}, InvalidRank, "Rank 2"),
         (["a", "b"], -1, {}, InvalidRank, "Rank -1"),
         (["a", "b", "a"], 0, {}, ValueError, r"peers\[0\] and peers\[2\] cannot both be a:52416"),
         (["a", "a:52416"], 0, {}, ValueError, "cannot both"),
-        (["a:0"], 0, {}, ValueError, "port that the others know"),
-        (["a", "a b"], 0, {}, ValueError, r"peers\[1\]: 'a b' is no address"),
-        (["a", ("b", 70000)], 0, {}, ValueError, r"peers\[1\] is \('b', 70000\)"),
-        (["a", ("b", "x")], 0, {}, TypeError, r"peers\[1\]: A port is a whole number"),
+        (["a:0"], 0, {}, ValueError, "must have a fixed port"),
+        (["a", "a b"], 0, {}, ValueError, r"peers\[1\]: 'a b' is not an address"),
+        (["a", ("b", 70000)], 0, {}, ValueError, r"peers\[1\] must be .*, got \('b', 70000\)"),
+        (["a", ("b", "x")], 0, {}, TypeError, r"peers\[1\]: port must be an integer"),
         (["a", ("b", 1, 2)], 0, {}, ValueError, r"peers\[1\]"),
-        (["a", 7], 0, {}, TypeError, r"peers\[1\] is 7"),
-        (["a", None], 0, {}, TypeError, r"peers\[1\] is None"),
-        (["a"], "0", {}, TypeError, "A rank is a whole number, not '0'"),
-        (["a", "b"], True, {}, TypeError, "A rank is a whole number, not True"),
+        (["a", 7], 0, {}, TypeError, r"peers\[1\] must be .*, got 7"),
+        (["a", None], 0, {}, TypeError, r"peers\[1\] must be .*, got None"),
+        (["a"], "0", {}, TypeError, "rank must be an integer, got '0'"),
+        (["a", "b"], True, {}, TypeError, "rank must be an integer, got True"),
         ("desk:1", 0, {}, TypeError, "list of addresses"),
         (7, 0, {}, TypeError, "list of addresses"),
         (["a"], 0, {"timeout": 0}, ValueError, "more than zero"),
@@ -184,7 +184,7 @@ def test_a_context_passes_on_what_a_backend_offers() -> None:
 
 def test_a_context_takes_backends_only() -> None:
     """The sentence says what it wants."""
-    with pytest.raises(TypeError, match=r"not on a list"):
+    with pytest.raises(TypeError, match=r"must be a potluck\.Backend, got list"):
         DistributedContext([])  # type: ignore[arg-type]
 
 
@@ -420,14 +420,14 @@ def test_a_configuration_without_a_limit_leaves_that_of_the_backend() -> None:
     left.timeout = 0.05
     with DistributedContext(left, CollectiveConfig()) as context, right:
         assert context.timeout == 0.05
-        with pytest.raises(Timeout, match="was not done in time"):
+        with pytest.raises(Timeout, match="timed out after"):
             context.all_reduce(1)
 
 
 def test_something_else_than_a_configuration_is_refused() -> None:
     """Before anything runs with it."""
     (backend,) = SimulatedBackend.create_group(1)
-    with backend, pytest.raises(TypeError, match="CollectiveConfig, not a dict"):
+    with backend, pytest.raises(TypeError, match="CollectiveConfig, got dict"):
         DistributedContext(backend, {"timeout": 3})  # type: ignore[arg-type]
 
 
@@ -741,7 +741,7 @@ def test_every_rank_listens_where_the_others_expect_it() -> None:
         for rank in ranks:
             backend = rank.backend
             assert isinstance(backend, TcpBackend)
-            assert backend._acceptor.port == ports[rank.rank]
+            assert backend._port.port == ports[rank.rank]
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from potluck.collective import executor
-from potluck.collective.executor import EVERY, LARGE, Experience, agree, have_changed
+from potluck.collective.executor import (
+    EVERY,
+    LARGE,
+    OperationTimes,
+    agree,
+    are_neighbours,
+    have_changed,
+)
 from potluck.collective.group import Group
 from potluck.schedule.planner import Planner
 from potluck.schedule.task import Collective, Task
@@ -51,8 +58,10 @@ def test_chance_is_not_taken_for_a_difference() -> None:
 
 def test_where_all_are_on_one_machine_all_are_alike() -> None:
     """There is no link: whatever the processors do just then, nobody gets less than others."""
-    links = agree(seen([[0] * 3] * 3))
+    rows = seen([[0] * 3] * 3)
+    links = agree(rows)
     assert set(links.up) == set(links.down) == {10**9}
+    assert are_neighbours(rows)
 
 
 def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
@@ -65,6 +74,7 @@ def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
         [near, near, 0, 0],
     ]
     links = agree(seen(rates))
+    assert not are_neighbours(seen(rates))
     assert links.up == (near, near, GIGABIT, GIGABIT)
     assert links.down == (GIGABIT, GIGABIT, near, near)
 
@@ -86,7 +96,7 @@ def test_it_is_repeated_when_things_have_changed(changes: list[int], expected: b
 
 def test_experience_compares_the_last_with_the_first() -> None:
     """By their medians, at fixed numbers of operations."""
-    experience, task = Experience(), Task.whole(Collective.ALL_REDUCE, 2, 10)
+    experience, task = OperationTimes(), Task.whole(Collective.ALL_REDUCE, 2, 10)
     assert experience.change(task) == 100
     assert not experience.is_due
     for number in range(EVERY):
@@ -139,7 +149,7 @@ def test_operations_that_become_slow_lead_to_another_survey(
         "potluck.collective.executor.measure",
         lambda *args: surveys.append(args[1]) or measure(*args),  # type: ignore[func-returns-value]
     )
-    monkeypatch.setattr(Experience, "change", lambda *_: 300)
+    monkeypatch.setattr(OperationTimes, "change", lambda *_: 300)
 
     def action(group: Group) -> None:
         for _ in range(9):

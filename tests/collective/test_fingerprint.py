@@ -14,8 +14,8 @@ from potluck.collective.fingerprint import (
     SIZE,
     Fingerprint,
     Notice,
+    NoticeKind,
     Notices,
-    Word,
     describe_mismatch,
 )
 from potluck.schedule.reduce import BFLOAT16, DTYPES, Dtype, ReduceOp, Reducer
@@ -63,7 +63,7 @@ def test_roots_and_blocks_are_told_apart() -> None:
     first = fingerprint(Task.blocks(Collective.ALL_GATHER, (4, 6)))
     second = fingerprint(Task.blocks(Collective.ALL_GATHER, (6, 4)))
     assert first != second
-    assert "divided in another way" in describe_mismatch((0, first), (1, second), str)
+    assert "divided differently" in describe_mismatch((0, first), (1, second), str)
 
 
 def test_calls_are_named_as_they_were_written() -> None:
@@ -79,7 +79,7 @@ def test_calls_are_named_as_they_were_written() -> None:
     parts = (
         "broadcast(int64, 1 element, root 2), the other at broadcast(int64, 700 elements, root 2)"
     )
-    assert words.endswith(f"called broadcast_object; the one is at its part {parts}")
+    assert words.endswith(f"called broadcast_object; one is at its part {parts}")
     other = told._replace(root=1)
     assert describe_mismatch((0, told), (1, other), str).endswith(", with roots 2 and 1")
 
@@ -129,7 +129,7 @@ def test_they_survive_the_journey(one: Fingerprint) -> None:
 @given(
     st.builds(
         Notice,
-        st.sampled_from(Word),
+        st.sampled_from(NoticeKind),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**64 - 1),
         st.integers(-1, 2**31 - 1),
@@ -147,7 +147,7 @@ def test_a_notice_survives_the_journey(notice: Notice) -> None:
 @given(st.text(st.characters().filter(str.isprintable), min_size=1000))
 def test_long_words_lose_their_end(text: str) -> None:
     """A notice has one size."""
-    packed = Notice(Word.FAILED, 1, 2, text=text).pack()
+    packed = Notice(NoticeKind.FAILED, 1, 2, text=text).pack()
     assert len(packed) == NOTICE_SIZE
     found = Notice.unpack(packed)
     assert found is not None
@@ -158,14 +158,14 @@ def test_long_words_lose_their_end(text: str) -> None:
 def test_any_bytes_are_a_notice_or_nothing(data: bytes) -> None:
     """Whatever a peer sends."""
     notice = Notice.unpack(data)
-    assert notice is None or isinstance(notice.word, Word)
+    assert notice is None or isinstance(notice.word, NoticeKind)
 
 
 def test_notices_reach_those_they_are_for() -> None:
     """All of them, in order, and nobody else."""
     backends = SimulatedBackend.create_group(3)
     boards = [Notices(backend) for backend in backends]
-    sent = [Notice(Word.WAITING, 0, number) for number in range(5)]
+    sent = [Notice(NoticeKind.WAITING, 0, number) for number in range(5)]
     for notice in sent:
         boards[0].tell([2], notice)
     got: list[tuple[int, Notice]] = []
@@ -187,7 +187,7 @@ def test_those_who_are_gone_are_left_out() -> None:
     left, middle, right = SimulatedBackend.create_group(3)
     board, other = Notices(left), Notices(right)
     middle.lose()
-    board.tell([1, 2], Notice(Word.ABORTED, 0, 1, text="enough"))
+    board.tell([1, 2], Notice(NoticeKind.ABORTED, 0, 1, text="enough"))
     got: list[tuple[int, Notice]] = []
 
     def collect() -> bool:
@@ -196,7 +196,7 @@ def test_those_who_are_gone_are_left_out() -> None:
 
     eventually(collect)
     assert got[0][1].text == "enough"
-    board.tell([1], Notice(Word.ABORTED, 0, 2))
+    board.tell([1], Notice(NoticeKind.ABORTED, 0, 2))
     assert board.collect() == []
     for each in (left, middle, right):
         each.close()

@@ -19,7 +19,7 @@ from potluck.backend import simulated
 from potluck.backend.simulated import SimulatedBackend as SimulatedSimulatedBackend
 from potluck.backend.simulated import SimulatedFaults
 from potluck.collective.call import Call, Work
-from potluck.collective.group import INTERVAL, Brisk, Group
+from potluck.collective.group import INTERVAL, Group, ShortSwitchInterval
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -565,7 +565,7 @@ def test_a_limit_counts_from_the_call() -> None:
     def action(group: Group) -> list[float | str]:
         first = begin(group) if group.rank == 0 else None
         if group.rank == 0:
-            with pytest.raises(Timeout, match="still behind operations that rank 0 had started"):
+            with pytest.raises(Timeout, match="still waiting for earlier operations of rank 0"):
                 total(group, timeout=0.1)
             gone.set()
         gone.wait(LIMIT)
@@ -583,7 +583,7 @@ def test_ctrl_c_withdraws_a_call_that_waits_for_its_turn() -> None:
         here, there = pair(stack)
         first, array = begin(here), np.ones(3)
         eventually(lambda: here._is_busy)
-        with interrupted_when(lambda: len(here._jobs) == 1), pytest.raises(KeyboardInterrupt):
+        with interrupted_when(lambda: len(here._queue) == 1), pytest.raises(KeyboardInterrupt):
             here.run(sum_call(array, 2), LIMIT)
         other = Background(lambda: [outcome(lambda: total(there)) for _ in range(3)])
         assert first.wait(LIMIT) == 2
@@ -1076,7 +1076,7 @@ def test_nothing_is_mixed_up_and_nobody_hangs(world: StressWorld, count: int) ->
 
 def test_the_last_one_out_restores_the_interval() -> None:
     """Whatever the order in which threads come and go."""
-    usual, brisk = sys.getswitchinterval(), Brisk()
+    usual, brisk = sys.getswitchinterval(), ShortSwitchInterval()
     inside, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -1100,7 +1100,7 @@ def test_an_interval_that_is_shorter_already_stays() -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(INTERVAL / 10)
     try:
-        with Brisk():
+        with ShortSwitchInterval():
             assert sys.getswitchinterval() == pytest.approx(INTERVAL / 10)
     finally:
         sys.setswitchinterval(usual)

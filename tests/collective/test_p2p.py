@@ -15,7 +15,7 @@ from potluck import DistributedContext, SimulatedBackend, SizeMismatch
 from potluck import Timeout as potluck_Timeout
 from potluck.backend.operation import Cancelled
 from potluck.collective import p2p as module
-from potluck.collective.p2p import AnySource, AnyTransfer, Courier
+from potluck.collective.p2p import AnySource, AnyTransfer, ProgressThread
 from potluck.errors import PeerLost, Timeout, UnsupportedOperation
 from support.contexts import in_group, outcomes_in_group
 from support.threads import eventually, together
@@ -100,7 +100,7 @@ def test_a_backend_without_a_mailbox_says_so() -> None:
     """Only those that keep messages can look for them."""
     from potluck.backend.base import Backend
 
-    with pytest.raises(UnsupportedOperation, match="cannot look for messages"):
+    with pytest.raises(UnsupportedOperation, match="cannot check for messages"):
         Backend.has_message(SimulatedBackend.create_group(1)[0], 0)
 
 
@@ -125,7 +125,7 @@ def couriers() -> int:
 def test_a_message_arrives_though_nobody_waits(pair: list[DistributedContext]) -> None:
     """Its receive comes true by itself, more than once."""
     left, right = pair
-    courier = Courier(right.progress)
+    courier = ProgressThread(right.progress)
     for number in (1, 2):
         into = np.zeros(3)
         receive = right.irecv(into, 0)
@@ -146,7 +146,7 @@ def test_the_thread_ends_when_there_is_nothing_to_do(
     """And begins again when there is."""
     monkeypatch.setattr(module, "IDLE", 0.01)
     left, right = pair
-    courier = Courier(right.progress)
+    courier = ProgressThread(right.progress)
     for _ in range(2):
         receive = right.irecv(np.zeros(1), 0)
         courier.carry(receive)
@@ -159,7 +159,7 @@ def test_the_thread_ends_when_there_is_nothing_to_do(
 def test_a_backend_that_closes_ends_the_errands(pair: list[DistributedContext]) -> None:
     """What was awaited has failed, and the courier is idle again."""
     _, right = pair
-    courier = Courier(right.progress)
+    courier = ProgressThread(right.progress)
     receive = right.irecv(np.zeros(1), 0)
     courier.carry(receive)
     right.close()

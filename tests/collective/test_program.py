@@ -20,28 +20,28 @@ from potluck.collective.program import (
     PLANS_KEPT,
     STAGED,
     Arrival,
-    Kind,
-    Memory,
-    Plans,
-    Pool,
+    CallMemory,
+    CompiledProgram,
+    PlanCache,
     Slot,
-    Units,
+    SlotPool,
+    UnitKind,
     compile_program,
     confirmation,
     needs_confirming,
 )
-from potluck.compression.base import Floats, Octets
+from potluck.compression.base import ByteArray, Floats
 from potluck.compression.codecs import Int8
 from potluck.compression.strategy import QuantizationType
 from potluck.schedule import planner
 from potluck.schedule.reduce import BFLOAT16, ReduceOp, Reducer
-from potluck.schedule.schedule import Draft, Form, Place, Program, Step
+from potluck.schedule.schedule import Draft, Form, Operand, Program, ScheduleStep
 from potluck.schedule.task import (
+    AlgorithmSettings,
     AllReduceStrategy,
     BroadcastStrategy,
     Collective,
     CollectiveConfig,
-    Layout,
     ReduceStrategy,
     Span,
     Task,
@@ -134,7 +134,7 @@ def test_nothing_is_mixed_up_in_narrow_streams(
     """What waits for its stream is not overwritten by what waits behind it."""
     monkeypatch.setattr(simulated, "STREAM_CAPACITY", 96)
     monkeypatch.setattr(executor, "SHORT", 1 << 40 if is_short else -1)
-    monkeypatch.setattr(planner, "piece_for", lambda *_: 200)
+    monkeypatch.setattr(planner, "piece_for", lambda *_, **__: 200)
     data = [normal(2500, seed) for seed in range(size)]
     ends = reduced(data, kind)
     assert len({array.tobytes() for array, _ in ends}) == 1
@@ -158,7 +158,7 @@ def test_ranks_that_disagree_about_the_format_are_told() -> None:
 class Liar(Int8):
     """Writes a scale that no encoder writes."""
 
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """As usual, but for the first scale."""
         super().encode(values, out)
         out[:4].view(np.float32)[0] = -1.0
@@ -195,27 +195,31 @@ OFFSET = 10
 """Where the coordinates of these tests begin."""
 
 
-def memory_of(source: Array, target: Array, step: Step, op: ReduceOp | None) -> tuple[Memory, Pool]:
+def memory_of(
+    source: Array, target: Array, step: ScheduleStep, op: ReduceOp | None
+) -> tuple[CallMemory, SlotPool]:
     """Memory of two ranks' task that consists of one step."""
     span = Span(OFFSET, OFFSET + source.size)
     units = compile_program(Program(0, span, span, (step,)), source.size)
-    pool = Pool()
+    pool = SlotPool()
     pool.fit(1024)
     reducer = None if op is None else Reducer.of(op, source.dtype)
     task = Task.whole(Collective.ALL_REDUCE, 2, source.size)
-    return Memory(units, Call(task, source, target, reducer), pool), pool
+    return CallMemory(units, Call(task, source, target, reducer), pool), pool
 
 
-def staged(pool: Pool, values: Array) -> Slot:
+def staged(pool: SlotPool, values: Array) -> Slot:
     """A slot with values in it."""
     slot = pool.take()
     slot.view(values.dtype, values.size)[:] = values
     return slot
 
 
-def step_of(**changes: object) -> Step:
+def step_of(**changes: object) -> ScheduleStep:
     """A step that adds what comes from rank 1 to our own."""
-    step = Step(OFFSET, OFFSET + 3, (1,), (Form.DATA,), Place.INPUT, 0, Place.OUTPUT, final=True)
+    step = ScheduleStep(
+        OFFSET, OFFSET + 3, (1,), (Form.DATA,), Operand.INPUT, 0, Operand.OUTPUT, final=True
+    )
     return step._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -224,10 +228,10 @@ def test_spans_are_found_by_coordinate(dtype: str) -> None:
     """As elements and as the bytes of the same memory."""
     array = np.arange(3).astype(dtype)
     memory, _ = memory_of(array, array, step_of(), ReduceOp.SUM)
-    assert memory.cells(Place.INPUT, OFFSET + 1, OFFSET + 3).tolist() == [1, 2]
-    octets = memory.octets(Place.OUTPUT, OFFSET + 1, OFFSET + 2)
-    assert bytes(octets) == array[1:2].tobytes()
-    octets[:] = array[2:3].tobytes()
+    assert memory.cells(Operand.INPUT, OFFSET + 1, OFFSET + 3).tolist() == [1, 2]
+    raw = memory.raw(Operand.OUTPUT, OFFSET + 1, OFFSET + 2)
+    assert bytes(raw) == array[1:2].tobytes()
+    raw[:] = array[2:3].tobytes()
     assert array.tolist() == [0, 2, 2]
 
 
@@ -273,7 +277,7 @@ def test_a_relay_is_held_and_not_stored(dtype: str) -> None:
 def test_what_is_already_there_is_not_copied() -> None:
     """Own memory onto itself; and to another place, if that is another."""
     array, other = np.array([1, 2, 3]), np.zeros(3, "i8")
-    step = Step(OFFSET, OFFSET + 3, own=Place.INPUT, into=Place.OUTPUT)
+    step = ScheduleStep(OFFSET, OFFSET + 3, own=Operand.INPUT, into=Operand.OUTPUT)
     unit = compile_program(Program(0, Span(10, 13), Span(10, 13), (step,)), 3).units[0]
     for target in (array, other):
         memory, _ = memory_of(array, target, step, None)
@@ -284,7 +288,7 @@ def test_what_is_already_there_is_not_copied() -> None:
 
 def test_slots_are_used_again_but_not_hoarded() -> None:
     """Up to a few megabytes; slots of another size are dropped."""
-    pool = Pool()
+    pool = SlotPool()
     pool.fit(1 << 20)
     slots = [pool.take() for _ in range(10)]
     for slot in slots:
@@ -316,7 +320,7 @@ def large(size: int = 4) -> Call:
 
 def test_all_ranks_make_the_same_plan() -> None:
     """From the same links, so that their programs fit together."""
-    plans = [Plans(rank, 4, None) for rank in range(4)]
+    plans = [PlanCache(rank, 4, None) for rank in range(4)]
     for each in plans:
         each.learn(links(FAST, FAST, FAST, SLOW), large(), 0)
     made = [each.compiled(large()) for each in plans]
@@ -329,7 +333,7 @@ def test_all_ranks_make_the_same_plan() -> None:
 
 def test_what_was_compiled_is_kept() -> None:
     """For calls that look the same; the oldest are dropped in time."""
-    plans = Plans(0, 2, None)
+    plans = PlanCache(0, 2, None)
     first = plans.compiled(sum_call(np.zeros(3), 2))
     assert plans.compiled(sum_call(np.ones(3), 2)) is first
     assert plans.compiled(sum_call(np.zeros(3, "f4"), 2)) is not first
@@ -340,7 +344,7 @@ def test_what_was_compiled_is_kept() -> None:
 
 def test_a_call_is_not_taken_for_one_that_is_gone() -> None:
     """Though its parts may stand where those of an earlier one stood in memory."""
-    plans = Plans(0, 2, None)
+    plans = PlanCache(0, 2, None)
     for count in range(1, 3 * PLANS_KEPT):
         made = plans.compiled(sum_call(np.zeros(count), 2))
         assert made.nbytes == 8 * count
@@ -349,7 +353,7 @@ def test_a_call_is_not_taken_for_one_that_is_gone() -> None:
 
 def test_what_is_part_of_another_call_has_a_fingerprint_of_its_own() -> None:
     """Though it is done in the same way."""
-    plans, array = Plans(0, 2, None), np.zeros(3)
+    plans, array = PlanCache(0, 2, None), np.zeros(3)
     task = Task.whole(Collective.BROADCAST, 2, 3)
     own = plans.compiled(Call(task, array, array))
     part = plans.compiled(Call(task, array, array, purpose=Purpose.BROADCAST_TREE))
@@ -379,7 +383,7 @@ def test_what_a_rank_is_blamed_for_comes_straight_from_it(
     config = CollectiveConfig(local_broadcast=BroadcastStrategy.TREE)
     for rank in range(size):
         call = Call(task, array[:1000], array, purpose=purpose)
-        plan = Plans(rank, size, config).plan(call)
+        plan = PlanCache(rank, size, config).plan(call)
         program = planner.schedule(plan.algorithm, task, plan.layout(1)).program(rank)
         for step in program.steps:
             owner = step.start // 1000 if is_gathering else 0
@@ -389,7 +393,7 @@ def test_what_a_rank_is_blamed_for_comes_straight_from_it(
 
 def test_a_plan_changes_only_for_a_real_gain() -> None:
     """And not before it has been in use for a while."""
-    plans = Plans(0, 4, None)
+    plans = PlanCache(0, 4, None)
     plans.learn(links(FAST, FAST, FAST, FAST), large(), 0)
     plans.learn(links(FAST, FAST, FAST, FAST * 9 // 10), large(), 1000)
     assert set(plans.links.up) == {FAST}
@@ -410,7 +414,7 @@ def test_the_call_decides_before_the_configuration() -> None:
         local_broadcast=BroadcastStrategy.CENTRALIZED,
         num_devices=4,
     )
-    plans = Plans(0, 4, config)
+    plans = PlanCache(0, 4, config)
     assert plans.plan(large()).algorithm == "ring"
     assert plans.plan(sum_call(np.zeros(9), 4, "tree")).algorithm == "tree"
     array = np.zeros(9)
@@ -430,8 +434,8 @@ def test_among_nodes_the_global_strategies_hold() -> None:
         local_all_reduce=AllReduceStrategy.RING,
         global_all_reduce=AllReduceStrategy.tree(2),
     )
-    assert Plans(0, 4, config).plan(large()).algorithm == "tree"
-    assert Plans(0, 2, config).plan(large(2)).algorithm == "ring"
+    assert PlanCache(0, 4, config).plan(large()).algorithm == "tree"
+    assert PlanCache(0, 2, config).plan(large(2)).algorithm == "ring"
 
 
 @pytest.mark.parametrize("collective", Collective)
@@ -465,7 +469,7 @@ def test_a_span_is_cut_every_piece() -> None:
     units = compile_program(draft.finish(), piece=4)
     assert [(unit.start, unit.stop) for unit in units.units] == [(0, 4), (4, 8), (8, 10)]
     assert units.outgoing == {1: (0, 1, 2)}
-    assert all(unit.kind is Kind.SEND for unit in units.units)
+    assert all(unit.kind is UnitKind.SEND for unit in units.units)
     assert units.waits == (0, 0, 0)
 
 
@@ -484,7 +488,7 @@ def test_what_is_combined_waits_for_its_operands() -> None:
     """One arrival for each source; staging is used again after a few pieces."""
     draft = Draft(rank=0, brings=Span(0, 5), gets=Span(0, 5))
 
-    draft.add(Step(0, 5, (1, 2), (Form.DATA, Form.DATA), Place.INPUT, 0, Place.OUTPUT))
+    draft.add(ScheduleStep(0, 5, (1, 2), (Form.DATA, Form.DATA), Operand.INPUT, 0, Operand.OUTPUT))
     units = compile_program(draft.finish(), piece=1)
     assert units.waits == (2,) * 5
     for peer in (1, 2):
@@ -495,7 +499,7 @@ def test_what_is_combined_waits_for_its_operands() -> None:
 def test_a_relay_holds_its_place_until_it_is_handed_on() -> None:
     """What is not stored stays in its slot until every stream has it."""
     draft = Draft(rank=0, brings=Span(0, 4), gets=Span(0, 0))
-    draft.add(Step(0, 4, (1,), (Form.DATA,), Place.INPUT, 0, None, (2,), Form.PARTIAL))
+    draft.add(ScheduleStep(0, 4, (1,), (Form.DATA,), Operand.INPUT, 0, None, (2,), Form.PARTIAL))
     units = compile_program(draft.finish(), piece=1)
     assert [arrival.after_done for arrival in units.incoming[1]] == [-1, -1, 0, 1]
     assert {arrival.after_value for arrival in units.incoming[1]} == {-1}
@@ -513,7 +517,7 @@ def test_memory_is_filled_from_the_front() -> None:
 class Dry:
     """Lets everything happen that can, as if all streams were endless."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: CompiledProgram) -> None:
         self._units = units
         self._waits = list(units.waits)
         self._known: set[int] = set()
@@ -539,7 +543,7 @@ class Dry:
         return sum(counts) + len(self._known) + len(self.done)
 
     def _has_room(self, arrival: Arrival) -> bool:
-        moves = self._units.units[arrival.unit].kind is Kind.MOVE
+        moves = self._units.units[arrival.unit].kind is UnitKind.MOVE
         return (
             (arrival.after_value < 0 or arrival.after_value in self._known)
             and (arrival.after_done < 0 or arrival.after_done in self.done)
@@ -554,7 +558,7 @@ class Dry:
                     break
                 self._places[peer] += 1
                 self._arrived[arrival.unit] += 1
-                if self._units.units[arrival.unit].kind is not Kind.MOVE:
+                if self._units.units[arrival.unit].kind is not UnitKind.MOVE:
                     self._waits[arrival.unit] -= 1
 
     def _compute(self) -> None:
@@ -586,7 +590,7 @@ def test_every_program_comes_to_its_end(
 ) -> None:
     """Whatever the layout: nothing waits for what never happens."""
     size = data.draw(st.integers(1, 6))
-    layout: Layout = data.draw(layouts(size))
+    layout: AlgorithmSettings = data.draw(layouts(size))
     work = task(collective, size, data.draw(st.integers(0, 20)), root=size - 1)
     schedule = planner.schedule(algorithm, work, layout)
     for program in schedule.programs:

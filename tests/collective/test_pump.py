@@ -12,11 +12,11 @@ from potluck.backend import simulated
 from potluck.collective import executor
 from potluck.collective.channel import PlainChannel
 from potluck.collective.group import Group
-from potluck.collective.pump import Watch
+from potluck.collective.pump import StreamPoller
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 from potluck.net.transport import Spin
 from potluck.schedule import planner, verify
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 from support.collectives import OFFERS, layouts, task
 from support.groups import LIMIT, Array, call_of, in_world
 
@@ -54,7 +54,7 @@ def test_nothing_gets_stuck_in_narrow_streams(
     algorithm: str, collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With pieces of a few elements, many times what a stream holds."""
-    monkeypatch.setattr(planner, "piece_for", lambda *_: 40)
+    monkeypatch.setattr(planner, "piece_for", lambda *_, **__: 40)
     run(task(collective, 4, count=150, root=2), algorithm)
 
 
@@ -65,7 +65,7 @@ def test_nothing_gets_stuck_in_narrow_streams(
 def test_any_layout_can_be_run(algorithm: str, collective: Collective, data: st.DataObject) -> None:
     """Any order, any shares, any arity, any length of a piece."""
     size = data.draw(st.integers(2, 4))
-    layout: Layout = data.draw(layouts(size))
+    layout: AlgorithmSettings = data.draw(layouts(size))
     work = task(collective, size, data.draw(st.integers(0, 40)), root=size - 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -105,7 +105,7 @@ class Scene:
     def __init__(self) -> None:
         self.patrol = Patrol()
         self.poller = MemoryPoller()
-        self.watch = Watch(self.poller, Spin(), self.patrol)
+        self.watch = StreamPoller(self.poller, Spin(), self.patrol)
         self.far: dict[int, MemoryStream] = {}
         self.channels: dict[int, PlainChannel] = {}
         for peer in (1, 2):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from potluck._types import LinkMatrix
-from potluck.compression.base import Turn
+from potluck.compression.base import CompressionContext
 from potluck.compression.choice import CANDIDATES, FAST, SMALL, Speed, choose, method_for
 from potluck.compression.strategy import CompressionStrategy
 
@@ -132,7 +132,7 @@ def test_what_auto_takes_loses_less_than_two_per_cent(
     parts = [gradients(kind, source) for _ in range(ranks)]
 
     def passed_on(values: np.ndarray) -> np.ndarray:
-        return method.decode(method.encode(values, Turn(values.shape)), values.size)
+        return method.decode(method.encode(values, CompressionContext(values.shape)), values.size)
 
     right = np.sum(parts, axis=0, dtype=np.float64)
     total = np.stack([passed_on(part) for part in parts]).sum(axis=0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck import MalformedFrame
-from potluck.compression.base import Codec, Floats, Octets
+from potluck.compression.base import ByteArray, Codec, Floats
 from potluck.compression.codecs import (
     BLOCK,
     NAMES,
@@ -14,17 +14,17 @@ from potluck.compression.codecs import (
     SMALLEST,
     BFloat16,
     Float16,
+    Float32,
     Int8,
     OneBit,
-    Plain,
-    Sixteen,
+    SixteenBit,
     codec_for,
 )
 from potluck.compression.strategy import QuantizationType
 from potluck.schedule.reduce import quiet
 from support.gradients import normal, relative_error, vectors
 
-CODECS: list[Codec] = [Plain(), *(codec_for(kind) for kind in QuantizationType)]
+CODECS: list[Codec] = [Float32(), *(codec_for(kind) for kind in QuantizationType)]
 ERRORS = {"none": 0.0, "float16": 3e-4, "bfloat16": 3e-3, "int8": 8e-3, "onebit": 0.61}
 
 codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
@@ -99,9 +99,9 @@ def test_another_length_is_refused(codec: Codec, values: Floats, change: int) ->
 def test_any_bytes_are_decoded_or_refused(codec: Codec, data: bytes, count: int) -> None:
     """Fuzzing ends in numbers or in one kind of error."""
     size = codec.size(count)
-    octets = np.resize(np.frombuffer(data or b"\0", np.uint8), size)
+    raw = np.resize(np.frombuffer(data or b"\0", np.uint8), size)
     try:
-        codec.decode(octets, np.empty(count, np.float32))
+        codec.decode(raw, np.empty(count, np.float32))
     except MalformedFrame:
         assert codec.name in {"int8", "onebit"}
 
@@ -120,7 +120,7 @@ def test_a_codec_allocates_nothing_large_for_each_piece(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Float16(), BFloat16()], ids=lambda codec: codec.name)
-def test_too_large_becomes_the_largest(codec: Sixteen) -> None:
+def test_too_large_becomes_the_largest(codec: SixteenBit) -> None:
     """What is finite stays finite; infinity and NaN stay what they are."""
     largest = np.finfo(np.float32).max
     values = np.array([largest, -largest, 1.0, np.inf, -np.inf, np.nan], np.float32)
@@ -141,7 +141,7 @@ def test_the_largest_numbers_are_those_of_the_types() -> None:
 # int8: blocks, scales, rounding.
 
 
-def decoded(data: Octets, count: int) -> Floats:
+def decoded(data: ByteArray, count: int) -> Floats:
     """The values in some bytes."""
     values = np.empty(count, np.float32)
     Int8().decode(data, values)

@@ -14,7 +14,12 @@ from potluck import MalformedFrame
 from potluck.compression.base import Codec
 from potluck.compression.choice import METHODS
 from potluck.compression.codecs import CODECS, Float16, Int8
-from potluck.compression.compressor import CompressedGradient, GradientCompressor, Ledger
+from potluck.compression.compressor import (
+    CompressedGradient,
+    GradientCompressor,
+    StagedArrays,
+    forget_the_unreal,
+)
 from potluck.compression.strategy import CompressionStrategy, QuantizationType
 from potluck.schedule.reduce import quiet
 from support.gradients import normal
@@ -110,14 +115,14 @@ def test_a_checkpoint_may_go_through_numpy() -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"kept": ...}, "no state of a GradientCompressor: kept is missing"),
+        ({"kept": ...}, "not the state of a GradientCompressor: kept is missing"),
         ({"step": -1}, "A step is a whole number"),
         ({"step": 1.5}, "A step is a whole number"),
         ({"step": "many"}, "A step is a whole number"),
         ({"seed": None}, "A seed is a whole number"),
         ({"residuals": [1.0]}, "arrays by the names of their tensors, not list"),
-        ({"residuals": {"w": "x"}}, "tensor 'w' is no array of numbers"),
-        ({"residuals": {"w": [[1.0], [2.0, 3.0]]}}, "tensor 'w' is no array of numbers"),
+        ({"residuals": {"w": "x"}}, "tensor 'w' is not an array of numbers"),
+        ({"residuals": {"w": [[1.0], [2.0, 3.0]]}}, "tensor 'w' is not an array of numbers"),
         ({"residuals": {"w": [[1.0]]}}, "tensor 'w' has 2 dimensions"),
         ({"residuals": {"w": [float("nan")]}}, "tensor 'w' holds NaN"),
         ({"kept": {"w": [1.0]}}, "tensor 'w' has 1 dimensions"),
@@ -264,7 +269,7 @@ def test_what_a_codec_leaves_is_the_difference_to_what_arrives(codec: type[Codec
 
 def test_memory_that_is_read_is_never_written() -> None:
     """Room for the new is not that of the old."""
-    ledger = Ledger()
+    ledger = StagedArrays()
     ledger.room("w", 3)[:] = 1
     ledger.commit()
     ledger.room("w", 3)[:] = 2
@@ -275,7 +280,7 @@ def test_memory_that_is_read_is_never_written() -> None:
 
 def test_a_repeated_step_starts_from_the_same() -> None:
     """After a discard nothing of it is left."""
-    ledger = Ledger()
+    ledger = StagedArrays()
     ledger["w"] = np.ones(2, np.float32)
     ledger.discard()
     ledger.commit()
@@ -284,7 +289,7 @@ def test_a_repeated_step_starts_from_the_same() -> None:
 
 def test_it_is_a_mapping() -> None:
     """Of what is committed."""
-    ledger = Ledger()
+    ledger = StagedArrays()
     ledger.load({"a": [1.0], "b": [2.0]})
     del ledger["a"]
     assert list(ledger) == ["b"]
@@ -294,7 +299,7 @@ def test_it_is_a_mapping() -> None:
 
 def test_one_name_can_be_taken_back() -> None:
     """What failed, while others go on."""
-    ledger = Ledger()
+    ledger = StagedArrays()
     for name in "ab":
         ledger.room(name, 2)[:] = 1
     ledger.discard("a")
@@ -305,7 +310,7 @@ def test_one_name_can_be_taken_back() -> None:
 
 def test_a_try_that_is_repeated_writes_over_the_first() -> None:
     """It needs no further memory."""
-    ledger = Ledger()
+    ledger = StagedArrays()
     first = ledger.room("w", 3)
     assert ledger.room("w", 3) is first
     assert ledger.room("w", 4) is not first
@@ -401,3 +406,25 @@ def test_every_method_has_a_number_for_ever() -> None:
         assert CompressedGradient.from_bytes(data).strategy == strategy
     assert {kind.value for kind in QuantizationType} <= set(METHODS)
     assert set(CODECS) == set(QuantizationType)
+
+
+def test_what_a_method_keeps_follows_the_step() -> None:
+    """It counts when the step does, and is forgotten with what was left behind."""
+    matrix = np.arange(64, dtype=np.float32).reshape(8, 8) + np.eye(8, dtype=np.float32)
+    compressor = GradientCompressor("powersgd:1", auto_commit=False)
+    compressor.compress(matrix, "w")
+    compressor.discard()
+    assert (len(compressor.kept), len(compressor.residuals), compressor.step) == (0, 0, 0)
+    compressor.compress(matrix, "w")
+    compressor.commit()
+    assert (list(compressor.kept), list(compressor.residuals), compressor.step) == (["w"], ["w"], 1)
+    compressor.reset_error_feedback()
+    assert (len(compressor.kept), len(compressor.residuals), compressor.step) == (0, 0, 1)
+
+
+def test_what_is_infinite_leaves_nothing_behind() -> None:
+    """In either direction, nor what is no number; the rest stays."""
+    residual = np.array([1.0, np.inf, -np.inf, np.nan], np.float32)
+    with quiet():
+        forget_the_unreal(residual)
+    assert residual.tolist() == [1.0, 0.0, 0.0, 0.0]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from potluck import MalformedFrame
 from potluck.compression import powersgd
-from potluck.compression.base import Turn
+from potluck.compression.base import CompressionContext
 from potluck.compression.powersgd import PowerSGD
 from support.gradients import normal, relative_error
 
@@ -26,14 +26,14 @@ def test_a_matrix_of_that_rank_is_found_at_once() -> None:
     """One step of power iteration spans it."""
     matrix = low_rank(60, 40, 3)
     method = PowerSGD(3)
-    found = method.decode(method.encode(matrix.reshape(-1), Turn((60, 40))), 2400)
+    found = method.decode(method.encode(matrix.reshape(-1), CompressionContext((60, 40))), 2400)
     assert relative_error(found.reshape(60, 40), matrix) < 1e-4
 
 
 def test_a_warm_start_gets_better_from_step_to_step() -> None:
     """The same gradient again is approximated as well as its rank allows."""
     matrix = low_rank(60, 40, 4) + 0.3 * normal(2400).reshape(60, 40)
-    method, turn, errors = PowerSGD(4), Turn((60, 40)), []
+    method, turn, errors = PowerSGD(4), CompressionContext((60, 40)), []
     for _ in range(6):
         found = method.decode(method.encode(matrix.reshape(-1), turn), 2400)
         errors.append(relative_error(found.reshape(60, 40), matrix))
@@ -47,7 +47,7 @@ def test_a_step_without_a_gradient_is_no_trap() -> None:
     """Zeros, or fewer directions than the rank, leave room for what comes later."""
     later = low_rank(60, 40, 3)
     for first in (np.zeros((60, 40), np.float32), low_rank(60, 40, 1)):
-        method, turn = PowerSGD(3), Turn((60, 40))
+        method, turn = PowerSGD(3), CompressionContext((60, 40))
         method.encode(first.reshape(-1), turn)
         turn.seed = 5
         found = method.decode(method.encode(later.reshape(-1), turn), 2400)
@@ -84,7 +84,9 @@ def test_what_would_not_become_smaller_stays() -> None:
     for shape in ((50,), (4, 4), ()):
         values = normal(int(np.prod(shape)))
         method = PowerSGD(4)
-        assert (method.decode(method.encode(values, Turn(shape)), values.size) == values).all()
+        assert (
+            method.decode(method.encode(values, CompressionContext(shape)), values.size) == values
+        ).all()
 
 
 def test_what_is_no_number_is_not_hidden() -> None:
@@ -93,7 +95,9 @@ def test_what_is_no_number_is_not_hidden() -> None:
     matrix[77] = np.nan
     method = PowerSGD(4)
     with np.errstate(invalid="ignore"):
-        assert np.isnan(method.decode(method.encode(matrix, Turn((60, 40))), 2400)).any()
+        assert np.isnan(
+            method.decode(method.encode(matrix, CompressionContext((60, 40))), 2400)
+        ).any()
 
 
 @given(st.binary(max_size=120), st.integers(0, 60))

@@ -49,7 +49,7 @@ def test_quantization_has_a_type() -> None:
 )
 def test_nonsense_is_refused(text: str) -> None:
     """With the text that was meant."""
-    with pytest.raises(ValueError, match="is no compression"):
+    with pytest.raises(ValueError, match=r"Unknown compression|not a valid compression"):
         CompressionStrategy.named(text)
 
 
@@ -59,7 +59,7 @@ def test_nonsense_is_refused(text: str) -> None:
 )
 def test_a_near_miss_is_named(text: str, meant: str) -> None:
     """And all that there is."""
-    with pytest.raises(ValueError, match=f"did you mean '{meant}'.*topk:RATIO"):
+    with pytest.raises(ValueError, match=f"Did you mean '{meant}'.*topk:RATIO"):
         CompressionStrategy.named(text)
 
 
@@ -87,7 +87,10 @@ def test_a_text_loses_nothing(strategy: CompressionStrategy) -> None:
 )
 def test_none_can_be_made_that_no_method_does(make: Callable[[], object]) -> None:
     """However it is made."""
-    with pytest.raises(ValueError, match=r"is no|a part|a rank|takes no number"):
+    with pytest.raises(
+        ValueError,
+        match=r"Unknown compression|not a number format|the ratio|the rank|takes no number",
+    ):
         make()
 
 

@@ -20,7 +20,7 @@ from potluck.discovery.local import (
     MAX_KNOWN,
     MAX_SIZE,
     KnownPeers,
-    Neighbours,
+    LocalProcesses,
 )
 from potluck.errors import DistributedError
 from potluck.identity.namespace import NetworkNamespace
@@ -34,12 +34,12 @@ NOBODY = advert("f", port=0)
 WRITER = """
 import sys
 from pathlib import Path
-from potluck.discovery.local import Neighbours
+from potluck.discovery.local import LocalProcesses
 from support.discovering import LAB
 from potluck.discovery.records import Advert
 from potluck._types import NodeId, ProcessId
 shown = Advert.of(LAB, ProcessId(NodeId("a" * 32), 7), job="train.py", port=4711)
-notes = Neighbours(Path(sys.argv[1]))
+notes = LocalProcesses(Path(sys.argv[1]))
 notes.publish(shown)
 print("published", flush=True)
 sys.stdin.read()
@@ -48,7 +48,7 @@ sys.stdin.read()
 
 def test_a_note_is_found_by_others_and_not_by_its_writer(tmp_path: Path) -> None:
     """With its loopback address, until it is taken back."""
-    one, other = Neighbours(tmp_path), Neighbours(tmp_path)
+    one, other = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     first, second = advert("a"), advert("a")
     one.publish(first)
     assert one.look(first) == []
@@ -63,7 +63,7 @@ def test_a_note_is_found_by_others_and_not_by_its_writer(tmp_path: Path) -> None
 
 def test_a_changed_note_is_read_again(tmp_path: Path) -> None:
     """Another port, or an address of its own choice."""
-    one, other = Neighbours(tmp_path), Neighbours(tmp_path)
+    one, other = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     first = advert("a")
     one.publish(first)
     assert len(other.look(advert("a"))) == 1
@@ -75,7 +75,7 @@ def test_a_changed_note_is_read_again(tmp_path: Path) -> None:
 
 def test_other_namespaces_and_other_jobs_are_not_seen(tmp_path: Path) -> None:
     """Several of them may run on one machine."""
-    crowd = [Neighbours(tmp_path) for _ in range(3)]
+    crowd = [LocalProcesses(tmp_path) for _ in range(3)]
     shown = [advert("a"), advert("a", namespace=ATTIC), advert("a", job="other.py")]
     for notes, each in zip(crowd, shown, strict=True):
         notes.publish(each)
@@ -90,7 +90,7 @@ def test_other_namespaces_and_other_jobs_are_not_seen(tmp_path: Path) -> None:
 
 def test_one_who_only_looks_leaves_no_note(tmp_path: Path) -> None:
     """An observer has no port."""
-    notes = Neighbours(tmp_path)
+    notes = LocalProcesses(tmp_path)
     notes.publish(NOBODY)
     assert list((tmp_path / "neighbours").iterdir()) == []
     notes.close()
@@ -98,7 +98,7 @@ def test_one_who_only_looks_leaves_no_note(tmp_path: Path) -> None:
 
 def test_the_note_of_a_killed_process_is_removed_by_whoever_sees_it(tmp_path: Path) -> None:
     """Its lock is free the moment it dies, whatever it dies of."""
-    notes = Neighbours(tmp_path)
+    notes = LocalProcesses(tmp_path)
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     paths = os.pathsep.join(sys.path)
     with subprocess.Popen(
@@ -118,13 +118,13 @@ def test_the_note_of_a_killed_process_is_removed_by_whoever_sees_it(tmp_path: Pa
 
 def test_notes_of_dead_processes_of_other_jobs_do_not_pile_up(tmp_path: Path) -> None:
     """Whoever leaves a note first removes those that nobody holds any more."""
-    living, dead = Neighbours(tmp_path), Neighbours(tmp_path)
+    living, dead = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     living.publish(advert("a", job="living.py"))
     shown = advert("a", job="dead.py")
     dead.publish(shown)
     assert dead._lock is not None
     dead._lock.release()  # as the system does when it dies
-    newcomer = Neighbours(tmp_path)
+    newcomer = LocalProcesses(tmp_path)
     newcomer.publish(advert("a"))
     names = {path.name for path in (tmp_path / "neighbours").iterdir()}
     assert len(names) == 4
@@ -135,7 +135,7 @@ def test_notes_of_dead_processes_of_other_jobs_do_not_pile_up(tmp_path: Path) ->
 
 def test_a_note_of_another_machine_or_network_is_not_for_us(tmp_path: Path) -> None:
     """A home directory may be shared; loopback is not."""
-    one, other = Neighbours(tmp_path), Neighbours(tmp_path)
+    one, other = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     one.publish(advert("a"))
     other._place = "another boot/4026531840"
     assert other.look(NOBODY) == []
@@ -158,7 +158,7 @@ def test_a_note_of_another_machine_or_network_is_not_for_us(tmp_path: Path) -> N
 )
 def test_a_damaged_note_is_no_note(tmp_path: Path, damage: bytes) -> None:
     """And it hides no other."""
-    one, other = Neighbours(tmp_path), Neighbours(tmp_path)
+    one, other = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     shown = advert("a")
     one.publish(shown)
     note = tmp_path / "neighbours" / f"{shown.incarnation}.json"
@@ -175,7 +175,7 @@ def test_a_damaged_note_is_no_note(tmp_path: Path, damage: bytes) -> None:
 
 def test_a_note_that_others_could_have_written_is_not_read(tmp_path: Path) -> None:
     """It might lead us anywhere; TLS would tell, but why try."""
-    one, other = Neighbours(tmp_path), Neighbours(tmp_path)
+    one, other = LocalProcesses(tmp_path), LocalProcesses(tmp_path)
     shown = advert("a")
     one.publish(shown)
     (tmp_path / "neighbours" / f"{shown.incarnation}.json").chmod(0o666)

@@ -26,8 +26,8 @@ from potluck.discovery.mdns import (
     MAX_NAMES,
     MAX_TEXT,
     DiscoveryUnavailable,
-    Heard,
-    Listening,
+    MdnsListener,
+    MdnsRecord,
     is_label,
     label_of,
     open_zeroconf,
@@ -141,9 +141,9 @@ __all__ = ["service"]
 def test_a_flood_of_names_is_bounded(service: str) -> None:
     """The newest few hundred are kept, the rest are as good as gone."""
     gone: list[str] = []
-    listening = Listening(service, lambda *_: True, lambda name, _: gone.append(name))
+    listening = MdnsListener(service, lambda *_: True, lambda name, _: gone.append(name))
     crowd = [advert("f") for _ in range(MAX_NAMES + 50)]
-    heard = Heard("", "", crowd[0].node, 1, 1, ())
+    heard = MdnsRecord("", "", crowd[0].node, 1, 1, ())
     for each in crowd:
         listening._keep(label_of(each), heard)
     assert len(listening._names) == MAX_NAMES
@@ -257,7 +257,7 @@ def as_bytes(fields: dict[str, str]) -> dict[bytes, bytes | None]:
     return {name.encode(): value.encode() for name, value in fields.items()}
 
 
-def heard(fields: dict[str, str], hosts: list[str] = HERE, *, loopback: bool = False) -> Heard:
+def heard(fields: dict[str, str], hosts: list[str] = HERE, *, loopback: bool = False) -> MdnsRecord:
     """What a record says that says something."""
     found = read_record(as_bytes(fields), hosts, loopback=loopback)
     assert found is not None
@@ -430,7 +430,7 @@ def test_goodbye_is_heard_at_once(service: str) -> None:
     with Ear(service) as ear:
         with Ear(service, one):
             eventually(lambda: ear.hears(one))
-        eventually(lambda: list(ear.gone.values()) == ["it said goodbye"])
+        eventually(lambda: list(ear.gone.values()) == ["it left"])
 
 
 def test_one_who_only_looks_is_not_heard(service: str) -> None:
@@ -453,7 +453,7 @@ def test_a_change_is_heard(service: str) -> None:
         renamed = replace(moved, job_tag="b" * 16)
         other.source.update(renamed)
         eventually(lambda: ear.hears(renamed))
-        assert list(ear.gone.values()) == ["it said goodbye"]
+        assert list(ear.gone.values()) == ["it left"]
 
 
 def test_what_was_a_strangers_is_looked_at_again_after_a_change(service: str) -> None:

@@ -9,11 +9,9 @@ from potluck.discovery.records import (
     MAX_GIVEN,
     USUAL_PORTS,
     DiscoveryConfig,
-    Rendezvous,
+    LauncherRendezvous,
     given_addresses,
-    preferred_port,
 )
-from potluck.identity.node import MAX_SLOTS
 from potluck.net.addresses import Address
 
 
@@ -37,20 +35,13 @@ def test_a_host_without_a_port_means_the_usual_ones() -> None:
     assert found[0] == Address("desk", DEFAULT_PORT)
     assert len(found) == len(set(found)) == 2 * USUAL_PORTS
     assert Address("fd00::1", DEFAULT_PORT + 1) in found
-    assert [preferred_port(slot) for slot in range(USUAL_PORTS)] == [
-        address.port for address in found[:USUAL_PORTS]
-    ]
-
-
-def test_every_slot_has_a_port() -> None:
-    """Below the largest there is."""
-    assert preferred_port(MAX_SLOTS - 1) < 65536
+    assert [address.port - DEFAULT_PORT for address in found[:USUAL_PORTS]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("text", ["desk:port", "10.0.0.1:99999", "a b:1", "[10.0.0.1]:4"])
 def test_what_is_no_address_is_told_at_once(text: str) -> None:
     """Not an hour later, when nobody has come."""
-    with pytest.raises(ValueError, match="is no address; write host:port"):
+    with pytest.raises(ValueError, match="is not an address: write host:port"):
         DiscoveryConfig.from_environment([text], environ={})
 
 
@@ -63,16 +54,18 @@ def test_more_addresses_than_machines_are_a_mistake() -> None:
 def test_in_a_run_ranks_say_nothing_about_where_to_meet() -> None:
     """`potluck run` sets the variables of launchers for others, and POTLUCK_PEERS for us."""
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "desk", "MASTER_PORT": "4711"}
-    assert Rendezvous.from_environment({**environ, "POTLUCK_RUN": "1"}) == Rendezvous()
+    assert (
+        LauncherRendezvous.from_environment({**environ, "POTLUCK_RUN": "1"}) == LauncherRendezvous()
+    )
 
 
 def test_a_launcher_says_where_to_meet() -> None:
     """Rank 0 listens there, the others dial it."""
     environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "desk", "MASTER_PORT": "4711"}
     first = DiscoveryConfig.from_environment(environ={**environ, "RANK": "0"}).rendezvous
-    assert first == Rendezvous((Address("desk", 4711),), listen_port=4711)
+    assert first == LauncherRendezvous((Address("desk", 4711),), listen_port=4711)
     second = DiscoveryConfig.from_environment(environ={**environ, "RANK": "1"}).rendezvous
-    assert second == Rendezvous((Address("desk", 4711),))
+    assert second == LauncherRendezvous((Address("desk", 4711),))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_a_launcher_says_where_to_meet() -> None:
 )
 def test_an_environment_that_says_nothing_useful_is_no_rendezvous(environ: dict[str, str]) -> None:
     """There are other ways to meet."""
-    assert Rendezvous.from_environment(environ) == Rendezvous()
+    assert LauncherRendezvous.from_environment(environ) == LauncherRendezvous()
 
 
 def test_interfaces_can_be_named() -> None:

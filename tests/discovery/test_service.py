@@ -13,9 +13,16 @@ import pytest
 
 from potluck._types import NodeId
 from potluck.discovery.local import KnownPeers
-from potluck.discovery.mdns import MAX_NAMES, Heard
-from potluck.discovery.records import Advert, Changed, DiscoveryConfig, Found, Gone, Rendezvous
-from potluck.discovery.service import MAX_ADDRESSES, MAX_PER_SOURCE, Book, own_addresses
+from potluck.discovery.mdns import MAX_NAMES, MdnsRecord
+from potluck.discovery.records import (
+    Advert,
+    DiscoveryConfig,
+    LauncherRendezvous,
+    PeerChanged,
+    PeerFound,
+    PeerGone,
+)
+from potluck.discovery.service import MAX_ADDRESSES, MAX_PER_SOURCE, SightingTable, own_addresses
 from potluck.net.addresses import Address
 from support.discovering import ATTIC, LAB, advert, alone, files_only, sighting, watchers
 from support.quiet_network import Stranger, service
@@ -78,10 +85,10 @@ def test_whoever_leaves_says_goodbye(service: str, tmp_path: Path, way: object) 
     with watchers(service, way(tmp_path), stays) as (watcher,):
         with watchers(service, way(tmp_path), leaves):
             watcher.wait_for(leaves)
-        eventually(lambda: isinstance(watcher.look()[-1], Gone))
-        (gone,) = [event for event in watcher.events if isinstance(event, Gone)]
+        eventually(lambda: isinstance(watcher.look()[-1], PeerGone))
+        (gone,) = [event for event in watcher.events if isinstance(event, PeerGone)]
         assert gone.sighting.process == leaves.process
-        assert gone.reason in {"it said goodbye", "its process on this machine has ended"}
+        assert gone.reason in {"it left", "its process on this machine has ended"}
 
 
 @pytest.mark.parametrize("way", [alone, files_only])
@@ -95,8 +102,8 @@ def test_a_change_reaches_the_others(service: str, tmp_path: Path, way: object) 
         eventually(
             lambda: [each.addresses[0].port for each in watcher.discovery.sightings()] == [2]
         )
-        assert isinstance(watcher.look()[-1], Changed)
-        assert not any(isinstance(event, Gone) for event in watcher.events)
+        assert isinstance(watcher.look()[-1], PeerChanged)
+        assert not any(isinstance(event, PeerGone) for event in watcher.events)
 
 
 def test_after_a_rotation_all_meet_again(service: str, tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_an_observer_of_all_jobs_sees_them_all(service: str, tmp_path: Path, way
             eventually(lambda: observer.discovery.strangers == 1)
             (foreigner,) = observer.discovery.foreigners
             assert foreigner.node == stranger.node
-            assert foreigner.is_elsewhere.endswith(" belongs to another namespace")
+            assert foreigner.is_elsewhere.endswith(" belongs to another group")
 
 
 def test_addresses_by_hand_and_of_a_launcher_are_there_at_once(
@@ -168,11 +175,13 @@ def test_addresses_by_hand_and_of_a_launcher_are_there_at_once(
     mine = advert("a", port=4711)
     given = (Address("10.0.0.9", 4711), Address("localhost", 4711), Address("desk", 1))
     config = replace(
-        files_only(tmp_path), peers=given, rendezvous=Rendezvous((Address("10.0.0.9", 4711),))
+        files_only(tmp_path),
+        peers=given,
+        rendezvous=LauncherRendezvous((Address("10.0.0.9", 4711),)),
     )
     with watchers(service, config, mine) as (watcher,):
         events = watcher.look()
-        assert [type(event) for event in events] == [Found, Found]
+        assert [type(event) for event in events] == [PeerFound, PeerFound]
         assert {event.sighting.key: event.sighting.sources for event in events} == {
             "10.0.0.9:4711": ("environment", "given"),
             "desk:1": ("given",),
@@ -255,17 +264,17 @@ class Bell:
 
 def test_what_comes_changes_and_goes_is_told_in_turn() -> None:
     """Found, changed, gone with its reason; and nothing twice."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     first, moved = sighting("a", "10.0.0.1"), sighting("a", "10.0.0.2")
     book.report("mdns", first)
-    assert book.drain() == [Found(first)]
+    assert book.drain() == [PeerFound(first)]
     assert book.drain() == []
     book.report("mdns", first)
     assert book.drain() == []
     book.report("mdns", moved)
-    assert book.drain() == [Changed(moved)]
-    book.withdraw("mdns", moved.key, "it said goodbye")
-    assert book.drain() == [Gone(moved, "it said goodbye")]
+    assert book.drain() == [PeerChanged(moved)]
+    book.withdraw("mdns", moved.key, "it left")
+    assert book.drain() == [PeerGone(moved, "it left")]
     book.withdraw("mdns", moved.key, "again")
     assert book.drain() == []
 
@@ -273,20 +282,20 @@ def test_what_comes_changes_and_goes_is_told_in_turn() -> None:
 def test_what_nobody_reads_does_not_pile_up() -> None:
     """Ten thousand changes are one event, and one call; whoever came and went was never there."""
     bell = Bell()
-    book = Book(bell)
+    book = SightingTable(bell)
     for number in range(10_000):
         book.report("mdns", sighting("a", f"10.0.{number % 200}.1"))
         book.report("mdns", sighting("b"))
         book.withdraw("mdns", sighting("b").key, "gone")
     assert bell.rung == 1
-    assert book.drain() == [Found(sighting("a", "10.0.199.1"))]
+    assert book.drain() == [PeerFound(sighting("a", "10.0.199.1"))]
     book.report("mdns", sighting("b"))
     assert bell.rung == 2
 
 
 def test_several_sources_of_one_process_are_one_sighting() -> None:
     """With everybody's addresses, the shortest way first; it is gone when the last one says so."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     book.report("mdns", sighting("a", "10.0.0.1", "fd00::1"))
     book.report("neighbour", sighting("a", "127.0.0.1", source="neighbour", name="desk"))
     (event,) = book.drain()
@@ -294,30 +303,30 @@ def test_several_sources_of_one_process_are_one_sighting() -> None:
     hosts = [address.host for address in event.sighting.addresses]
     assert hosts == ["127.0.0.1", "10.0.0.1", "fd00::1"]
     assert event.sighting.name == "desk"
-    book.withdraw("mdns", event.sighting.key, "it said goodbye")
-    assert [type(each) for each in book.drain()] == [Changed]
+    book.withdraw("mdns", event.sighting.key, "it left")
+    assert [type(each) for each in book.drain()] == [PeerChanged]
     book.withdraw("neighbour", event.sighting.key, "it ended")
     (gone,) = book.drain()
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, PeerGone)
     assert gone.reason == "it ended"
 
 
 def test_a_bare_address_makes_way_for_the_process_that_has_it() -> None:
     """And comes back when that is gone: whoever gave it wants it tried."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     bare = sighting("", "10.0.0.1", source="given")
     book.report("given", bare)
-    assert book.drain() == [Found(bare)]
+    assert book.drain() == [PeerFound(bare)]
     process = sighting("a", "10.0.0.1", "10.0.0.2")
     book.report("mdns", process)
-    assert book.drain() == [Gone(bare, "it was found under its own name"), Found(process)]
-    book.withdraw("mdns", process.key, "it said goodbye")
-    assert book.drain() == [Gone(process, "it said goodbye"), Found(bare)]
+    assert book.drain() == [PeerGone(bare, "it was found under its own name"), PeerFound(process)]
+    book.withdraw("mdns", process.key, "it left")
+    assert book.drain() == [PeerGone(process, "it left"), PeerFound(bare)]
 
 
 def test_an_address_of_our_own_is_nobody() -> None:
     """The same list of peers can be given to all machines."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     book.exclude(own_addresses(["10.0.0.1"], 4711))
     for host in ("10.0.0.1", "localhost", "127.0.0.1"):
         book.report("given", sighting("", host, source="given"))
@@ -329,19 +338,19 @@ def test_an_address_of_our_own_is_nobody() -> None:
 
 def test_a_known_peer_makes_way_for_a_living_process_of_its_machine() -> None:
     """Its port of the last run is of no use once it is heard itself."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     known = sighting("a", "10.0.0.1", incarnation=0, port=1, source="known")
     other = sighting("b", "10.0.0.2", incarnation=0, port=1, source="known")
     book.replace("known", [known, other], "")
     assert len(book.drain()) == 2
     book.report("mdns", sighting("a", "10.0.0.1"))
     assert {each.node for each in book.sightings()} == {known.node, other.node}
-    assert book.drain()[0] == Gone(known, "it was found under its own name")
+    assert book.drain()[0] == PeerGone(known, "it was found under its own name")
 
 
 def test_a_source_is_bounded_and_pushes_out_only_its_own() -> None:
     """A flood of forged records costs memory for three hundred, and hides no neighbour."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     book.report("neighbour", sighting("b", source="neighbour"))
     for number in range(1, 5 * MAX_PER_SOURCE):
         book.report("mdns", sighting("a", incarnation=number))
@@ -353,7 +362,7 @@ def test_a_source_is_bounded_and_pushes_out_only_its_own() -> None:
 
 def test_one_process_has_a_bounded_number_of_addresses() -> None:
     """Of all sources together."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     for source in ("mdns", "known"):
         hosts = [f"{len(source)}.0.0.{number}" for number in range(10)]
         book.report(source, sighting("a", *hosts, source=source))
@@ -363,12 +372,12 @@ def test_one_process_has_a_bounded_number_of_addresses() -> None:
 
 def test_replacing_what_a_source_sees_tells_the_difference() -> None:
     """Those who stay are not mentioned."""
-    book = Book(Bell())
+    book = SightingTable(Bell())
     one, two, three = (sighting(letter, source="neighbour") for letter in "abc")
     book.replace("neighbour", [one, two], "")
     assert len(book.drain()) == 2
     book.replace("neighbour", [two, three], "its process has ended")
-    assert book.drain() == [Gone(one, "its process has ended"), Found(three)]
+    assert book.drain() == [PeerGone(one, "its process has ended"), PeerFound(three)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -385,7 +394,7 @@ def test_a_flood_of_forged_peers_is_bounded_and_stalls_nobody(
     with watchers(service, alone(tmp_path), advert("a")) as (watcher,):
         found = replace(honest, node=NodeId("f" * 32))
         for number in range(1, 3000):
-            heard = Heard(
+            heard = MdnsRecord(
                 tag=found.tag,
                 job_tag=found.job_tag,
                 node=found.node,
@@ -433,7 +442,7 @@ def test_a_record_that_becomes_somebody_else_is_not_both(service: str, tmp_path:
     """One name, one process: what it was before is gone."""
     with watchers(service, alone(tmp_path), advert("a")) as (watcher,):
         first, second = (
-            Heard(one.tag, one.job_tag, one.node, 1, 1, (Address("10.0.0.1", 1),))
+            MdnsRecord(one.tag, one.job_tag, one.node, 1, 1, (Address("10.0.0.1", 1),))
             for one in (advert("b"), advert("c"))
         )
         assert watcher.discovery._heard("name", first)

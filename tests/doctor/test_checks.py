@@ -8,21 +8,21 @@ from dataclasses import replace
 import pytest
 
 from potluck._types import NodeId
-from potluck.discovery.mdns import OLD_TAG, Heard
+from potluck.discovery.mdns import OLD_TAG, MdnsRecord
 from potluck.doctor.checks import CHECKS, diagnose
 from potluck.doctor.facts import (
     LATELY,
+    DoctorFacts,
     Finding,
-    Machine,
-    Outcome,
-    Passage,
-    Probe,
+    MachineFacts,
+    PathFacts,
+    ProbeAttempt,
+    ProbeOutcome,
     Rate,
-    Scene,
     Severity,
+    StartupError,
     TakenPort,
     Target,
-    Trouble,
 )
 from potluck.membership.topology import Battery
 from potluck.net.addresses import Address, Interface
@@ -35,18 +35,20 @@ LOOPBACK = Interface("lo", (), "it has no address that others can reach")
 TUNNEL = Interface("wg0", ("10.8.0.2",), "it belongs to a container, a virtual machine or a VPN")
 
 
-def heard(node: NodeId = OTHER, tag: str = TAG, version: int = 1) -> Heard:
+def heard(node: NodeId = OTHER, tag: str = TAG, version: int = 1) -> MdnsRecord:
     """Somebody who announces himself."""
-    return Heard(tag, "j" * 16, node, 1, version, (WHERE,))
+    return MdnsRecord(tag, "j" * 16, node, 1, version, (WHERE,))
 
 
-def target(outcome: Outcome, origin: str = "heard", *, words: str = "", life: str = "") -> Target:
+def target(
+    outcome: ProbeOutcome, origin: str = "heard", *, words: str = "", life: str = ""
+) -> Target:
     """Somebody whom this machine tried to meet at one address."""
-    node = OTHER if outcome is Outcome.MET else None
-    return Target("desk", origin, (Probe(WHERE, outcome, words, life, node),), OTHER)
+    node = OTHER if outcome is ProbeOutcome.MET else None
+    return Target("desk", origin, (ProbeAttempt(WHERE, outcome, words, life, node),), OTHER)
 
 
-HEALTHY = Scene(
+HEALTHY = DoctorFacts(
     node=ME,
     namespace="home",
     tag=TAG,
@@ -56,12 +58,12 @@ HEALTHY = Scene(
     mdns_works=True,
     heard_self=True,
     heard=(heard(),),
-    targets=(target(Outcome.MET),),
+    targets=(target(ProbeOutcome.MET),),
     seconds=3.0,
 )
 
 
-def only(scene: Scene) -> Finding:
+def only(scene: DoctorFacts) -> Finding:
     """The one thing that is found."""
     (finding,) = diagnose(scene)
     assert finding.evidence
@@ -113,7 +115,9 @@ def test_addresses_that_a_machine_gave_itself_are_suspicious() -> None:
 
 def test_multicast_that_does_not_come_back_is_blocked_here() -> None:
     """Even if others are met by their addresses."""
-    deaf = replace(HEALTHY, heard=(), heard_self=False, targets=(target(Outcome.MET, "given"),))
+    deaf = replace(
+        HEALTHY, heard=(), heard_self=False, targets=(target(ProbeOutcome.MET, "given"),)
+    )
     finding = only(deaf)
     assert finding.check == "multicast"
     assert "firewall on this machine" in finding.cause
@@ -132,7 +136,7 @@ def test_somebody_who_answers_and_is_not_heard_shows_that_multicast_does_not_pas
     origin: str,
 ) -> None:
     """An access point keeps its clients apart."""
-    finding = only(replace(HEALTHY, heard=(), targets=(target(Outcome.MET, origin),)))
+    finding = only(replace(HEALTHY, heard=(), targets=(target(ProbeOutcome.MET, origin),)))
     assert finding.check == "multicast"
     assert "does not pass between" in finding.cause
     assert "isolation" in finding.fix
@@ -141,30 +145,32 @@ def test_somebody_who_answers_and_is_not_heard_shows_that_multicast_does_not_pas
 
 def test_a_silent_port_of_a_living_machine_is_a_firewall() -> None:
     """That the machine is on is part of the evidence."""
-    blocked = target(Outcome.SILENT, life="it refuses port 9 at once")
+    blocked = target(ProbeOutcome.SILENT, life="it refuses port 9 at once")
     finding = only(replace(HEALTHY, targets=(blocked,)))
     assert finding.check == "ports"
     assert finding.cause == "A firewall blocks TCP port 4711 of desk"
     assert "it refuses port 9 at once" in finding.evidence[1]
     assert "ufw allow 4711/tcp" in finding.fix
     assert "just been switched off" not in finding.fix
-    remembered = target(Outcome.SILENT, life=f"its network card answered {LATELY}")
+    remembered = target(ProbeOutcome.SILENT, life=f"its network card answered {LATELY}")
     assert "just been switched off" in only(replace(HEALTHY, targets=(remembered,))).fix
 
 
 @pytest.mark.parametrize(
     ("outcome", "cause"),
     [
-        (Outcome.SILENT, "desk does not answer at all"),
-        (Outcome.REFUSED, "Nothing listens where desk should be"),
-        (Outcome.UNREACHABLE, "There is no way to desk"),
-        (Outcome.UNKNOWN_NAME, "There is no way to desk"),
-        (Outcome.NOT_POTLUCK, "does not behave like a node"),
-        (Outcome.FAILED, "does not behave like a node"),
-        (Outcome.DECLINED, "do not accept each other as members"),
+        (ProbeOutcome.SILENT, "desk does not answer at all"),
+        (ProbeOutcome.REFUSED, "desk is on, but Potluck is not running there"),
+        (ProbeOutcome.UNREACHABLE, "There is no route to desk"),
+        (ProbeOutcome.UNKNOWN_NAME, "There is no route to desk"),
+        (ProbeOutcome.NOT_POTLUCK, "does not behave like a node"),
+        (ProbeOutcome.FAILED, "does not behave like a node"),
+        (ProbeOutcome.DECLINED, "do not accept each other as members"),
     ],
 )
-def test_every_other_way_to_miss_somebody_has_its_sentence(outcome: Outcome, cause: str) -> None:
+def test_every_other_way_to_miss_somebody_has_its_sentence(
+    outcome: ProbeOutcome, cause: str
+) -> None:
     """With the words of the error as evidence."""
     missed = target(outcome, "given", words="so it was said.")
     finding = only(replace(HEALTHY, heard=(), targets=(missed,)))
@@ -175,13 +181,16 @@ def test_every_other_way_to_miss_somebody_has_its_sentence(outcome: Outcome, cau
 
 def test_one_address_that_works_is_enough() -> None:
     """A machine may have others that do not."""
-    probes = (Probe(WHERE, Outcome.SILENT), Probe(Address("fd00::2", 1), Outcome.MET, node=OTHER))
+    probes = (
+        ProbeAttempt(WHERE, ProbeOutcome.SILENT),
+        ProbeAttempt(Address("fd00::2", 1), ProbeOutcome.MET, node=OTHER),
+    )
     assert diagnose(replace(HEALTHY, targets=(Target("desk", "heard", probes, OTHER),))) == []
 
 
 def test_a_peer_of_an_earlier_run_may_simply_be_off() -> None:
     """That is worth a note."""
-    finding = only(replace(HEALTHY, targets=(target(Outcome.SILENT, "known"),)))
+    finding = only(replace(HEALTHY, targets=(target(ProbeOutcome.SILENT, "known"),)))
     assert finding.severity is Severity.NOTE
 
 
@@ -190,7 +199,7 @@ def test_another_tag_is_another_namespace() -> None:
     finding = only(replace(HEALTHY, heard=(heard(tag=STRANGE), heard(tag=STRANGE)), targets=()))
     assert finding.check == "namespaces"
     assert finding.severity is Severity.PROBLEM
-    assert "belongs to another namespace" in finding.cause
+    assert "belongs to another group" in finding.cause
     assert "potluck pair" in finding.fix
     assert STRANGE not in str(finding)
     assert TAG not in str(finding)
@@ -204,7 +213,7 @@ def test_beside_members_that_are_met_a_neighbours_cluster_is_only_a_note() -> No
 
 def test_another_secret_behind_a_given_address_is_a_problem_in_any_case() -> None:
     """Somebody has named it: it was meant to belong."""
-    other = target(Outcome.OTHER_NAMESPACE, "given")
+    other = target(ProbeOutcome.OTHER_NAMESPACE, "given")
     finding = only(replace(HEALTHY, targets=(*HEALTHY.targets, other)))
     assert finding.check == "namespaces"
     assert finding.severity is Severity.PROBLEM
@@ -224,7 +233,7 @@ def test_another_version_is_named_once() -> None:
     """Whether it is announced, said, or both."""
     announced = replace(HEALTHY, heard=(heard(version=9),), targets=())
     assert "announces version 9; this machine speaks 1" in only(announced).evidence[0]
-    said = target(Outcome.OTHER_VERSION, "given", words="it speaks protocol version 9")
+    said = target(ProbeOutcome.OTHER_VERSION, "given", words="it speaks protocol version 9")
     for scene in (
         replace(HEALTHY, heard=(), targets=(said,)),
         replace(announced, targets=(said,)),
@@ -245,7 +254,11 @@ def test_problems_come_first() -> None:
     scene = replace(
         HEALTHY,
         heard=(heard(), heard(THIRD, STRANGE)),
-        targets=(*HEALTHY.targets, target(Outcome.REFUSED, "known"), target(Outcome.REFUSED)),
+        targets=(
+            *HEALTHY.targets,
+            target(ProbeOutcome.REFUSED, "known"),
+            target(ProbeOutcome.REFUSED),
+        ),
     )
     severities = [finding.severity.value for finding in diagnose(scene)]
     assert severities == ["problem", "note", "note"]
@@ -256,10 +269,14 @@ def test_problems_come_first() -> None:
 
 OF_THE_WAY_ME, OF_THE_WAY_OTHER = NodeId("a" * 32), NodeId("b" * 32)
 OF_THE_WAY_WHERE = Address("10.0.0.2", 4711)
-MET = Probe(
-    OF_THE_WAY_WHERE, Outcome.MET, node=OF_THE_WAY_OTHER, skew=0.2, passage=Passage(1500, 1500)
+MET = ProbeAttempt(
+    OF_THE_WAY_WHERE,
+    ProbeOutcome.MET,
+    node=OF_THE_WAY_OTHER,
+    skew=0.2,
+    passage=PathFacts(1500, 1500),
 )
-OF_THE_WAY_HEALTHY = Scene(
+OF_THE_WAY_HEALTHY = DoctorFacts(
     node=OF_THE_WAY_ME,
     namespace="home",
     tag="t" * 26,
@@ -269,7 +286,7 @@ OF_THE_WAY_HEALTHY = Scene(
     mdns_works=True,
     heard_self=True,
     seconds=3.0,
-    machine=Machine(
+    machine=MachineFacts(
         system="Linux",
         networks=("10.0.0.1/24",),
         speeds=(("eth0", 1000),),
@@ -279,7 +296,7 @@ OF_THE_WAY_HEALTHY = Scene(
 )
 
 
-def seen(*probes: Probe, origin: str = "heard", **facts: Rate) -> Scene:
+def seen(*probes: ProbeAttempt, origin: str = "heard", **facts: Rate) -> DoctorFacts:
     """One machine, and how the attempts to meet it went."""
     return replace(
         OF_THE_WAY_HEALTHY, targets=(Target("desk", origin, probes, OF_THE_WAY_OTHER, **facts),)
@@ -293,13 +310,13 @@ def test_a_clean_bill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"), [(Outcome.SILENT, 0), (Outcome.UNREACHABLE, errno.EHOSTUNREACH)]
+    ("outcome", "code"), [(ProbeOutcome.SILENT, 0), (ProbeOutcome.UNREACHABLE, errno.EHOSTUNREACH)]
 )
 def test_a_neighbour_without_a_sign_of_life_beside_a_router_with_one(
-    outcome: Outcome, code: int
+    outcome: ProbeOutcome, code: int
 ) -> None:
     """The access point keeps its clients apart; or the neighbour sleeps, which is said too."""
-    finding = only(seen(Probe(OF_THE_WAY_WHERE, outcome, code=code), origin="given"))
+    finding = only(seen(ProbeAttempt(OF_THE_WAY_WHERE, outcome, code=code), origin="given"))
     assert finding.check == "isolation"
     assert "client isolation" in finding.cause
     assert "off or asleep" in finding.cause
@@ -308,8 +325,8 @@ def test_a_neighbour_without_a_sign_of_life_beside_a_router_with_one(
 
 def test_isolation_is_not_claimed_without_evidence() -> None:
     """A router that is silent too, another network, somebody who was met, one of an earlier run."""
-    silent = Probe(OF_THE_WAY_WHERE, Outcome.SILENT)
-    far = Probe(Address("192.168.9.9", 1), Outcome.SILENT)
+    silent = ProbeAttempt(OF_THE_WAY_WHERE, ProbeOutcome.SILENT)
+    far = ProbeAttempt(Address("192.168.9.9", 1), ProbeOutcome.SILENT)
     scenes = [
         replace(seen(silent), machine=replace(OF_THE_WAY_HEALTHY.machine, gateway_life="")),
         seen(far),
@@ -330,9 +347,9 @@ def test_isolation_is_not_claimed_without_evidence() -> None:
 
 def test_a_firewall_that_refuses_politely_is_still_a_firewall() -> None:
     """The system says that there is no route, while the machine answers elsewhere."""
-    probe = Probe(
+    probe = ProbeAttempt(
         OF_THE_WAY_WHERE,
-        Outcome.UNREACHABLE,
+        ProbeOutcome.UNREACHABLE,
         "No route to host",
         "it refuses port 9 at once",
         code=113,
@@ -345,10 +362,16 @@ def test_a_firewall_that_refuses_politely_is_still_a_firewall() -> None:
 def test_one_who_takes_connections_and_says_nothing_is_stopped() -> None:
     """Its kernel answers, its program does not."""
     finding = only(
-        seen(Probe(OF_THE_WAY_WHERE, Outcome.MUTE, "It took the connection, and said nothing."))
+        seen(
+            ProbeAttempt(
+                OF_THE_WAY_WHERE,
+                ProbeOutcome.MUTE,
+                "It accepted the connection and then did not respond.",
+            )
+        )
     )
     assert finding.check == "ports"
-    assert "its program is stopped" in finding.cause
+    assert "its process may be suspended" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -360,7 +383,9 @@ def test_one_who_takes_connections_and_says_nothing_is_stopped() -> None:
 )
 def test_machines_without_a_family_in_common(ours: str, theirs: Address, words: str) -> None:
     """The system says that there is no way to such an address."""
-    probe = Probe(theirs, Outcome.UNREACHABLE, "Network is unreachable", code=errno.ENETUNREACH)
+    probe = ProbeAttempt(
+        theirs, ProbeOutcome.UNREACHABLE, "Network is unreachable", code=errno.ENETUNREACH
+    )
     scene = replace(seen(probe), interfaces=(Interface("eth0", (ours,)),))
     finding = only(scene)
     assert finding.check == "families"
@@ -373,10 +398,10 @@ def test_machines_without_a_family_in_common(ours: str, theirs: Address, words: 
     assert only(replace(scene, targets=(Target("desk", "given", (odd,)),))).check == "ports"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.MET, Outcome.MUTE])
-def test_large_packets_that_are_lost_are_named(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [ProbeOutcome.MET, ProbeOutcome.MUTE])
+def test_large_packets_that_are_lost_are_named(outcome: ProbeOutcome) -> None:
     """Whether or not the small ones were enough to meet."""
-    finding = only(seen(replace(MET, outcome=outcome, passage=Passage(1500, 1280))))
+    finding = only(seen(replace(MET, outcome=outcome, passage=PathFacts(1500, 1280))))
     assert (finding.check, finding.severity) == ("packets", Severity.PROBLEM)
     assert "small MTU" in finding.cause
     assert "1500 bytes to 10.0.0.2:4711 does not arrive, one of 1280 does" in finding.evidence[0]
@@ -385,7 +410,7 @@ def test_large_packets_that_are_lost_are_named(outcome: Outcome) -> None:
 
 def test_a_small_mtu_that_both_know_of_is_a_note() -> None:
     """It costs speed and nothing else."""
-    finding = only(seen(replace(MET, passage=Passage(1000, 1000))))
+    finding = only(seen(replace(MET, passage=PathFacts(1000, 1000))))
     assert (finding.check, finding.severity) == ("packets", Severity.NOTE)
     assert "1000 bytes" in finding.cause
 
@@ -423,7 +448,9 @@ def test_a_clock_far_off_is_named(skew: float, words: str) -> None:
 
 def test_a_copy_of_our_key_is_named() -> None:
     """It proves our own id from another machine; one that declines for another reason does not."""
-    declined = Probe(OF_THE_WAY_WHERE, Outcome.DECLINED, "used on two machines", node=OF_THE_WAY_ME)
+    declined = ProbeAttempt(
+        OF_THE_WAY_WHERE, ProbeOutcome.DECLINED, "used on two machines", node=OF_THE_WAY_ME
+    )
     finding = only(seen(declined))
     assert finding.check == "clones"
     assert "10.0.0.2:4711, has a copy of this machine's key" in finding.cause
@@ -436,7 +463,7 @@ def test_a_copy_of_our_key_is_named() -> None:
 
 OF_THIS_MACHINE_WHERE = Address("10.0.0.2", 4711)
 OF_THIS_MACHINE_OTHER = NodeId("b" * 32)
-OF_THIS_MACHINE_HEALTHY = Scene(
+OF_THIS_MACHINE_HEALTHY = DoctorFacts(
     node=NodeId("a" * 32),
     namespace="home",
     tag="t" * 26,
@@ -449,12 +476,12 @@ OF_THIS_MACHINE_HEALTHY = Scene(
         Target(
             "desk",
             "heard",
-            (Probe(OF_THIS_MACHINE_WHERE, Outcome.MET, node=OF_THIS_MACHINE_OTHER),),
+            (ProbeAttempt(OF_THIS_MACHINE_WHERE, ProbeOutcome.MET, node=OF_THIS_MACHINE_OTHER),),
             OF_THIS_MACHINE_OTHER,
         ),
     ),
     seconds=3.0,
-    machine=Machine(
+    machine=MachineFacts(
         system="Linux",
         release="6.1.0",
         name="attic",
@@ -468,7 +495,7 @@ OF_THIS_MACHINE_HEALTHY = Scene(
 )
 
 
-def with_machine(scene: Scene = OF_THIS_MACHINE_HEALTHY, **facts: object) -> Scene:
+def with_machine(scene: DoctorFacts = OF_THIS_MACHINE_HEALTHY, **facts: object) -> DoctorFacts:
     """The same where this machine is a little different."""
     return replace(scene, machine=replace(scene.machine, **facts))  # type: ignore[arg-type]
 
@@ -480,14 +507,14 @@ def test_a_healthy_machine_gets_a_clean_bill() -> None:
 
 def test_keys_that_cannot_be_used_come_alone() -> None:
     """Nothing else was tried; the error's own advice is the fix."""
-    trouble = Trouble("Other users may read the file /k (mode 0644)", "Run: chmod 600 /k")
+    trouble = StartupError("Other users may read the file /k (mode 0644)", "Run: chmod 600 /k")
     finding = only(
         with_machine(replace(OF_THIS_MACHINE_HEALTHY, interfaces=(), targets=()), trouble=trouble)
     )
     assert finding.check == "keys"
     assert "Other users may read the file /k" in finding.evidence[0]
     assert finding.fix == "Run: chmod 600 /k"
-    assert "who may read them" in only(with_machine(trouble=Trouble("Odd", ""))).fix
+    assert "who may read them" in only(with_machine(trouble=StartupError("Odd", ""))).fix
 
 
 def test_a_host_name_that_leads_to_loopback_is_named() -> None:
@@ -501,7 +528,7 @@ def test_a_host_name_that_leads_to_loopback_is_named() -> None:
 
 def test_a_given_name_that_leads_back_here_is_a_problem() -> None:
     """Whoever answers there is this machine, or nobody."""
-    probe = Probe(Address("desk", 4711), Outcome.REFUSED, means=("127.0.1.1",))
+    probe = ProbeAttempt(Address("desk", 4711), ProbeOutcome.REFUSED, means=("127.0.1.1",))
     finding = only(replace(OF_THIS_MACHINE_HEALTHY, targets=(Target("desk", "given", (probe,)),)))
     assert (finding.check, finding.severity) == ("names", Severity.PROBLEM)
     assert "desk leads back to this machine itself (127.0.1.1)" in finding.cause
@@ -533,7 +560,7 @@ def test_a_battery_is_worth_a_note() -> None:
 
 def denied(code: int = errno.EHOSTUNREACH, host: str = "10.0.0.2") -> Target:
     """A neighbour to whom the system says that there is no way."""
-    probe = Probe(Address(host, 1), Outcome.UNREACHABLE, "No route to host", code=code)
+    probe = ProbeAttempt(Address(host, 1), ProbeOutcome.UNREACHABLE, "No route to host", code=code)
     return Target("desk", "given", (probe,))
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from potluck import _platform
 from potluck.doctor import facts
 from potluck.doctor.facts import (
-    Passage,
+    PathFacts,
     TakenPort,
     gather_machine,
     holder_of,
@@ -31,12 +32,12 @@ def test_signs_of_life_are_looked_for_on_other_doors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A refusal, an answer, a network card; or nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        number = door.getsockname()[1]
-        monkeypatch.setattr(facts, "DOORS", (number,))
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        number = port.getsockname()[1]
+        monkeypatch.setattr(facts, "PROBED_PORTS", (number,))
         assert signs_of_life("127.0.0.1") == f"it answers on port {number}"
     assert signs_of_life("127.0.0.1") == f"it refuses port {number} at once"
-    monkeypatch.setattr(facts, "DOORS", ())
+    monkeypatch.setattr(facts, "PROBED_PORTS", ())
     arp = tmp_path / "arp"
     arp.write_text(
         "IP address       HW type     Flags       HW address            Mask     Device\n"
@@ -75,8 +76,8 @@ def test_names_lead_to_addresses_or_nowhere() -> None:
 
 def test_the_holder_of_a_port_is_named() -> None:
     """By name and number; nobody holds a port where none listens."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        number = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        number = port.getsockname()[1]
         assert f"(process {os.getpid()})" in holder_of(number)
     assert holder_of(number) == ""
 
@@ -88,10 +89,11 @@ def test_the_router_is_read_from_the_systems_table(
     table = tmp_path / "route"
     table.write_text("Iface Destination Gateway Flags\neth0 0000000A 00000000 0001 0 0 0 0 0 0 0\n")
     assert router(table) == ""
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(_platform, "IS_MACOS", True)
     monkeypatch.setattr(facts, "_output_of", lambda *_: "  gateway: 10.0.0.254\n  x: y\n")
     assert router() == "10.0.0.254"
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(_platform, "IS_MACOS", False)
+    monkeypatch.setattr(_platform, "IS_WINDOWS", True)
     assert router() == ""
 
 
@@ -104,7 +106,7 @@ def test_windows_is_asked_what_it_takes_the_network_for(monkeypatch: pytest.Monk
         asked.extend(command)
         return "Public\r\n"
 
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(_platform, "IS_WINDOWS", True)
     monkeypatch.setattr(facts, "_output_of", answer)
     assert gather_machine([]).network_category == "Public"
     assert "(Get-NetConnectionProfile).NetworkCategory" in asked
@@ -116,8 +118,8 @@ def test_windows_is_asked_what_it_takes_the_network_for(monkeypatch: pytest.Monk
 
 def test_what_arrives_has_passed() -> None:
     """The other side's kernel says so, even if its program never looks."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        passage = measure_passage(Address(*door.getsockname()))
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        passage = measure_passage(Address(*port.getsockname()))
     assert passage is not None
     assert passage.passes == passage.packet > 1500
 
@@ -130,15 +132,15 @@ def test_the_largest_size_that_passes_is_looked_for(monkeypatch: pytest.MonkeyPa
         return size or 1500, 0 < size <= limit
 
     monkeypatch.setattr(facts, "_try", lose)
-    assert measure_passage(Address("10.0.0.2", 1)) == Passage(1500, 1280)
+    assert measure_passage(Address("10.0.0.2", 1)) == PathFacts(1500, 1280)
     limit = 100
     assert measure_passage(Address("10.0.0.2", 1)) is None
 
 
 def test_where_nobody_listens_nothing_is_told() -> None:
     """And no error leaves the door."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = Address(*door.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        address = Address(*port.getsockname())
     assert measure_passage(address) is None
 
 

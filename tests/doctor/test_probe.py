@@ -11,32 +11,32 @@ import pytest
 
 from potluck.backend.port import NodePort
 from potluck.doctor import probe
-from potluck.doctor.facts import Outcome
-from potluck.doctor.probe import Consulting
+from potluck.doctor.facts import ProbeOutcome
+from potluck.doctor.probe import PeerThroughput
 from potluck.doctor.probe import probe as probe_probe
 from potluck.identity.namespace import NetworkNamespace, Protection
 from potluck.identity.node import NodeIdentity
 from potluck.membership.topology import Battery, NodeProfile
 from potluck.net.addresses import Address
 from potluck.net.secure_socket import Security
-from potluck.trust.membership_store import Membership
+from potluck.trust.membership_store import TrustStore
 from support.threads import PATIENCE
 
 CONSULTING_LAB = NetworkNamespace("lab", b"l" * 32, protection=Protection.PASSPHRASE)
 
 
 @contextlib.contextmanager
-def doctor(letter: str, job: str = "looking", *, plugged: bool = True) -> Iterator[Consulting]:
+def doctor(letter: str, job: str = "looking", *, plugged: bool = True) -> Iterator[PeerThroughput]:
     """Somebody who looks around."""
     security = Security(CONSULTING_LAB, NodeIdentity(letter.encode() * 32))
     with NodePort(security=security) as port:
         profile = NodeProfile(host=letter, battery=Battery(50, plugged=plugged))
-        one = Consulting(port, job, profile)
+        one = PeerThroughput(port, job, profile)
         yield one
         one.close()
 
 
-def where(one: Consulting) -> list[Address]:
+def where(one: PeerThroughput) -> list[Address]:
     """Where it is."""
     return [Address("127.0.0.1", one.port.port)]
 
@@ -47,7 +47,7 @@ def test_a_rate_is_measured_and_the_battery_told(monkeypatch: pytest.MonkeyPatch
     with doctor("a") as one, doctor("b", plugged=False) as other:
         rate = one.ask(where(other))
         assert rate is not None
-        assert rate.octets > 1_000_000
+        assert rate.bytes_per_second > 1_000_000
         assert rate.host == "127.0.0.1"
         assert rate.is_on_battery
 
@@ -69,25 +69,25 @@ def test_one_who_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(probe, "SENDING", 0.1)
     with doctor("a") as one, doctor("b") as other:
         rate = one.ask(where(other))
-        assert rate is None or rate.octets > 0
+        assert rate is None or rate.bytes_per_second > 0
 
 
 # --------------------------------------------------------------------------------------------------
 # Trying to meet somebody: every way in which that ends is told apart, and it always ends.
 
 
-def circle(letter: str) -> NetworkNamespace:
+def group(letter: str) -> NetworkNamespace:
     """A namespace without a roster: whoever has the secret is a member."""
     return NetworkNamespace("lab", letter.encode() * 32, protection=Protection.PASSPHRASE)
 
 
-LAB, ATTIC = circle("l"), circle("a")
+LAB, ATTIC = group("l"), group("a")
 
 
 @pytest.fixture
-def members() -> Membership:
+def members() -> TrustStore:
     """Who we are."""
-    return Membership(Security(LAB, NodeIdentity(b"m" * 32)))
+    return TrustStore(Security(LAB, NodeIdentity(b"m" * 32)))
 
 
 @contextlib.contextmanager
@@ -101,43 +101,43 @@ def node(namespace: NetworkNamespace) -> Iterator[tuple[Address, NodePort]]:
 @contextlib.contextmanager
 def somebody(act: Callable[[socket.socket], None]) -> Iterator[Address]:
     """Any other program, which takes one caller."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as port:
 
         def serve() -> None:
-            with door.accept()[0] as line:
+            with port.accept()[0] as line:
                 line.settimeout(PATIENCE)
                 act(line)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield Address("127.0.0.1", door.getsockname()[1])
+        yield Address("127.0.0.1", port.getsockname()[1])
         thread.join(PATIENCE)
 
 
-def test_a_member_is_met_and_named(members: Membership) -> None:
+def test_a_member_is_met_and_named(members: TrustStore) -> None:
     """Proved by TLS, on the very port that nodes use."""
     with node(LAB) as (address, port):
         result = probe_probe(members, address)
-        assert result.outcome is Outcome.MET
+        assert result.outcome is ProbeOutcome.MET
         assert result.node == port.process.node
         assert result.skew is not None
         assert abs(result.skew) < PATIENCE
 
 
-def test_another_secret_is_another_namespace(members: Membership) -> None:
+def test_another_secret_is_another_namespace(members: TrustStore) -> None:
     """Found out without telling it ours."""
     with node(ATTIC) as (address, _):
-        assert probe_probe(members, address).outcome is Outcome.OTHER_NAMESPACE
+        assert probe_probe(members, address).outcome is ProbeOutcome.OTHER_NAMESPACE
 
 
 def test_another_version_is_told_by_its_words(
-    members: Membership, monkeypatch: pytest.MonkeyPatch
+    members: TrustStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS still works; the first frame does not."""
     monkeypatch.setattr("potluck.net.listener.Greeting", _Newer)
     with node(LAB) as (address, _):
         result = probe_probe(members, address)
-        assert result.outcome is Outcome.OTHER_VERSION
+        assert result.outcome is ProbeOutcome.OTHER_VERSION
         assert "protocol version" in result.words
 
 
@@ -154,44 +154,47 @@ class _Newer:
         raise VersionMismatch(99)
 
 
-def test_a_port_where_nobody_listens_refuses(members: Membership) -> None:
+def test_a_port_where_nobody_listens_refuses(members: TrustStore) -> None:
     """At once."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = Address("127.0.0.1", door.getsockname()[1])
-    assert probe_probe(members, address).outcome is Outcome.REFUSED
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        address = Address("127.0.0.1", port.getsockname()[1])
+    assert probe_probe(members, address).outcome is ProbeOutcome.REFUSED
 
 
-def test_a_name_that_nobody_knows(members: Membership) -> None:
+def test_a_name_that_nobody_knows(members: TrustStore) -> None:
     """The resolver's words are kept."""
     result = probe_probe(members, Address("no-such-machine.invalid", 1))
-    assert result.outcome is Outcome.UNKNOWN_NAME
-    assert "nobody knows this name" in result.words
+    assert result.outcome is ProbeOutcome.UNKNOWN_NAME
+    assert "the name is unknown" in result.words
 
 
-def test_an_address_without_a_way_there(members: Membership) -> None:
+def test_an_address_without_a_way_there(members: TrustStore) -> None:
     """The system says so by itself."""
     result = probe_probe(members, Address("255.255.255.255", 1))
-    assert result.outcome is Outcome.UNREACHABLE
+    assert result.outcome is ProbeOutcome.UNREACHABLE
     assert result.words
 
 
-def test_another_program_is_not_potluck(members: Membership) -> None:
+def test_another_program_is_not_potluck(members: TrustStore) -> None:
     """One that greets in clear, and one that hangs up."""
     with somebody(lambda line: line.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as address:
-        assert probe_probe(members, address).outcome is Outcome.NOT_POTLUCK
+        assert probe_probe(members, address).outcome is ProbeOutcome.NOT_POTLUCK
     with somebody(lambda line: None) as address:
-        assert probe_probe(members, address).outcome in {Outcome.FAILED, Outcome.NOT_POTLUCK}
+        assert probe_probe(members, address).outcome in {
+            ProbeOutcome.FAILED,
+            ProbeOutcome.NOT_POTLUCK,
+        }
 
 
 def test_one_who_says_nothing_does_not_hold_us_up(
-    members: Membership, monkeypatch: pytest.MonkeyPatch
+    members: TrustStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time for talking is bounded too."""
-    monkeypatch.setattr(probe, "TALKING", 0.2)
+    monkeypatch.setattr(probe, "HANDSHAKE_TIMEOUT", 0.2)
     with somebody(_read_all) as address:
         result = probe_probe(members, address)
-        assert result.outcome is Outcome.MUTE
-        assert "said nothing" in result.words
+        assert result.outcome is ProbeOutcome.MUTE
+        assert "did not respond" in result.words
 
 
 def _read_all(line: socket.socket) -> None:

@@ -65,7 +65,7 @@ def test_first_use_creates_a_private_namespace_silently(home: Path) -> None:
 
 
 def test_processes_that_start_at_once_share_one_namespace(home: Path) -> None:
-    """Eight first starts at the same moment end up in the same circle."""
+    """Eight first starts at the same moment end up in the same group."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _STARTER],
@@ -109,7 +109,7 @@ def test_home_is_the_default_among_several_in_use() -> None:
     """With no "home" among them, one has to choose."""
     for name in ("lab", "attic"):
         NetworkNamespace.generate(name).save()
-    with pytest.raises(UnknownNamespace, match=r"attic, lab\. Say which one with --namespace"):
+    with pytest.raises(UnknownNamespace, match=r"attic, lab\. Choose one with --namespace"):
         NetworkNamespace.load_or_create()
     NetworkNamespace.generate("home").save()
     assert NetworkNamespace.load_or_create().name == "home"
@@ -117,10 +117,10 @@ def test_home_is_the_default_among_several_in_use() -> None:
 
 def test_loading_what_is_not_kept_names_what_is() -> None:
     """A typing mistake is seen at once."""
-    with pytest.raises(UnknownNamespace, match="Those it knows: none"):
+    with pytest.raises(UnknownNamespace, match="Its groups: none"):
         NetworkNamespace.load("lab")
     NetworkNamespace.generate("lab").save()
-    with pytest.raises(UnknownNamespace, match=r"'lba'.*Those it knows: lab") as caught:
+    with pytest.raises(UnknownNamespace, match=r"'lba'.*Its groups: lab") as caught:
         NetworkNamespace.load("lba")
     assert isinstance(caught.value, LookupError)
 
@@ -165,7 +165,7 @@ def test_ordinary_names_are_accepted(name: str) -> None:
 )
 def test_names_that_could_leave_the_directory_are_refused(name: str) -> None:
     """Also names that some system would read differently."""
-    with pytest.raises(InvalidNamespaceName, match="cannot be the name"):
+    with pytest.raises(InvalidNamespaceName, match="not a valid group name"):
         NetworkNamespace.generate(name)
     with pytest.raises(InvalidNamespaceName):
         NamespaceFiles(Path("/nowhere"), name)
@@ -233,7 +233,7 @@ def test_a_passphrase_stays_one_when_it_is_kept(home: Path) -> None:
     assert kept == namespace
     assert kept.is_kept
     assert kept.protection is Protection.PASSPHRASE
-    with pytest.raises(UnsupportedOperation, match="Agree on another passphrase"):
+    with pytest.raises(UnsupportedOperation, match="Choose another passphrase"):
         kept.rotated()
     NetworkNamespace.generate("lab").save(replace=True)
     assert NetworkNamespace.load("lab").protection is Protection.SECRET
@@ -262,7 +262,7 @@ def test_a_weak_passphrase_is_refused() -> None:
 
 def test_an_open_namespace_warns_and_is_the_same_for_everybody() -> None:
     """Encrypted, but anybody may come in; it is never kept."""
-    with pytest.warns(SecurityWarning, match="everybody on this network can join"):
+    with pytest.warns(SecurityWarning, match="any machine on this network can join"):
         one = NetworkNamespace.open()
     with pytest.warns(SecurityWarning):
         two = NetworkNamespace.open()
@@ -401,7 +401,7 @@ def test_a_namespace_in_use_is_not_replaced() -> None:
 
 
 def test_a_rotation_keeps_the_roster() -> None:
-    """It is the same circle under a new secret."""
+    """It is the same group under a new secret."""
     namespace = NetworkNamespace.generate()
     namespace.save()
     namespace.roster_path.write_text("all of us")
@@ -450,7 +450,7 @@ def test_a_secret_that_others_may_read_is_refused(home: Path) -> None:
 
 
 def test_a_damaged_secret_is_never_replaced_silently(home: Path) -> None:
-    """Otherwise a machine would leave its circle without a word."""
+    """Otherwise a machine would leave its group without a word."""
     NetworkNamespace.load_or_create()
     file = home / "namespaces" / "home" / "secret"
     file.write_bytes(b"half")

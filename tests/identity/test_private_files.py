@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_of_ours(tmp_path: Path) -> Non
         (b"", "must have 32 bytes and has 0"),
         (b"x" * 31, "must have 32 bytes and has 31"),
         (b"x" * 33, "must have 32 bytes and has more"),
-        (bytes(32), "nothing but zeros"),
+        (bytes(32), "only zeros"),
     ],
 )
 def test_a_damaged_key_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -238,7 +238,7 @@ def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:
     """A stopped holder makes others fail with an explanation, not hang."""
     with (
         exclusive_lock(tmp_path / "lock"),
-        pytest.raises(Timeout, match="may be stopped") as caught,
+        pytest.raises(Timeout, match="may be suspended") as caught,
         exclusive_lock(tmp_path / "lock", patience=0.05),
     ):
         pass
@@ -255,7 +255,7 @@ def test_an_unusable_lock_file_is_an_error_of_ours(
     def unsupported(_: int) -> bool:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(private_files, "_lock", unsupported)
+    monkeypatch.setattr(private_files, "lock_file", unsupported)
     with pytest.raises(IoError, match=r"No locks available\. Set POTLUCK_HOME"):
         maybe_lock(tmp_path / "lock")
 

@@ -13,14 +13,14 @@ import pytest
 
 from potluck import HandshakeRefused, NetworkNamespace, NodeIdentity, TcpBackend
 from potluck._types import NodeId
-from potluck.backend.lanes import OpenLane, dial_lane
+from potluck.backend.lanes import OpenConnection, dial_lane
 from potluck.backend.mesh import MeshBackend
 from potluck.net.opening import await_answer, exchange_hello
 from potluck.net.secure_socket import OpeningSocket, Security
 from potluck.net.tcp import make_poller
 from potluck.net.tls import NodeMismatch
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Table
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import Join, OpenReply, OpenRequest, RankEndpoint, Table
 from support.newcomers import dial, is_open, meet, start_rank_0
 from support.place import Place
 from support.ranks import Ranks, new_master, start_together
@@ -152,18 +152,18 @@ class Member:
 
     def join(self, rank: int, claimed: str) -> OpeningSocket:
         """Ask for a rank, in the name of some node."""
-        peer = Peer(hosts=["127.0.0.1"], port=1, name="somewhere", node=claimed)
+        peer = RankEndpoint(hosts=["127.0.0.1"], port=1, name="somewhere", node=claimed)
         line = self.dial()
         with closed_on_error(line):
-            exchange_hello(line, Join(rank=rank, world_size=3, peer=peer), LaneOpened, soon())
+            exchange_hello(line, Join(rank=rank, world_size=3, peer=peer), OpenReply, soon())
         return line
 
-    def open_lane(self, table: Table, rank: int, purpose: str = "messages") -> OpenLane:
+    def open_lane(self, table: Table, rank: int, purpose: str = "messages") -> OpenConnection:
         """Connect as a rank."""
         line = self.dial(table.peers[0].node)
-        lane = Lane(table.session, rank, 0, purpose)
+        lane = OpenRequest(table.session, rank, 0, purpose)
         with closed_on_error(line):
-            return dial_lane(line, lane, Membership(self.security), soon())
+            return dial_lane(line, lane, TrustStore(self.security), soon())
 
 
 @contextlib.contextmanager
@@ -193,17 +193,17 @@ def test_a_member_cannot_pose_as_another(ranks: Ranks) -> None:
         with contextlib.closing(double.join(2, claimed=honest.id)):
             table = await_answer(waiting, Table, soon())
     assert [peer.node for peer in table.peers[1:]] == [honest.id, double.id]
-    with pytest.raises(HandshakeRefused, match="rank 1 joined as another node"):
+    with pytest.raises(HandshakeRefused, match="another node joined as rank 1"):
         double.open_lane(table, 1)
     with pytest.raises(NodeMismatch, match=f"instead of .*{honest.id}"):
         double.dial(expected=honest.id)
     first, second = honest.open_lane(table, 1), double.open_lane(table, 2)
-    with pytest.raises(HandshakeRefused, match=r"joined as another node|is complete"):
+    with pytest.raises(HandshakeRefused, match=r"another node joined as rank|is complete"):
         double.open_lane(table, 1, "everything")
     with contextlib.closing(second.sock), MeshBackend(1, 3, make_poller()) as mesh:
         mesh.add_link(0, first.stream(), first.seal, first.first)
         mesh.send(b"honest", 0, timeout=PATIENCE)
         assert zero.value() == "honest"
-    for reason in ("rank 1 is already here", "rank 1 joined as another node"):
+    for reason in ("rank 1 is already here", "another node joined as rank 1"):
         assert re.search(f"refused .*{double.id}.*{reason}", zero.log)
     assert f"node {honest.id}" not in zero.log

@@ -11,18 +11,34 @@ from support.hosts import Hosts
 from support.paired_hosts import pair, variables
 from support.threads import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 RATE = 200_000_000 / 8  # bytes per second of the cable
 
 
 @pytest.mark.netns
 def test_two_machines_measure_the_cable_between_them(tmp_path: Path) -> None:
-    """Both say the same: the cable's rate, and that compression pays on it."""
-    with Hosts("alpha beta", rate="200mbit") as hosts:
-        alpha, beta = hosts.values()
+    """Both say the same: the cable's rate, that compression pays on it, and who is missing."""
+    with Hosts("alpha beta gamma", rate="200mbit") as hosts:
+        alpha, beta, gamma = hosts.values()
+        pair(tmp_path, alpha, gamma)
         pair(tmp_path, alpha, beta)
+        early = subprocess.run(
+            beta.command([str(COMMAND), "bench", "--timeout", "2"]),
+            capture_output=True,
+            check=False,
+            text=True,
+            env=variables(tmp_path, beta),
+            timeout=PATIENCE,
+        )
+        assert early.returncode == 3
+        assert early.stderr.endswith(
+            "potluck: Gave up after 2 s: 1 of 3 came (beta); missing: alpha, gamma. "
+            "Run `potluck bench` there as well.\n"
+        )
         runs = [
             subprocess.Popen(
-                host.command([str(COMMAND), "bench", "--quick", "--json"]),
+                host.command([str(COMMAND), "bench", "--nodes", "2", "--quick", "--json"]),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -33,6 +49,7 @@ def test_two_machines_measure_the_cable_between_them(tmp_path: Path) -> None:
         told = [run.communicate(timeout=PATIENCE) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
     facts = [json.loads(said) for said, _ in told]
+    assert [each.pop("absent") for each in facts] == [["gamma"], ["gamma"]]
     assert facts[0] == facts[1]
     assert sorted(facts[0]["nodes"]) == ["alpha", "beta"]
     for link in facts[0]["links"]:

@@ -16,9 +16,9 @@ from support.place import Place
 from support.ranks import Ranks
 from support.threads import PATIENCE
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
-# Neither these nor the circle's name are words of the list that codes are made of.
+# Neither these nor the group's name are words of the list that codes are made of.
 NAMES = "alpha beta"
 CIRCLE = "zz-circle-of-zelda"
 PAYLOAD = b"the weights of layer seven! "
@@ -113,7 +113,7 @@ def found(wanted: list[bytes], packets: bytes) -> list[bytes]:
 
 
 def test_a_capture_of_a_whole_run_holds_nothing_to_use(ranks: Ranks, tmp_path: Path) -> None:
-    """Neither code nor secret nor payload nor the circle's name; the two names are public."""
+    """Neither code nor secret nor payload nor the group's name; the two names are public."""
     file = tmp_path / "capture"
     with Hosts(NAMES) as hosts, captured(hosts["alpha"], file):
         alpha, beta = hosts.values()

@@ -22,6 +22,8 @@ from support.clusters import new_job
 from support.hosts import Host, Hosts
 from support.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 logger = logging.getLogger(__name__)
 
 A_WHILE = 45.0  # seconds in the usual tests

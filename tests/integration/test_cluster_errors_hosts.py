@@ -13,7 +13,7 @@ from support.firewalls import drop
 from support.hosts import Host, Hosts
 from support.ranks import Rank, Ranks
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 

@@ -24,7 +24,7 @@ from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 AT_LATEST = 10.0  # seconds to go on without a machine that fell silent: three, and some for others
 

@@ -11,7 +11,7 @@ import pytest
 
 from potluck import DistributedContext, GradientCompressor, NetworkNamespace, TcpBackend
 from potluck.collective.call import Work
-from potluck.collective.compressed import Exchange
+from potluck.collective.compressed import CompressedExchange
 from potluck.compression.base import Codec, Floats
 from potluck.compression.codecs import BFloat16, Int8, OneBit
 from potluck.compression.sparse import Sparse
@@ -120,7 +120,7 @@ def spoiling(kind: type, name: str, spoil: Callable[[Any], None]) -> Iterator[No
     method, decode, unpack = getattr(kind, name), Codec.decode, Sparse.unpack
 
     def lie(self: Any, *rest: Any) -> Any:
-        if kind is Exchange:
+        if kind is CompressedExchange:
             said, counts = rest[0].copy(), rest[1:]
             spoil(said)
             heard = method(self, said, *counts).reshape(-1, said.size)
@@ -166,11 +166,21 @@ LIES: dict[str, tuple[str, type, str, Callable[[Any], None]]] = {
     "more values than there are": ("topk:0.01", Sparse, "pack", setting(0, 1 << 50, np.uint64)),
     "another coding": ("topk:0.01", Sparse, "pack", setting(16, 9)),
     "indices beyond the end": ("topk:0.01", Sparse, "pack", lambda data: data[-400:].fill(254)),
-    "a size below zero": ("topk:0.01", Exchange, "gather", setting(0, -5, np.int64)),
-    "a step in the far future": ("random:0.01", Exchange, "gather", setting(1, 1 << 60, np.int64)),
-    "a step before the first": ("powersgd:2", Exchange, "gather", setting(1, -1, np.int64)),
-    "another tensor": ("powersgd:2", Exchange, "gather", setting(2, 7, np.int64)),
-    "a method that is not known": ("auto", Exchange, "gather", setting(0, 77, np.int64)),
+    "a size below zero": ("topk:0.01", CompressedExchange, "gather", setting(0, -5, np.int64)),
+    "a step in the far future": (
+        "random:0.01",
+        CompressedExchange,
+        "gather",
+        setting(1, 1 << 60, np.int64),
+    ),
+    "a step before the first": (
+        "powersgd:2",
+        CompressedExchange,
+        "gather",
+        setting(1, -1, np.int64),
+    ),
+    "another tensor": ("powersgd:2", CompressedExchange, "gather", setting(2, 7, np.int64)),
+    "a method that is not known": ("auto", CompressedExchange, "gather", setting(0, 77, np.int64)),
 }
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from potluck import Cluster, ElasticSampler, ElasticTrainer, TrainingState
 from potluck.apps.cli.main import app
 from potluck.apps.dashboard.server import Dashboard
 from support.browser import Browser, Page, browser
 from support.cluster_programs import Crowd
 from support.clusters import clusters, new_job
 from support.ranks import Ranks
-from support.threads import eventually
+from support.threads import eventually, together
 from support.web import dashboard
 
 SHOWN_WITHIN = 2.0  # seconds from a node's end to its being shown as gone
@@ -84,7 +87,7 @@ def test_the_page_serves_phones_keyboards_and_screen_readers(chromium: Browser) 
     """Nothing is wider than a phone; Tab walks through the nodes; everything has a name."""
     with clusters(3, name="<img src=x onerror=alert(1)>") as nodes:
         nodes[0].wait_until_active(10)
-        with dashboard(nodes[0]._backend.job) as served:  # type: ignore[attr-defined]
+        with dashboard(nodes[0]._backend.job) as served:
             page = opened(chromium, served, 3)
             assert page.value("document.querySelectorAll('#graph img, #nodes img').length") == 0
             assert "<img src=x onerror=alert(1)>" in page.text()
@@ -141,7 +144,9 @@ def test_a_page_finds_its_dashboard_again(chromium: Browser) -> None:
         page.wait_for(f"{state} === 'live'")
         assert page.value("location.href") == f"http://127.0.0.1:{first.port}/"
         assert page.value("document.cookie") == ""  # no script can read it
-        page.wait_for("document.getElementById('headline').textContent.startsWith('Nobody in')")
+        page.wait_for(
+            "document.getElementById('headline').textContent.startsWith('No job is running')"
+        )
     finally:
         first.close()
     page.wait_for(f"{state} === 'lost'")
@@ -158,7 +163,7 @@ def test_failed_operations_lead_to_what_failed(chromium: Browser) -> None:
             with pytest.raises(TypeError) as failure:
                 nodes[0].all_reduce("soup")
             reasons.add(str(failure.value))
-        with dashboard(nodes[0]._backend.job) as served:  # type: ignore[attr-defined]
+        with dashboard(nodes[0]._backend.job) as served:
             page = opened(chromium, served, 2)
             link = "document.querySelector('#facts a')"
             page.wait_for(f"{link}?.textContent === '3 all_reduce: why?'")
@@ -169,3 +174,42 @@ def test_failed_operations_lead_to_what_failed(chromium: Browser) -> None:
             page.wait_for(f"document.getElementById('events').innerText.includes({event!r})")
             assert page.value("document.getElementById('events').innerText").count(event) == 1
             assert page.complaints == []
+
+
+FACTS = """Object.fromEntries([...document.querySelectorAll("#facts > div")].map(({ children }) =>
+    [children[0].textContent, [children[1].textContent, children[2].textContent]]))"""
+
+
+def test_samples_and_steps_are_those_of_the_job(chromium: Browser) -> None:
+    """Not summed over ranks that all tell the same, and with the time that a step really takes."""
+    steps, batch, pause = 40, 30, 0.05
+
+    def train(node: Cluster) -> tuple[float, float]:
+        sampler = ElasticSampler(100_000, seed=1)
+        weights = np.zeros(4)
+        trainer = ElasticTrainer(
+            node, TrainingState(model=weights), lambda _: None, sampler=sampler, batch=batch
+        )
+        times = []
+        with trainer:
+            for _ in range(steps):
+                trainer.take()
+                time.sleep(pause)
+                trainer.step(np.ones(4))
+                times.append(time.monotonic())
+        pace = (times[-1] - times[0]) / (steps - 1)
+        return pace, batch / pace
+
+    with clusters(2) as nodes:
+        nodes[0].wait_until_active(10)
+        with dashboard(nodes[0]._backend.job) as served:
+            page = opened(chromium, served, 2)
+            paces = together(*(lambda node=node: train(node) for node in nodes))
+            page.wait_for(f"{FACTS}.step?.[0] === '{steps}'")
+            facts = page.value(FACTS)
+    true_pace, true_rate = paces[0]
+    assert facts["samples"][1] == "all ranks"
+    assert float(facts["samples"][0].removesuffix("/s")) == pytest.approx(true_rate, rel=0.3)
+    number, unit, *rest = facts["step"][1].split()
+    assert rest == ["per", "step"]
+    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(true_pace, rel=0.3)

@@ -161,7 +161,7 @@ def test_the_error_says_how_the_rank_ended(ranks: Ranks) -> None:
     _, left = end_rank_2(ranks, "exit_without_closing", "recv")
     assert all("it closed its backend" in failure["text"] for failure in left)
     _, crashed = end_rank_2(ranks, "wait_to_be_killed", "recv")
-    assert all("ended without closing" in failure["text"] for failure in crashed)
+    assert all("its process ended" in failure["text"] for failure in crashed)
 
 
 def go_on_without(place: Place) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,35 +41,38 @@ def test_processes_of_one_machine_meet_without_a_network(tmp_path: Path) -> None
             newcomer.wait_for("found", first.me)
 
 
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """Three on one switch, for tests that leave their network as it is."""
+    with Hosts("alpha beta gamma") as made:
+        yield made
+
+
 @pytest.mark.netns
-def test_machines_meet_from_a_cold_start(tmp_path: Path) -> None:
-    """Three hosts on one switch, by multicast, each with an address of both families."""
-    with (
-        Hosts("alpha beta gamma") as hosts,
-        seekers(*(Seeker(tmp_path / name, host=host) for name, host in hosts.items())) as crowd,
-    ):
+def test_machines_meet_from_a_cold_start(hosts: Hosts, tmp_path: Path) -> None:
+    """By multicast, each with an address of both families."""
+    with seekers(*(Seeker(tmp_path / name, host=host) for name, host in hosts.items())) as crowd:
         assert_meet(crowd, source="mdns")
         addresses = crowd[0].wait_for("found", crowd[1].me)["addresses"]
         beta = hosts["beta"]
         assert addresses[0] == f"{beta.ipv4}:4711"
         assert f"[{beta.ipv6}]:4711" in addresses
         crowd[2].leave()
-        assert crowd[0].wait_for("gone", crowd[2].me)["reason"] == "it said goodbye"
+        assert crowd[0].wait_for("gone", crowd[2].me)["reason"] == "it left"
 
 
 @pytest.mark.netns
-def test_namespaces_and_jobs_on_one_switch_never_mix(tmp_path: Path) -> None:
+def test_namespaces_and_jobs_on_one_switch_never_mix(hosts: Hosts, tmp_path: Path) -> None:
     """Of two processes on each of two machines only two belong together."""
-    with Hosts("alpha beta") as hosts:
-        alpha, beta = hosts.values()
-        with seekers(
-            Seeker(tmp_path / "alpha", host=alpha, port=5001),
-            Seeker(tmp_path / "beta", host=beta, port=5001),
-            Seeker(tmp_path / "alpha", host=alpha, port=5002, letter="x"),
-            Seeker(tmp_path / "beta", host=beta, port=5002, job="other.py"),
-        ) as (one, other, stranger, colleague):
-            assert_meet([one, other])
-            assert stranger.found() == colleague.found() == set()
+    alpha, beta = hosts["alpha"], hosts["beta"]
+    with seekers(
+        Seeker(tmp_path / "alpha", host=alpha, port=5001),
+        Seeker(tmp_path / "beta", host=beta, port=5001),
+        Seeker(tmp_path / "alpha", host=alpha, port=5002, letter="x"),
+        Seeker(tmp_path / "beta", host=beta, port=5002, job="other.py"),
+    ) as (one, other, stranger, colleague):
+        assert_meet([one, other])
+        assert stranger.found() == colleague.found() == set()
 
 
 @pytest.mark.netns

@@ -11,7 +11,7 @@ from support.hosts import Hosts
 from support.seekers import Seeker, seekers
 from support.threads import eventually
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 
 def test_avahi_and_potluck_live_on_one_machine(tmp_path: Path) -> None:

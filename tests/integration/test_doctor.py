@@ -11,7 +11,7 @@ from support.firewalls import block_multicast, drop, isolate, keep_apart
 from support.hosts import Hosts
 from support.patients import Doctor, admit, examine, nodes_on, problems
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 
 def test_a_healthy_network_and_one_without_multicast(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_every_injected_fault_is_named(tmp_path: Path) -> None:
     assert addresses["newer"] in found["versions"]
     notes = [finding for finding in clinic["findings"] if finding["check"] == "namespaces"]
     assert len(notes) == 1  # only a note: the healthy one was met
-    assert f"{addresses['stranger']}:52416 belongs to another namespace" in notes[0]["cause"]
+    assert f"{addresses['stranger']}:52416 belongs to another group" in notes[0]["cause"]
     assert addresses["healthy"] not in str(clinic["findings"])
     assert len(problems(clinic)) == 2
     assert len(clinic["met"]) == 1

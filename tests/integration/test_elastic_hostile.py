@@ -16,6 +16,8 @@ from support.place import Place
 from support.ranks import Rank, Ranks
 from support.threads import PATIENCE, eventually
 
+pytestmark = pytest.mark.slow
+
 MEMORY = 96 << 20  # bytes that an honest member may use more because of a hostile one
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +15,8 @@ from potluck.training.checkpoint import latest
 from support.clusters import new_job
 from support.command import started
 from support.threads import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """\
 import os, sys, time
@@ -61,6 +64,13 @@ def test_after_a_power_cut_another_number_of_workers_goes_on(tmp_path: Path) -> 
     with started("run", *job, "--resume", "--per-node", "3", str(script), str(goal)) as second:
         said, notes = second.communicate(timeout=3 * PATIENCE)
     assert second.returncode == 0, notes
+    resumed = [each for each in notes.splitlines() if "Resumed from" in each]
+    assert len(resumed) == 3, notes  # a line for each worker
+    for each in resumed:
+        assert re.search(
+            rf"Resumed from step {found.step} \(checkpoint of \d{{4}}-\d\d-\d\d ", each
+        )
+        assert each.endswith(f", folder {found.folder})")
     expected = 1 - 0.9**goal
     line = f"from {found.step} to {goal}, {1000 - 10 * goal % 1000} left, {expected:.6f}"
     assert said.count(line) == 3, said + notes

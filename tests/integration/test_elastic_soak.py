@@ -1,6 +1,6 @@
 """Elastic training under many random kills, pauses and joins, which do not wait for each other.
 
-A few of them are part of the usual tests; `make soak` does 200 of them with each of three seeds.
+A few of them are part of `make test-all`; `make soak` does 200 of them with each of three seeds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pytest
 from support.clusters import new_job
 from support.elastic_programs import Crew, check, undisturbed
 from support.ranks import Rank, Ranks
+
+pytestmark = pytest.mark.slow
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,8 @@ from support.paired_hosts import pair, variables
 from support.ports import free_port
 from support.threads import PATIENCE, eventually
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import sys, warnings
 from pathlib import Path

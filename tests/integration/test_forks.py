@@ -11,13 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pytest
 
 from potluck import Backend, DistributedContext, TcpBackend
+from potluck._platform import CAN_SHARE_MEMORY
 from potluck.collective.call import Work
 from support.place import Failure, Place, as_failure
 from support.ports import free_port
 from support.ranks import Ranks
+from support.shortcuts import shortcuts
 from support.threads import PATIENCE
 
 
@@ -241,3 +245,30 @@ def test_children_may_make_groups_of_their_own(ranks: Ranks) -> None:
     """As the hint that they get promises."""
     master = f"127.0.0.1:{free_port()}"
     assert ranks.run(make_groups_in_children, 3, master) == [[3]] * 3
+
+
+def shared_memory() -> list[str]:
+    """The memory that this process shares with other ranks, mapped or open."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    opened = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            opened.append(str(each.readlink()))
+    return [each for each in (*mapped, *opened) if "memfd:potluck" in each]
+
+
+def fork_while_sharing(place: Place) -> tuple[int, Any]:
+    """A child between two sums; what the rank shares, and what its child does."""
+    array = np.ones(1 << 20, "f4")
+    with shortcuts(), place.join() as backend, DistributedContext(backend) as context:
+        context.all_reduce(array, timeout=PATIENCE)
+        mine, left = len(shared_memory()), fork(shared_memory)
+        context.all_reduce(array, timeout=PATIENCE)
+    assert (array == place.world_size**2).all()
+    return mine, left
+
+
+@pytest.mark.skipif(not CAN_SHARE_MEMORY, reason="this platform shares no memory")
+def test_a_forked_child_lets_go_of_shared_memory(ranks: Ranks) -> None:
+    """And its parents still use it."""
+    assert ranks.run(fork_while_sharing, 2) == [[4, []]] * 2

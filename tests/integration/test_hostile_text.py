@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from potluck.apps.cli.main import app
-from potluck.cluster import control
-from potluck.cluster.reports import Journal, Report, write
+from potluck.cluster import node
+from potluck.cluster.reports import Journal, StatusReport, write
 from support import traces
 from support.browser import browser
 from support.clusters import clusters, new_job
@@ -48,7 +48,7 @@ if name:
     evil = bytes.fromhex(name).decode()
     cluster_node.make_card = lambda *given: replace(make(*given), name=evil[:NAME_LIMIT])
 options = dict(multicast=False, known=False, solo_delay=0.2, timeout=30)
-with potluck.join(2, job=job, **options) as cluster:
+with potluck.join(3, job=job, **options) as cluster:
     cluster.barrier()
     if dump:
         cluster.dump_trace(dump)
@@ -71,47 +71,51 @@ def texts_in(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in texts_in(each))
 
 
-def meet(folder: Path, log: str) -> str:
-    """What a process logs that meets the hostile one; its trace is in the folder afterwards."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two that meet a hostile process have logged here, one for people and one for programs."""
+    folder = tmp_path_factory.mktemp("hostile")
     (folder / "join.py").write_text(JOIN, encoding="utf-8")
-    job = new_job()
-
-    def start(name: str, dump: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "join.py", job, name, dump],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=environment({"POTLUCK_HOME": str(folder / "home"), **variables}),
-        )
-
-    hostile = start(EVIL.encode().hex(), "")
-    honest = start("", "mine.trace.jsonl", POTLUCK_LOG=log)
+    job, home = new_job(), {"POTLUCK_HOME": str(folder / "home")}
+    everybody = {
+        "hostile": ([EVIL.encode().hex(), ""], {}),
+        "people": (["", "people.trace.jsonl"], {"POTLUCK_LOG": "debug"}),
+        "programs": (["", ""], {"POTLUCK_LOG": "json,debug"}),
+    }
+    processes = {}
+    for who, (arguments, variables) in everybody.items():
+        with (folder / f"{who}.log").open("w") as log:
+            command = [sys.executable, "join.py", job, *arguments]
+            given = environment({**home, **variables})
+            processes[who] = subprocess.Popen(command, stderr=log, cwd=folder, env=given)
     try:
-        _, told = honest.communicate(timeout=2 * PATIENCE)
-        hostile.communicate(timeout=PATIENCE)
+        for who, process in processes.items():
+            assert process.wait(2 * PATIENCE) == 0, (folder / f"{who}.log").read_text()
     finally:
-        honest.kill()
-        hostile.kill()
-    assert honest.returncode == 0, told
-    return told
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    return folder
 
 
-def test_the_name_of_a_peer_is_plain_text_in_logs_and_traces(tmp_path: Path) -> None:
-    """Each event stays one line of ours; so do the commands that read the trace."""
-    lines = meet(tmp_path, "debug").removesuffix("\n").split("\n")
+def lines_of(log: Path) -> list[str]:
+    """The lines of a log, as they were written; the name of the peer is in one of them."""
+    lines = log.read_bytes().decode().removesuffix("\n").split("\n")
     assert any("Forged: all is well" in line for line in lines)
-    for line in lines:
+    return lines
+
+
+def test_the_name_of_a_peer_is_plain_text_in_logs_and_traces(folder: Path) -> None:
+    """Each event stays one line of ours; so do the commands that read the trace."""
+    for line in lines_of(folder / "people.log"):
         assert re.match(r"\d\d:\d\d:\d\d \w+ \w+: ", line), ascii(line)
         assert is_plain(line), ascii(line)
-    assert_trace_is_plain(tmp_path / "mine.trace.jsonl", tmp_path)
+    assert_trace_is_plain(folder / "people.trace.jsonl", folder)
 
 
-def test_the_same_in_json(tmp_path: Path) -> None:
+def test_the_same_in_json(folder: Path) -> None:
     """Every line is one object, and no text in it steers a terminal."""
-    lines = meet(tmp_path, "json,debug").removesuffix("\n").split("\n")
-    assert any("Forged: all is well" in line for line in lines)
-    for line in lines:
+    for line in lines_of(folder / "programs.log"):
         assert is_plain(line), ascii(line)
         assert all(map(is_plain, texts_in(json.loads(line)))), ascii(line)
 
@@ -136,7 +140,7 @@ def test_the_dump_of_another_machine_is_plain_text(tmp_path: Path) -> None:
 
 def lie(message: Any) -> bytes:
     """What a hostile member reports in place of this."""
-    if isinstance(message, Report):
+    if isinstance(message, StatusReport):
         members = [replace(each, name=EVIL) for each in message.members]
         peers = [replace(each, name=EVIL, reason=EVIL, address=EVIL) for each in message.peers]
         facts = {EVIL: EVIL, "script": EVIL}
@@ -154,7 +158,7 @@ def test_the_dashboard_shows_it_as_text(monkeypatch: pytest.MonkeyPatch) -> None
     """No element, no script and no control character comes from a member."""
     job = new_job()
     with clusters(2, job), browser() as chromium:
-        monkeypatch.setattr(control, "write", lie)
+        monkeypatch.setattr(node, "write", lie)
         with dashboard(job) as served:
             page = chromium.page()
             page.look(1280, 900)

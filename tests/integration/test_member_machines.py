@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from potluck.identity import node
-from support.circles import gather, leave, meet, meet_soon, start_all, start_on, stay
 from support.command import potluck
+from support.group_machines import gather, leave, meet, meet_soon, start_all, start_on, stay
 from support.homes import Home, pair
 from support.place import Place
 from support.ranks import Rank, Ranks, new_master
@@ -17,7 +17,7 @@ from support.threads import eventually
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Home:
-    """The machine that founds the circle."""
+    """The machine that founds the group."""
     return Home(tmp_path, "desk")
 
 
@@ -82,7 +82,7 @@ def test_a_change_is_in_force_before_its_secret_has_arrived(
     assert laptop.namespace() == desk.namespace()
     gather(ranks, laptop, desk, nas)
     assert nas.namespace() == desk.namespace()
-    assert desk.circle().roster.generation.number == 1
+    assert desk.membership().roster.generation.number == 1
 
 
 def test_who_is_taken_out_while_it_waits_is_turned_away(
@@ -97,7 +97,7 @@ def test_who_is_taken_out_while_it_waits_is_turned_away(
         tablet.join_records_of(desk)
         command(home, "revoke", "laptop", "--yes")
     desk.join_records_of(tablet)
-    assert desk.circle().has_secret
+    assert desk.membership().has_secret
     master = new_master()
     zero, one = start_all(ranks, [(meet, nas), (meet, laptop)], master, size=3)
     eventually(lambda: is_connected(one, master))

@@ -9,18 +9,18 @@ import pytest
 
 from potluck.errors import HandshakeRefused
 from potluck.net.addresses import Address
-from potluck.trust.connect import Call, dial, say_hello
-from potluck.trust.membership_store import Membership, write_roster
+from potluck.trust.connect import OutgoingCall, dial, say_hello
+from potluck.trust.membership_store import TrustStore, write_roster
 from potluck.trust.roster_records import (
-    History,
+    RosterHistory,
     Rotation,
     Status,
     commitment_to,
     record_id,
     statement,
 )
-from potluck.wire_messages import Hello, Join, Lane, LaneOpened, Peer, Sync
-from support.circles import (
+from potluck.wire_messages import Hello, Join, OpenReply, OpenRequest, RankEndpoint, Sync
+from support.group_machines import (
     gather,
     impostor,
     leave,
@@ -38,7 +38,7 @@ from support.ranks import Ranks, new_master
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Home:
-    """The machine that founds the circle."""
+    """The machine that founds the group."""
     return Home(tmp_path, "desk")
 
 
@@ -56,24 +56,24 @@ def nas(tmp_path: Path) -> Home:
 
 def revoke(by: Home, target: Home) -> None:
     """What `potluck revoke` does."""
-    by.circle().propose(lambda roster, secret: roster.revoke(target.me.node_id, by.me, secret))
+    by.membership().propose(lambda roster, secret: roster.revoke(target.me.node_id, by.me, secret))
 
 
 def rotate(by: Home) -> None:
     """What `potluck rotate` does."""
-    by.circle().propose(lambda roster, secret: roster.rotate(by.me, secret))
+    by.membership().propose(lambda roster, secret: roster.rotate(by.me, secret))
 
 
 def agree(home: Home) -> None:
     """What the same command does on another machine."""
-    circle = home.circle()
-    (pending,) = circle.roster.pending
-    circle.sign(pending.name)
+    membership = home.membership()
+    (pending,) = membership.roster.pending
+    membership.sign(pending.name)
 
 
 def meet_shamelessly(place: Place, home: str) -> int:
     """Try to take part, although the roster here says that this machine has no place on it."""
-    with mock.patch.object(Membership, "require_place"):
+    with mock.patch.object(TrustStore, "require_place"):
         return meet_soon(place, home)
 
 
@@ -102,8 +102,8 @@ def test_machines_that_were_never_paired_are_told_so(
 ) -> None:
     """The first mistake that people make: both errors say what is wrong, and what to do."""
     waited, called = refused(ranks, desk, laptop)
-    assert "it does not belong to our namespace" in waited
-    assert "it belongs to another namespace" in called
+    assert "it is not in our group" in waited
+    assert "it belongs to another group" in called
     for text in (waited, called):
         assert "pair the two: potluck pair" in text
 
@@ -116,7 +116,7 @@ def test_a_fresh_key_under_the_secret_is_no_member(
     fresh = impostor(tmp_path, laptop)
     for zero, one in ((desk, fresh), (fresh, desk)):
         for text in refused(ranks, zero, one):
-            assert "another circle" in text
+            assert "another group" in text
     gather(ranks, desk, laptop)
 
 
@@ -139,7 +139,7 @@ def test_a_fresh_key_under_the_old_secret_is_refused(
     pair(desk, laptop)
     fresh = impostor(tmp_path, laptop)
     copy = impostor(tmp_path, laptop, "copy")
-    copy.circle().namespace.roster_path.write_bytes(laptop.namespace().roster_path.read_bytes())
+    copy.membership().namespace.roster_path.write_bytes(laptop.namespace().roster_path.read_bytes())
     revoke(desk, laptop)
     parts = ((meet_soon, desk), (meet_soon, fresh)), ((meet_shamelessly, copy), (meet_soon, desk))
     for pair_of in parts:
@@ -165,27 +165,31 @@ def test_strangers_with_a_secret_do_not_disturb_a_group_that_works(
     strangers = {
         laptop: "laptop was revoked by desk",
         fresh_and_old: "No machine with the id",
-        fresh_and_new: "another circle",
+        fresh_and_new: "another group",
     }
     started = start_on(ranks, stay, [desk, nas])
     for process in started:
         port = int(process.expect("joined")["port"])
         for stranger, reason in strangers.items():
-            for request in (Sync(), Lane(bytes(16), 1, 0), Join(1, 2, Peer([], 1, "double"))):
+            for request in (
+                Sync(),
+                OpenRequest(bytes(16), 1, 0),
+                Join(1, 2, RankEndpoint([], 1, "double")),
+            ):
                 with pytest.raises(HandshakeRefused, match=reason):
                     call(stranger, port, request)
             assert stranger.me.node_id in process.log
             assert reason in process.log
-        assert isinstance(call(nas, port, Sync()), LaneOpened)
+        assert isinstance(call(nas, port, Sync()), OpenReply)
     leave(started)
 
 
-def call(home: Home, port: int, request: Hello) -> LaneOpened:
+def call(home: Home, port: int, request: Hello) -> OpenReply:
     """Dial a rank from a machine."""
     members = members_of(home)
-    where = Call(Address("127.0.0.1", port), soon())
+    where = OutgoingCall(Address("127.0.0.1", port), soon())
     with contextlib.closing(dial(members, where)) as sock:
-        return say_hello(sock, request, LaneOpened, members, soon())
+        return say_hello(sock, request, OpenReply, members, soon())
 
 
 # --- changes that need several machines ---
@@ -200,7 +204,7 @@ def test_three_machines_take_one_out(ranks: Ranks, desk: Home, laptop: Home, nas
     revoke(desk, laptop)
     gather(ranks, desk, laptop, nas)
     assert desk.namespace() == nas.namespace() == old, "one signature of two changes nothing"
-    (pending,) = nas.circle().roster.pending
+    (pending,) = nas.membership().roster.pending
     assert "Revoking laptop needs one more signature" in pending.reason
     agree(nas)
     gather(ranks, desk, nas)
@@ -225,7 +229,7 @@ def test_an_absentee_comes_back_after_a_rotation(
     assert laptop.namespace() != desk.namespace()
     gather(ranks, *((laptop, desk) if absentee_listens else (desk, laptop)))
     assert laptop.namespace() == desk.namespace()
-    assert laptop.circle().roster.generation.number == 1
+    assert laptop.membership().roster.generation.number == 1
     gather(ranks, nas, laptop)
 
 
@@ -260,8 +264,8 @@ def test_guests_of_a_revoked_machine_have_to_be_paired_again(
     gather(ranks, desk, nas)
     agree(nas)
     for text in refused(ranks, desk, nas):
-        assert "nas was brought in through laptop, which was revoked" in text
-    assert desk.circle().roster.status(nas.me.node_id) is Status.NEEDS_PAIRING
+        assert "nas was added through laptop, which was revoked" in text
+    assert desk.membership().roster.status(nas.me.node_id) is Status.NEEDS_PAIRING
     assert not nas.namespace().has_secret(desk.namespace().secret)
     pair(desk, nas)
     gather(ranks, desk, nas)
@@ -276,22 +280,22 @@ def test_a_forged_rotation_moves_no_absentee(
     gather(ranks, desk, laptop, nas)
     old = nas.namespace()
     forge(laptop, desk, nas, tmp_path)
-    few = "is signed by 1 of the machines that this one knew (laptop), and 2 are needed"
+    few = "is signed by laptop, but 2 signatures of machines that this one knew are needed"
     assert few in refused(ranks, laptop, nas)[1]
     assert few in refused(ranks, nas, laptop)[0]
     assert nas.namespace() == old
-    assert nas.circle().roster.generation.number == 0
+    assert nas.membership().roster.generation.number == 0
     gather(ranks, desk, nas)
 
 
 def forge(by: Home, against: Home, victim: Home, tmp_path: Path) -> None:
     """Change the secret by force: with a machine that exists only to vote."""
-    circle, secret = by.circle(), b"f" * 32
+    membership, secret = by.membership(), b"f" * 32
     puppet = Home(tmp_path, "puppet")
-    roster = circle.roster.admit(puppet.me.card, by.me)
+    roster = membership.roster.admit(puppet.me.card, by.me)
     voters = tuple(sorted({by.me.node_id, puppet.me.node_id, victim.me.node_id}))
     forged = Rotation(
-        roster.circle,
+        roster.group_id,
         roster.generation.name,
         by.me.node_id,
         0,
@@ -304,6 +308,6 @@ def forge(by: Home, against: Home, victim: Home, tmp_path: Path) -> None:
     for voter in (by, puppet):
         signature = voter.me.sign(statement(forged))
         records = records.with_vote(forged, voter.me.node_id, signature)
-    history = History(records, (record_id(forged),))
-    write_roster(circle.namespace, replace(roster, history=history))
-    circle.namespace.rotated(secret).save()
+    history = RosterHistory(records, (record_id(forged),))
+    write_roster(membership.namespace, replace(roster, history=history))
+    membership.namespace.rotated(secret).save()

@@ -1,6 +1,6 @@
 """What a rank does not take in stays with its sender: nobody's memory grows without bound."""
 
-from potluck.backend.messages import Limits
+from potluck.backend.messages import MessageLimits
 from support.place import Place, resident
 from support.ranks import Ranks
 from support.threads import PATIENCE
@@ -38,7 +38,7 @@ def test_small_messages_that_nobody_receives_stay_bounded(ranks: Ranks) -> None:
     """96 MiB in messages below the eager size: within the credit they travel, the rest wait."""
     sender, receiver = ranks.run(pour, 2, 64 << 10, 1536)
     assert sender < SLACK
-    assert receiver < Limits().credit + SLACK
+    assert receiver < MessageLimits().credit + SLACK
 
 
 def test_large_messages_that_nobody_receives_stay_with_their_sender(ranks: Ranks) -> None:
@@ -77,4 +77,4 @@ def help_while_sending(place: Place, size: int, count: int) -> int:
 def test_helping_others_to_get_on_has_a_budget(ranks: Ranks) -> None:
     """A rank that waits in a send takes in what is offered to it, but not more than the budget."""
     helper, _, _ = ranks.run(help_while_sending, 3, 16 * MIB, 20)
-    assert helper < Limits().courtesy + SLACK
+    assert helper < MessageLimits().courtesy + SLACK

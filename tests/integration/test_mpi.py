@@ -12,6 +12,8 @@ import pytest
 from potluck import BackendUnavailable, MpiBackend
 from support.command import environment
 
+pytestmark = pytest.mark.slow
+
 SUITE = Path(__file__).parents[1] / "support" / "engine_suite.py"
 OPTIONS = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self"]
 

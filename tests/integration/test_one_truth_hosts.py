@@ -18,7 +18,7 @@ from support.hosts import Host, Hosts
 from support.ranks import Rank, Ranks
 from support.teams import LARGE, SMALL, Site, Team
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.slow]
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 FIRST_PORT = 52600

@@ -15,7 +15,7 @@ from support.hosts import Host, Hosts
 from support.paired_hosts import showing, type_code
 from support.threads import PATIENCE
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 # Somebody else's machine: claims a number, and writes down what it is told.
 FORGER = """

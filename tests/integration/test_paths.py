@@ -20,14 +20,14 @@ while True:
 
 ORDER = """
 import json, sys
-from potluck.wire_messages import Peer
-from potluck.cluster.topology import PathFinder
+from potluck.wire_messages import RankEndpoint
+from potluck.cluster.topology import AddressRanking
 
 clock = [0.0]
-finder = PathFinder(lambda: clock[0])
+finder = AddressRanking(lambda: clock[0])
 for line in sys.stdin:
     clock[0] += float(line)
-    (peer,) = finder.sorted([Peer(json.loads(sys.argv[1]), 5000, "desk")])
+    (peer,) = finder.sorted([RankEndpoint(json.loads(sys.argv[1]), 5000, "desk")])
     print(json.dumps(peer.hosts), flush=True)
 """
 

@@ -103,9 +103,9 @@ def test_calls_survive_what_happens_to_a_cluster(ranks: Ranks) -> None:
     assert lost["at"] - killed < AT_LATEST
     changed = cast("Failure", caller.expect("changed"))
     assert changed["kind"] == "RpcNoConnection"
-    words = ("the cluster changed meanwhile", "or it has gone on to the next view")
+    words = ("the members of the job have changed", "or it is already in the next view")
     assert any(each in changed["text"] for each in words), changed
-    assert "a new call goes to those who are here now" in changed["text"]
+    assert "A new call uses the current members" in changed["text"]
     assert "no rank runs there" in caller.expect("gone")["text"]
     newcomer.begin(take_part, 3, 3, "", job, 3)
     newcomer.expect("serving")

@@ -9,8 +9,8 @@ from typing import cast
 from unittest import mock
 
 from potluck import NetworkNamespace, RpcAgent, RpcTimeout, TcpBackend
-from potluck.rpc.peer import PURPOSE
-from potluck.rpc.protocol import FrameKind, Hello, Mark, pack_frame
+from potluck.rpc.connection import PURPOSE
+from potluck.rpc.protocol import FrameFlag, FrameKind, RpcHello, pack_frame
 from support.place import Failure, Place, resident
 from support.ranks import Ranks
 from support.threads import PATIENCE
@@ -87,11 +87,11 @@ def be_attacked(place: Place) -> list[int]:
 
 def _attack(backend: TcpBackend) -> None:
     draw = random.Random(5)
-    hello = Hello(1000, 1 << 30, 1 << 30).pack()
+    hello = RpcHello(1000, 1 << 30, 1 << 30).pack()
     good = pack_frame(FrameKind.HELLO, 0, len(hello)) + hello
     for number in range(40):
         huge = b"".join(
-            pack_frame(FrameKind.REQUEST, call, 1, marks=Mark.MORE, total=60 << 20) + b"x"
+            pack_frame(FrameKind.REQUEST, call, 1, marks=FrameFlag.MORE, total=60 << 20) + b"x"
             for call in range(50)
         )
         noise = draw.choice([draw.randbytes(5000), good + draw.randbytes(5000), good + huge])
@@ -127,7 +127,7 @@ def interrupt(place: Place) -> list[str]:
         backend.barrier(PATIENCE)
         found = []
         if place.rank == 0:
-            peer = agent._office.peers[1]
+            peer = agent._endpoint.peers[1]
             try:
                 with interrupted_when(lambda: bool(peer.is_busy)):
                     agent.rpc_sync(1, "hang", timeout=PATIENCE)
@@ -145,7 +145,7 @@ def _interrupt_reading(agent: RpcAgent) -> str:
 
     Usually the agent's own thread reads if it is faster than whoever waits; here it must not be.
     """
-    connection = agent._office.peers[1].connection
+    connection = agent._endpoint.peers[1].connection
     assert connection is not None
     main = threading.get_ident()
 

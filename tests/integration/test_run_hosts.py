@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.command import COMMAND, START, end_all
@@ -18,7 +20,7 @@ from support.hosts import Host, Hosts
 from support.paired_hosts import pair, variables
 from support.threads import PATIENCE, eventually
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(4 * PATIENCE)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(4 * PATIENCE), pytest.mark.slow]
 
 TOGETHER = """
 import os, potluck
@@ -45,10 +47,15 @@ def step(number):
 with potluck.join() as cluster:
     for number in range(10_000):
         cluster.all_reduce(np.ones(10))
-        print("step", number, flush=True)
+        os.write(1, f"step {number}\\n".encode())  # at once: Ctrl-C could cut a print in two
         step(number)
 """
 
+
+OUTAGE = 20.0
+"""Seconds without a network."""
+
+_SAID = re.compile(r"(?:potluck|\d\d:\d\d:\d\d \w+ cluster): (.*)")
 
 _ALL_HERE = re.compile(r"^potluck: (\d) of \1 (?:is|are) here")
 
@@ -82,6 +89,14 @@ class Terminal:
         code = self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
         return code
+
+    @property
+    def words_and_logs(self) -> list[str]:
+        """What the command and the cluster have said since all machines were there."""
+        begun = [number for number, line in enumerate(self.lines) if _ALL_HERE.search(line)]
+        return [
+            found[1] for line in self.lines[begun[-1] + 1 :] if (found := _SAID.fullmatch(line))
+        ]
 
     @property
     def words(self) -> list[str]:
@@ -152,6 +167,16 @@ def two(paired: Office) -> Iterator[Office]:
         yield found
 
 
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Office]:
+    """Three machines, paired."""
+    with office(tmp_path, "desk laptop attic") as found:
+        found.pair("desk", "laptop")
+        found.pair("desk", "attic")
+        found.write("training.py", TRAINING)
+        yield found
+
+
 def test_rank_0_is_where_the_command_was_typed_first_and_all_say_who_finished_how(
     two: Office,
 ) -> None:
@@ -200,15 +225,42 @@ def test_of_two_versions_of_a_script_is_said_whose_differs(two: Office) -> None:
 
 
 def test_machines_that_are_not_paired_are_told_what_to_type(tmp_path: Path) -> None:
-    """And one where the other machine of the pair runs nothing."""
+    """At once, by the command and by a script that waits; and what waits is found once paired."""
     with office(tmp_path, "desk attic") as rooms:
         rooms.write("train.py", TOGETHER)
+        rooms.write("waits.py", "import potluck\npotluck.join(min_nodes=2)")
+        script = rooms.run("desk", "--timeout", "12", "waits.py")
         runs = [rooms.run(each, "--nodes", "2", "train.py") for each in ("desk", "attic")]
         for each in runs:
-            each.wait_for("is not paired with this machine: type `potluck pair` here")
-            each.process.send_signal(signal.SIGINT)
-            assert each.end() == 130
+            each.wait_for("runs Potluck, but is not paired with this machine. To pair them, run")
+            assert each.lines[0] == (
+                "potluck: This machine is not paired with any other. To pair them, run `potluck "
+                "pair` here, and the command that it shows on the other machine."
+            )
+        assert script.end() == 3
+        alone, here, waits, ended = script.lines
+        assert alone == (
+            "potluck: This machine is not paired with any other, so the script runs on it alone; "
+            "`potluck pair` adds a machine."
+        )
+        assert here == "potluck: 1 of 1 is here: desk"
+        assert waits.endswith(
+            "cluster: Waiting for 2 machines, but this machine is not paired with any other. "
+            "To pair them, run `potluck pair` here, and the command that it shows on the other "
+            "machine."
+        )
+        assert ended == (
+            "potluck: desk: --timeout ended it after 12 s; its script was still running"
+        )
+        runs[0].process.send_signal(signal.SIGINT)
+        assert runs[0].end() == 130
         rooms.pair("desk", "attic")
+        before = len(runs[1].lines)
+        desk = rooms.run("desk", "train.py")  # the other one waits since before the two were paired
+        assert [desk.end(), runs[1].end()] == [0, 0]
+        for line in [*desk.lines, *runs[1].lines[before:]]:
+            assert "not paired" not in line
+            assert "could not be reached" not in line
         desk = rooms.run("desk", "train.py")
         desk.wait_for("train.py does not run on attic yet: type `potluck run train.py` there.")
         assert rooms.run("attic", "train.py").end() == 0
@@ -281,10 +333,103 @@ def test_a_machine_that_ends_before_the_others_is_named(two: Office) -> None:
         assert re.fullmatch(r"Finished: desk stopped after \S+ s, attic ok\.", each.words[-1])
 
 
-def test_the_timeout_ends_the_command_while_its_script_waits(tmp_path: Path) -> None:
-    """The machines that were wanted are here, but the script waits for more."""
-    with office(tmp_path, "desk") as rooms:
-        rooms.write("train.py", "import potluck\npotluck.join(min_nodes=2)")
-        desk = rooms.run("desk", "--nodes", "1", "--timeout", "5", "train.py")
-        assert desk.end() == 3
-        assert desk.words == ["desk: --timeout ended it after 5.0 s; its script was still running"]
+TRAINING = """
+import time
+from pathlib import Path
+import numpy as np
+import potluck
+
+weights = np.zeros(4)
+
+def apply(mean):
+    weights[:] -= 0.1 * mean
+
+with potluck.join() as cluster:
+    sampler = potluck.ElasticSampler(1000, seed=3)
+    state = potluck.TrainingState(model=weights)
+    with potluck.ElasticTrainer(cluster, state, apply, sampler=sampler, batch=12) as trainer:
+        stop = False
+        while not stop:
+            trainer.take()
+            outcome = trainer.step(np.full(4, float(Path("stop").exists())))
+            stop = weights[0] < 0
+            if trainer.step_count % 10 == 0:
+                print("step", trainer.step_count, flush=True)
+            time.sleep(0.02)
+"""
+
+
+def test_who_leaves_and_comes_back_is_one_line_each_with_names(three: Office) -> None:
+    """A cable that is out; a script that is killed and started again, which is one machine."""
+    runs = {name: three.run(name, "training.py") for name in three.hosts}
+    for each in runs.values():
+        each.wait_for("step 10")
+    attic = three.hosts["attic"]
+    attic.unplug()
+    for name in ("desk", "laptop"):
+        runs[name].wait_for("attic left: it did not respond for")
+    runs["attic"].wait_for("Paused: this machine is not connected to a network.")
+    attic.plug_in()
+    for name in ("desk", "laptop"):
+        runs[name].wait_for("attic came back")
+    runs["attic"].wait_for("This machine continues with desk and laptop")
+    kill_script(runs["laptop"])
+    assert runs["laptop"].end() == 137
+    runs["again"] = three.run("laptop", "training.py")
+    for name in ("desk", "attic"):
+        runs[name].wait_for("laptop came back")
+    runs["again"].wait_for("step")
+    (three.folder / "stop").touch()
+    assert [runs[name].end() for name in ("desk", "attic", "again")] == [0, 0, 0]
+    for name in ("desk", "attic"):
+        lines = [each for each in runs[name].words_and_logs if "trace" not in each]
+        assert not [each for each in lines if re.search(r"[a-z2-7]{8}/\d", each)], lines
+        ending = lines[-1]
+        assert ending.startswith("Finished: ")
+        assert "laptop ok (restarted)" in ending
+        assert ending.count("laptop") == 1
+    assert [cut(each) for each in runs["desk"].words_and_logs[:-1]] == [
+        "attic left: it did not respond for",
+        "attic came back",
+        "laptop: killed by SIGKILL",
+        "laptop came back",
+    ]
+    assert [cut(each) for each in runs["attic"].words_and_logs[:-1]] == [
+        "Paused: this machine is not connected to a network",
+        "This machine continues with desk and laptop",
+        "laptop: killed by SIGKILL",
+        "laptop came back",
+    ]
+
+
+def test_after_an_outage_launchers_hear_of_each_other_again(three: Office) -> None:
+    """Ctrl-C on one machine soon after: the others say so, and all know how each has ended."""
+    runs = {name: three.run(name, "training.py") for name in three.hosts}
+    for each in runs.values():
+        each.wait_for("step 10")
+    attic = three.hosts["attic"]
+    attic.unplug()
+    runs["desk"].wait_for("attic left: it did not respond for")
+    time.sleep(OUTAGE)  # long enough that the system itself tries rarely
+    attic.plug_in()
+    runs["attic"].wait_for("This machine continues with desk and laptop")
+    runs["desk"].process.send_signal(signal.SIGINT)
+    for name in ("attic", "laptop"):
+        runs[name].wait_for("desk: interrupted by Ctrl-C")
+    (three.folder / "stop").touch()
+    for each in runs.values():
+        each.end()
+        assert each.words[-1].startswith("Finished: ")
+        assert "not heard from" not in each.words[-1], each.lines
+
+
+def cut(line: str) -> str:
+    """A line without figures, and without what follows them."""
+    return re.split(r" \d|;|\.", line)[0]
+
+
+def kill_script(terminal: Terminal) -> None:
+    """Kill the script of a run, not the command itself."""
+    for each in psutil.Process(terminal.process.pid).children(recursive=True):
+        if "training.py" in each.cmdline() and "run" not in each.cmdline():
+            each.kill()

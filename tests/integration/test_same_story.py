@@ -8,8 +8,8 @@ import signal
 
 from typer.testing import CliRunner
 
+from potluck.apps.cli.doctor import findings_of, look_at_jobs
 from potluck.apps.cli.main import app
-from potluck.apps.cli.status_facts import findings_of, look_at_jobs
 from potluck.doctor.facts import Severity
 from support.cluster_programs import Crowd
 from support.clusters import new_job

@@ -18,7 +18,7 @@ from support.paired_hosts import variables
 from support.patients import Doctor, admit
 from support.threads import PATIENCE, eventually, together
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 WORK = """
 import sys
@@ -105,7 +105,7 @@ def test_a_cut_link_and_another_namespace_are_told_alike_by_all_three(tmp_path: 
 
 
 def told_of_strangers(onlooker: Onlooker) -> bool:
-    """Whether all three say that the machine which is seen belongs to another namespace."""
+    """Whether all three say that the machine which is seen belongs to another group."""
     status, doctor, picture = onlooker.look()
     causes = [f"{each['cause']}." for each in doctor["findings"] if each["check"] == "namespaces"]
     assert (status["exit"], status["jobs"]) == (3, [])

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from support.cluster_programs import Crowd
 from support.clusters import new_job
 from support.ranks import Ranks
+
+pytestmark = pytest.mark.slow
 
 STARVED = (2.5, 0.9, 0.3, 1.3)  # seconds without a processor, five in all
 GRANTED = 0.05  # seconds of it in between

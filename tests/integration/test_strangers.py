@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 
 from potluck.net import listener
-from potluck.net.frames import Kind, encode
+from potluck.net.frames import FrameType, encode
 from potluck.net.listener import SLOTS, SLOTS_PER_HOST
-from potluck.wire_messages import Join, Lane, Peer, pack
+from potluck.wire_messages import Join, OpenRequest, RankEndpoint, pack
 from support.newcomers import dial, meet, start_rank_0
 from support.ranks import Ranks, new_master, start_together
 from support.threads import eventually
@@ -19,32 +19,32 @@ from support.threads import eventually
 NESTED = b"\x81\xa1x" + b"\x91" * 60_000  # a list in a list in a list …
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
+def frame(kind: FrameType, payload: bytes) -> bytes:
     """A frame that is well formed as such."""
     return encode(kind, length=len(payload)) + payload
 
 
 def hello(message: msgspec.Struct) -> bytes:
     """A hello that is well formed as such."""
-    return frame(Kind.HELLO, pack(message))
+    return frame(FrameType.HELLO, pack(message))
 
 
 def peculiar_greetings() -> Iterator[bytes]:
     """What a port scanner, a browser, an old version or an enemy might send first."""
-    me = Peer(hosts=["127.0.0.1"], port=1, name="stranger")
+    me = RankEndpoint(hosts=["127.0.0.1"], port=1, name="stranger")
     yield b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
     yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(500)  # TLS
     yield os.urandom(100_000)
     yield b"PL"
-    yield encode(Kind.HELLO, length=1000)  # and then nothing
+    yield encode(FrameType.HELLO, length=1000)  # and then nothing
     yield b"PL\x01\x01" + b"\xff" * 32  # an oversized length
-    yield frame(Kind.HELLO, b"")
-    yield frame(Kind.HELLO, os.urandom(1000))
-    yield frame(Kind.HELLO, NESTED)
-    yield frame(Kind.HELLO, msgspec.msgpack.encode({"type": "join", "rank": NESTED.hex()}))
-    yield frame(Kind.DATA, bytes(10))
-    yield frame(Kind.GOODBYE, b"")
-    yield hello(Lane(session=os.urandom(16), rank=1, to=0))
+    yield frame(FrameType.HELLO, b"")
+    yield frame(FrameType.HELLO, os.urandom(1000))
+    yield frame(FrameType.HELLO, NESTED)
+    yield frame(FrameType.HELLO, msgspec.msgpack.encode({"type": "join", "rank": NESTED.hex()}))
+    yield frame(FrameType.DATA, bytes(10))
+    yield frame(FrameType.GOODBYE, b"")
+    yield hello(OpenRequest(session=os.urandom(16), rank=1, to=0))
     yield hello(Join(rank=0, world_size=3, peer=me))
     yield hello(Join(rank=3, world_size=3, peer=me))
     yield pack(Join(rank=1, world_size=3, peer=me))

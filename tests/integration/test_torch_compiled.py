@@ -16,6 +16,8 @@ from support.place import Place
 from support.ranks import Ranks
 from support.torch_ranks import on_both
 
+pytestmark = pytest.mark.slow
+
 Compile = Callable[[Any], Any]
 
 

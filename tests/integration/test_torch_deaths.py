@@ -22,6 +22,8 @@ from support.place import Failure, Place, as_failure
 from support.ranks import Ranks
 from support.torch_ranks import in_a_child, torch_group
 
+pytestmark = pytest.mark.slow
+
 SOON = 1.0
 """Seconds within which every rank must have heard."""
 

@@ -10,12 +10,15 @@ import sys
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 
 from support.place import Place
 from support.ports import free_port
 from support.ranks import Ranks
 from support.torch_ranks import environment
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -16,7 +16,7 @@ from support.hosts import Host, Hosts
 from support.paired_hosts import pair, variables
 from support.threads import PATIENCE
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 TRAIN = """
 import json, os

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from potluck.arrays.torch import Shown
+from potluck.arrays.torch import TensorMemory
 from support.place import Place
 from support.ranks import Ranks
 from support.threads import eventually
@@ -97,7 +97,7 @@ def use_storages(place: Place, store: str) -> int:
         dist.all_reduce(empty)
         check_storages([strided, parameter, empty])
         gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, Shown)]
+        assert not [each for each in gc.get_objects() if isinstance(each, TensorMemory)]
     return checked
 
 

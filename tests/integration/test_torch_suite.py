@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 PASSED = TESTS / "support" / "torch_suite_passed.txt"
 """What passes on Gloo and here, in PyTorch 2.13 without CUDA."""

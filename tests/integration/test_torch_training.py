@@ -19,6 +19,8 @@ from support.place import Place
 from support.ranks import Ranks
 from support.torch_ranks import Squares, on_both, torch_group
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 BATCH = 4
 COMPRESSIONS = (

@@ -15,7 +15,7 @@ from potluck._types import NodeId, ProcessId, View
 from potluck.backend.port import NodePort
 from potluck.backend.view import ViewBackend
 from potluck.errors import Aborted, DistributedError
-from potluck.wire_messages import Peer
+from potluck.wire_messages import RankEndpoint
 from support.doors import LOOPBACKS
 from support.forks import open_files
 from support.place import Place
@@ -53,7 +53,9 @@ class Member:
     def _live_in(self, told: Card) -> str:
         members = told["members"]
         names = tuple(ProcessId(NodeId(card["node"]), card["start"]) for card in members)
-        peers = [Peer(LOOPBACKS, card["port"], f"process-{card['pid']}") for card in members]
+        peers = [
+            RankEndpoint(LOOPBACKS, card["port"], f"process-{card['pid']}") for card in members
+        ]
         view = View(LINEAGE, told["epoch"], names)
         me = self._port.process
         with ViewBackend(self._port, view, me, peers, deadline=soon()) as backend:
@@ -91,7 +93,7 @@ def take_part(place: Place) -> None:
             first,
             View(LINEAGE, 1, (first.process,)),
             first.process,
-            [Peer([], 1, "me")],
+            [RankEndpoint([], 1, "me")],
             deadline=soon(),
         ).close()
     before = open_files()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.command import COMMAND, end_all
-from support.hosts import INTERFACE, Host, Hosts
+from support.hosts import Host, Hosts
 from support.paired_hosts import home, pair, type_code, variables
 from support.threads import PATIENCE
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
 
 def told(folder: Path, host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,6 +31,8 @@ def told(folder: Path, host: Host, *arguments: str) -> subprocess.CompletedProce
 
 def test_a_machine_without_a_network_hears_that_and_nothing_else(tmp_path: Path) -> None:
     """One problem from the doctor; pairing says it at once, and works when the cable is back."""
+    script = tmp_path / "train.py"
+    script.write_text("import potluck\npotluck.join()")
     with Hosts("desk laptop attic") as hosts:
         desk, laptop, attic = hosts.values()
         pair(tmp_path, desk, laptop)
@@ -49,6 +51,17 @@ def test_a_machine_without_a_network_hears_that_and_nothing_else(tmp_path: Path)
         (finding,) = json.loads(report.stdout)["findings"]
         assert finding["check"] == "interfaces"
         assert finding["cause"].startswith("This machine has no network interface")
+
+        for command in (["status"], ["run", "--timeout", "1", str(script)]):
+            heard = told(tmp_path, desk, *command)
+            assert heard.returncode == 3, heard
+            lines = [
+                each for each in (heard.stdout + heard.stderr).splitlines() if "Gave" not in each
+            ]
+            assert lines[-1].removeprefix("potluck: ") == (
+                "This machine is not connected to a network: plug in the cable, or join the Wi-Fi."
+            )
+            assert "could not be reached" not in heard.stdout + heard.stderr
 
         with subprocess.Popen(
             desk.command([str(COMMAND), "pair"]),
@@ -70,7 +83,7 @@ def test_a_machine_without_a_network_hears_that_and_nothing_else(tmp_path: Path)
                 assert lost.stderr.startswith("This machine is not connected to a network: plug in")
                 assert "Plug in the cable, or join the Wi-Fi" in lost.stderr
                 for host in (desk, attic):
-                    plug_in(host)
+                    host.plug_in()
                 assert shows.stdout.readline() == "This machine is connected now.\n"
                 joined = type_code(tmp_path, attic, code)
                 assert joined.returncode == 0, joined.stderr
@@ -78,9 +91,3 @@ def test_a_machine_without_a_network_hears_that_and_nothing_else(tmp_path: Path)
             finally:
                 end_all(shows.pid)
     assert (home(tmp_path, attic) / "namespaces").exists()
-
-
-def plug_in(host: Host) -> None:
-    """Put the cable back; addresses of IPv6 were lost with it."""
-    host.ip("link", "set", INTERFACE, "up")
-    host.ip("address", "replace", f"{host.ipv6}/64", "dev", INTERFACE, "nodad")

@@ -17,18 +17,20 @@ from potluck.membership.events import (
     Abort,
     ClusterConfig,
     ClusterState,
+    ConnectTo,
     Disconnect,
     Effect,
-    Meet,
+    ElectionEvent,
+    ElectionKind,
     Note,
-    Probe,
-    Send,
+    ProbePort,
+    SendMessage,
 )
 from potluck.membership.health import LENGTHENED, HealthConfig, pace
 from potluck.membership.messages import (
     MAX_BRANCHES,
     MAX_CONTACTS,
-    Acquaintances,
+    Cause,
     CauseCode,
     Charter,
     Commit,
@@ -36,9 +38,12 @@ from potluck.membership.messages import (
     Found,
     Founded,
     Heartbeat,
+    KnownProcesses,
     Lost,
     Phase,
-    ProcessCard,
+    PreVote,
+    ProcessInfo,
+    ProcessRole,
     Proposal,
     Propose,
     mark,
@@ -73,8 +78,7 @@ def test_an_excluded_process_never_begins_alone() -> None:
     assert core.state is ClusterState.JOINING
     assert core.bound is not None
     assert core.bound.view == net.view_of(a)
-    for name in "acd":
-        assert f"{name} ({name * 8}/1)" in core.reason
+    assert core.reason.startswith("waiting for a, c, d: they were in view ")
     assert "To continue without them: potluck continue" in core.reason
     assert [each.who for each in core.missing(net.now)] == [a, c, d]
     assert min(each.silent_for for each in core.missing(net.now)) > 50
@@ -88,7 +92,7 @@ def test_it_probes_those_it_waits_for() -> None:
     """It keeps their cards, so it can learn that they have ended."""
     net, (a, b, c, d) = excluded()
     net.run(5)
-    probed = {e.peer for when, who, e in net.effects if who == b and isinstance(e, Probe)}
+    probed = {e.peer for when, who, e in net.effects if who == b and isinstance(e, ProbePort)}
     assert probed >= {a, c, d}
     last = net.view_of(a)
     for other in (a, c, d):
@@ -117,13 +121,26 @@ def test_a_bound_process_refuses_other_foundings_and_views() -> None:
     proposal = Proposal((z.process, b))
     for charter in (Charter(), Charter(ancestry=(Branch("e" * 32, 9),))):
         effects = core.receive(z.process, Found(OTHER, proposal, charter), net.now)
-        answers = [e.message for e in effects if isinstance(e, Send)]
+        answers = [e.message for e in effects if isinstance(e, SendMessage)]
         assert not any(isinstance(m, Founded) and m.is_agreed for m in answers)
         effects = core.receive(z.process, Commit(OTHER, 1, proposal, charter), net.now)
         assert core.view is None
-        assert any(isinstance(e.message, Departed) for e in effects if isinstance(e, Send))
+        assert any(isinstance(e.message, Departed) for e in effects if isinstance(e, SendMessage))
     assert core.bound is not None
     assert core.bound.lineage == net.view_of(a).lineage
+
+
+def test_it_can_be_let_in_while_it_hears_a_member_at_work() -> None:
+    """Then it waits for that; without one it misses those of the last view."""
+    net, (a, b, _, d) = excluded()
+    net.run(5)
+    assert not net.cores[b].can_be_let_in
+    net.heal()
+    net.cut_off([b], [a])
+    net.link(b, d)
+    net.run(3)
+    assert net.cores[b].view is None
+    assert net.cores[b].can_be_let_in
 
 
 def test_free_processes_do_not_count_it() -> None:
@@ -153,6 +170,47 @@ def test_a_person_may_free_it() -> None:
     net.run(6)
     assert sorted(net.agreed()) == list("abcd")
     assert {net.view_of(who).lineage for who in (a, b, c, d)} == {before}
+
+
+@pytest.mark.parametrize("told", ["b", "d", "e", "bde"])
+def test_a_person_may_tell_any_of_those_who_wait(told: str) -> None:
+    """All who wait together continue, whichever of them was told; it need not come first."""
+    net = ClusterNet()
+    a, b, c, d, e, f = net.form("abcdef")
+    net.cut_off([a, c, f], [b, d, e])
+    net.run(5)
+    assert {net.cores[who].state for who in (b, d, e)} == {ClusterState.PAUSED}
+    for letter in told:
+        who = card(letter).process
+        net.do(who, net.cores[who].continue_without_missing(net.now))
+    net.run(4)
+    assert net.agreed_by([b, d, e]) == "bde"
+
+
+def test_a_person_who_asks_again_and_again_waits_no_longer() -> None:
+    """The turn of a process that does not come first counts from the first request."""
+    net = ClusterNet()
+    a, b, c, d, e, f = net.form("abcdef")
+    net.cut_off([a, c, f], [b, d, e])
+    net.run(5)
+    for _ in range(20):
+        net.do(e, net.cores[e].continue_without_missing(net.now))
+        net.run(0.2)
+    assert net.agreed_by([b, d, e]) == "bde"
+
+
+def test_what_a_person_said_ends_when_those_who_were_missing_are_back() -> None:
+    """The next time that they are missing the process waits again."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core, view = net.cores[c], net.view_of(c)
+    core._state.state = ClusterState.PAUSED
+    core.continue_without_missing(net.now)
+    net.run(1)
+    assert (core.state, core.view) == (ClusterState.ACTIVE, view)
+    net.cut_off([c], [a, b])
+    net.run(10)
+    assert (core.state, core.view) == (ClusterState.PAUSED, view)
 
 
 def test_a_person_changes_nothing_while_it_works() -> None:
@@ -227,7 +285,7 @@ def test_another_quorum_setting_is_refused_with_the_reason() -> None:
     net.run(5)
     assert net.view_of(a).members == (a, card("b").process)
     assert net.cores[z].view is None
-    words = "quorum='any', a (aaaaaaaa/1) with quorum='majority'"
+    words = "quorum='any', a with quorum='majority'"
     assert words in net.cores[z].reason
     assert "all processes of a job need the same setting" in net.told(a)
 
@@ -245,7 +303,11 @@ def answer_to(
     net: ClusterNet, process: ProcessId, sender: ProcessId, message: Found
 ) -> list[object]:
     """What a process answers to a founding: whether it agrees, and views that it tells of."""
-    sent = [e for e in net.cores[process].receive(sender, message, net.now) if isinstance(e, Send)]
+    sent = [
+        e
+        for e in net.cores[process].receive(sender, message, net.now)
+        if isinstance(e, SendMessage)
+    ]
     return [e.message for e in sent if e.to == sender and isinstance(e.message, Founded | Commit)]
 
 
@@ -268,7 +330,7 @@ def test_a_bound_process_checks_every_rule_of_a_founding() -> None:
     (refused,) = ask(bound.lineage, bound.epoch)
     assert isinstance(refused, Founded)
     assert not refused.is_agreed
-    assert refused.reason.startswith("it does not know what became of a (aaaaaaaa/1)")
+    assert refused.reason.startswith("it does not know whether a")
     assert ask(bound.lineage, bound.epoch, is_forced=True) == [Founded(OTHER, True, "")]
 
 
@@ -279,7 +341,7 @@ def test_a_process_at_work_or_with_a_quorum_founds_no_child() -> None:
     view = net.view_of(c)
     charter = Charter(ancestry=(Branch(view.lineage, view.epoch),))
     child = Found(OTHER, Proposal((a, b, c)), charter)
-    why = "it is at work, or was until a moment ago"
+    why = "it is active, or was a moment ago"
     assert answer_to(net, c, a, child) == [Founded(OTHER, False, why)]
     leave_out = Propose(view.lineage, view.epoch, 0, Proposal((a, b), "without c"))
     net.cores[c].receive(a, leave_out, net.now)
@@ -312,9 +374,9 @@ def test_a_last_word_in_its_lineage_frees_it_from_its_sender_and_no_other_word_d
         msgspec.structs.replace(word, epoch=word.epoch - 1),
     ):
         core.receive(a, other, net.now)
-        assert a not in core._situation.departed
+        assert a not in core._state.departed
     core.receive(a, word, net.now)
-    assert core._situation.departed == {a}
+    assert core._state.departed == {a}
 
 
 def paused() -> tuple[ClusterNet, ProcessId, View]:
@@ -355,7 +417,7 @@ def test_nothing_is_begun_while_a_fellow_knows_a_later_view() -> None:
     core = net.cores[c]
     facts = {"bound": view.lineage, "bound_epoch": view.epoch + 1}
     net.do(c, core.tick(net.now + 0.5))
-    echo = core._situation.contacts.sequence
+    echo = core._state.contacts.sequence
     beat = Heartbeat(2, echo, 0.0, Phase.JOINING, (mark(c),), **facts)  # type: ignore[arg-type]
     net.now += 0.5
     core.receive(z, beat, net.now)
@@ -376,7 +438,7 @@ def lost_told(net: ClusterNet, sender: ProcessId, since: float) -> list[ProcessI
     return [
         effect.to
         for at, who, effect in net.effects
-        if at >= since and who == sender and isinstance(effect, Send)
+        if at >= since and who == sender and isinstance(effect, SendMessage)
         if isinstance(effect.message, Lost)
     ]
 
@@ -389,7 +451,7 @@ def test_the_view_fixes_interval_and_pause_for_all() -> None:
     assert net.agreed() == CROWD
     wanted = pace(16, HealthConfig.wired())
     for process in members:
-        s = net.cores[process]._situation
+        s = net.cores[process]._state
         assert (s.interval, s.pause_after) == wanted
         assert s.health.config.pause_after == wanted[1]
 
@@ -403,7 +465,7 @@ def test_one_member_on_wifi_makes_the_view_patient() -> None:
     net.mesh()
     net.run(3)
     assert net.agreed() == "abc"
-    assert {core._situation.pause_after for core in net.cores.values()} == {4.0}
+    assert {core._state.pause_after for core in net.cores.values()} == {4.0}
 
 
 def test_without_a_view_the_pace_follows_the_processes_around() -> None:
@@ -414,14 +476,14 @@ def test_without_a_view_the_pace_follows_the_processes_around() -> None:
     net.mesh()
     net.run(2)
     for process in (a, b):
-        assert net.cores[process]._situation.interval == pytest.approx(1.0)
+        assert net.cores[process]._state.interval == pytest.approx(1.0)
 
 
 def test_a_proposal_without_a_pace_means_the_preset() -> None:
     """So an earlier proposal still has a meaning."""
     net = ClusterNet()
     (a,) = net.form("a")
-    s = net.cores[a]._situation
+    s = net.cores[a]._state
     s.keep_pace(Proposal((a,)))
     assert (s.interval, s.pause_after) == (0.2, 1.0)
 
@@ -430,7 +492,7 @@ def test_a_lease_lasts_as_long_as_the_confirmed_beat_announced() -> None:
     """Whoever ran late announces a longer pause; it holds only once it is confirmed."""
     net = ClusterNet()
     a, b, c = net.form("abc")
-    s = net.cores[a]._situation
+    s = net.cores[a]._state
     contact = s.contacts.of(b)
     assert contact.leased_for == 1.0
     s.health._clock.lateness = 1.0
@@ -453,7 +515,7 @@ def test_others_wait_for_twice_the_pause_of_every_beat_that_they_confirmed() -> 
     net = ClusterNet()
     a, b = net.form("ab")
     core = net.cores[a]
-    s, contact = core._situation, core._situation.contacts.of(b)
+    s, contact = core._state, core._state.contacts.of(b)
     beat = contact.beat
     assert beat is not None
     for number, pause in enumerate((3.0, 1.0)):
@@ -473,7 +535,7 @@ def test_a_member_that_reports_lateness_is_doubted_later() -> None:
     net = ClusterNet()
     a, b = net.form("ab")
     core = net.cores[a]
-    s, contact = core._situation, core._situation.contacts.of(b)
+    s, contact = core._state, core._state.contacts.of(b)
     beat = contact.beat
     assert beat is not None
     core.receive(b, msgspec.structs.replace(beat, sequence=10**6, lateness=1.0), net.now)
@@ -512,13 +574,13 @@ def test_what_is_told_in_a_batch_is_decided_once() -> None:
     net = ClusterNet()
     a, b = net.form("ab")
     core = net.cores[b]
-    beat = core._situation.contacts.of(a).beat
+    beat = core._state.contacts.of(a).beat
     assert beat is not None
     late = net.now + 1.3
     core.begin_batch()
     core.tick(late)
     assert core.state is ClusterState.ACTIVE
-    echo = core._situation.contacts.sequence
+    echo = core._state.contacts.sequence
     core.receive(a, msgspec.structs.replace(beat, sequence=10**6, echo=echo), late)
     core.end_batch(late)
     assert core.state.value == "active"
@@ -533,7 +595,7 @@ def test_a_count_of_samples_is_no_reason_to_decide() -> None:
     net = ClusterNet()
     a, b = net.form("ab")
     core = net.cores[a]
-    s, beat = core._situation, core._situation.contacts.of(b).beat
+    s, beat = core._state, core._state.contacts.of(b).beat
     assert beat is not None
     decided: list[bool] = []
     core._decide = lambda: decided.append(True)  # type: ignore[method-assign]
@@ -559,9 +621,11 @@ def test_beats_out_of_turn_are_bounded() -> None:
     core, sent = net.cores[a], 0
     for step in range(1000):
         now = net.now + step / 100
-        core._situation.beat_soon()
+        core._state.beat_soon()
         effects = core.tick(now)
-        sent += any(isinstance(e, Send) and isinstance(e.message, Heartbeat) for e in effects)
+        sent += any(
+            isinstance(e, SendMessage) and isinstance(e.message, Heartbeat) for e in effects
+        )
     assert sent <= 10 + 4 * 10 + 10 / 0.2 + 1
 
 
@@ -569,7 +633,7 @@ def test_views_that_repeat_come_ever_more_slowly() -> None:
     """But a death is not waited for."""
     net = ClusterNet()
     a, b, c = net.form("abc")
-    planner, s = net.cores[a]._planner, net.cores[a]._situation
+    planner, s = net.cores[a]._planner, net.cores[a]._state
     planner._in_a_row, planner._begun_at = 6, s.time
     assert planner.plan(net.view_of(a), must_change=True) is None
     assert planner.next_look == pytest.approx(s.time + 4 * s.pause_after)
@@ -610,7 +674,7 @@ def test_failed_campaigns_follow_ever_more_slowly() -> None:
     """A member that finds no quorum does not ask all the time."""
     net = ClusterNet()
     a, b, c = net.form("abc")
-    election = net.cores[b]._situation.election
+    election = net.cores[b]._state.election
     first = election._timeout
     election._attempts = 7
     assert election._timeout == 4 * first
@@ -626,7 +690,9 @@ def test_nothing_is_probed_twice_for_one_loss() -> None:
     since = net.now
     net.kill(c)
     net.run(1)
-    probes = [e for at, who, e in net.effects if at >= since and who == a and isinstance(e, Probe)]
+    probes = [
+        e for at, who, e in net.effects if at >= since and who == a and isinstance(e, ProbePort)
+    ]
     assert len(probes) == 1
 
 
@@ -654,7 +720,7 @@ def sentences(effects: list[Effect]) -> str:
         (card("b", 1), "started later in its place"),
     ],
 )
-def test_copied_keys_and_ghosts_are_refused(newcomer: ProcessCard, words: str) -> None:
+def test_copied_keys_and_ghosts_are_refused(newcomer: ProcessInfo, words: str) -> None:
     """A clone, or a predecessor that comes late, is disconnected, and people are told."""
     core = ClusterCore(card("a"), ClusterConfig(), 0.0)
     core.connected(card("b", 5), 0.0)
@@ -675,14 +741,14 @@ def test_too_many_are_refused() -> None:
     """The table has an end; whoever is in it may connect again."""
     core = ClusterCore(card("a"), ClusterConfig(), 0.0)
     cards = [
-        ProcessCard(node=NodeId("b" * 32), incarnation=number, slot=number, machine="b")
+        ProcessInfo(node=NodeId("b" * 32), incarnation=number, slot=number, machine="b")
         for number in range(MAX_CONTACTS + 1)
     ]
     for each in cards[:-1]:
         core.connected(each, 0.0)
     assert "too many" in refusal(core.connected(cards[-1], 0.0))
     assert not any(isinstance(e, Disconnect) for e in core.connected(cards[0], 0.0))
-    assert core.receive(cards[0].process, Acquaintances((card("z"),)), 0.0) == []
+    assert core.receive(cards[0].process, KnownProcesses((card("z"),)), 0.0) == []
 
 
 def test_connecting_again_is_no_news() -> None:
@@ -729,7 +795,9 @@ def test_a_probe_that_proves_nothing_is_told_once() -> None:
     net.cut_off([a], [b])
     net.sever(a, b)
     core = net.cores[a]
-    assert "is not known: no answer" in sentences(core.unreachable(b, "no answer", net.now))
+    assert "is not known whether b ended: no answer" in sentences(
+        core.unreachable(b, "no answer", net.now)
+    )
     assert sentences(core.unreachable(b, "no answer", net.now)) == ""
     assert "no route" in sentences(core.unreachable(b, "no route", net.now))
 
@@ -741,7 +809,7 @@ def test_a_lost_member_is_probed_until_it_is_clear() -> None:
     net.cut_off([a], [b])
     net.sever(a, b)
     net.run(0.9)
-    probes = [t for t, who, e in net.effects if who == b and e == Probe(a)]
+    probes = [t for t, who, e in net.effects if who == b and e == ProbePort(a)]
     assert len(probes) >= 4
 
 
@@ -764,7 +832,7 @@ def test_one_that_was_left_out_is_probed_until_it_is_known_to_have_ended() -> No
     net, (a, b, c) = leaving_out("abc")
     net.effects.clear()
     net.run(10.0)
-    probes = [t for t, who, e in net.effects if who == a and e == Probe(c)]
+    probes = [t for t, who, e in net.effects if who == a and e == ProbePort(c)]
     pause = net.cores[a].config.health.pause_after
     assert 10.0 / pause * 0.6 <= len(probes) <= 10.0 / pause + 1
     assert net.cores[a].left_out({}) == ({c: "c"}, ())
@@ -774,7 +842,7 @@ def test_one_that_was_left_out_is_probed_until_it_is_known_to_have_ended() -> No
     net.effects.clear()
     net.run(5.0)
     assert all(net.cores[each].left_out({}) == ({}, (c,)) for each in (a, b))
-    assert not any(isinstance(effect, Probe) for _, _, effect in net.effects)
+    assert not any(isinstance(effect, ProbePort) for _, _, effect in net.effects)
 
 
 def test_of_many_that_were_left_out_a_few_are_probed_at_a_time() -> None:
@@ -782,9 +850,24 @@ def test_of_many_that_were_left_out_a_few_are_probed_at_a_time() -> None:
     net, members = leaving_out("abcdefghijklmnopqrstuvwx", how_many=11)
     net.effects.clear()
     net.run(10.0)
-    asked = [(t, e.peer) for t, who, e in net.effects if who == members[0] and isinstance(e, Probe)]
+    asked = [
+        (t, e.peer) for t, who, e in net.effects if who == members[0] and isinstance(e, ProbePort)
+    ]
     assert {peer for _, peer in asked} == set(members[-11:])
     assert max(Counter(t for t, _ in asked).values()) == 8
+
+
+def test_those_that_were_left_out_are_probed_in_turn_however_many_they_are() -> None:
+    """Eight in a pause: sixteen in two."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    away = {card("z", number).process: "z" for number in range(16)}
+    net.cores[a]._state.left_out = dict(away)
+    net.cut |= {(a, who) for who in away}
+    net.effects.clear()
+    net.run(2.3)
+    asked = [e.peer for _, who, e in net.effects if who == a and isinstance(e, ProbePort)]
+    assert set(asked) == set(away)
 
 
 def test_a_later_start_in_its_place_ends_one_that_was_left_out() -> None:
@@ -817,7 +900,7 @@ def test_a_proof_that_was_wrong_is_taken_back() -> None:
     net.do(b, net.cores[b].ended(c, "its port refuses connections", net.now))
     assert "is dead" in net.told(b)
     effects = net.cores[b].connected(net.cores[c].me, net.now)
-    assert "taken for dead, but it is there" in sentences(effects)
+    assert "considered dead but is alive" in sentences(effects)
 
 
 def test_a_reboot_is_believed_when_the_old_process_is_heard_no_more() -> None:
@@ -860,9 +943,9 @@ def test_only_so_many_deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     for start in range(1, 6):
         core.connected(card("b", start), 0.0)
     met = core.receive(
-        card("b", 5).process, Acquaintances((card("b", 1, slot=9), card("b", 4, slot=9))), 0.1
+        card("b", 5).process, KnownProcesses((card("b", 1, slot=9), card("b", 4, slot=9))), 0.1
     )
-    assert [effect.card.incarnation for effect in met if isinstance(effect, Meet)] == [1]
+    assert [effect.card.incarnation for effect in met if isinstance(effect, ConnectTo)] == [1]
 
 
 def test_ghosts_do_not_come_back_by_gossip() -> None:
@@ -872,8 +955,8 @@ def test_ghosts_do_not_come_back_by_gossip() -> None:
     net.kill(c)
     net.run(0.1)
     cards = (card("c"), card("a"), card("b"), card("b", 0), card("d"))
-    effects = net.cores[a].receive(b, Acquaintances(cards), net.now)
-    assert [effect.card for effect in effects if isinstance(effect, Meet)] == [card("d")]
+    effects = net.cores[a].receive(b, KnownProcesses(cards), net.now)
+    assert [effect.card for effect in effects if isinstance(effect, ConnectTo)] == [card("d")]
 
 
 def test_a_proved_death_is_reported_to_the_members() -> None:
@@ -882,7 +965,7 @@ def test_a_proved_death_is_reported_to_the_members() -> None:
     _, b, c = net.form("abc")
     net.kill(c)
     net.run(0.05)
-    sent = [e.message for _, who, e in net.effects if who == b and isinstance(e, Send)]
+    sent = [e.message for _, who, e in net.effects if who == b and isinstance(e, SendMessage)]
     assert [m.is_proved for m in sent if isinstance(m, Lost) and m.who == c] == [False, True]
 
 
@@ -906,7 +989,7 @@ def test_a_departed_member_s_lane_may_end() -> None:
     word = Departed(view.lineage, view.epoch, 0, -1, None, "bye", is_leaving=True)
     net.cores[b].receive(c, word, net.now)
     effects = net.cores[b].disconnected(c, "closed", net.now)
-    assert Probe(c) not in effects
+    assert ProbePort(c) not in effects
     assert "ended" not in sentences(effects)
 
 
@@ -916,7 +999,7 @@ def test_a_view_with_a_member_that_is_not_connected_is_aborted_at_once() -> None
     core.connected(card("b"), 0.0)
     a, b, c = (card(letter).process for letter in "abc")
     effects = core.receive(b, Commit("f" * 32, 1, Proposal((b, a, c))), 0.1)
-    assert Probe(c) in effects
+    assert ProbePort(c) in effects
     assert "no connection to cccccccc/1" in sentences(effects)
     assert any(isinstance(effect, Abort) and effect.lost == c for effect in effects)
 
@@ -941,7 +1024,7 @@ def test_a_member_whose_heir_is_here_has_ended() -> None:
     core.connected(card("c", 2), 0.2)
     effects = core.receive(b, Commit("f" * 32, 1, Proposal((b, a, c))), 0.3)
     assert "there is no connection to c" in sentences(effects)  # no proof: we never had a lease
-    assert core._situation.ended[c][0] == "c (cccccccc/2) has started in its place"
+    assert core._state.ended[c][0] == "c has started in its place"
 
 
 def test_only_so_many_cards_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -951,7 +1034,7 @@ def test_only_so_many_cards_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
     for letter in "bcd":
         core.connected(card(letter), 0.0)
         core.disconnected(card(letter).process, "reset", 0.0)
-    contacts = core._situation.contacts
+    contacts = core._state.contacts
     assert contacts.last_card(card("b").process).machine == ""
     assert contacts.last_card(card("d").process) == card("d")
     contacts.forget(card("z").process)  # nothing was known of it
@@ -964,7 +1047,7 @@ def test_a_refused_process_is_not_in_the_table() -> None:
     """Nothing else is done with it."""
     core = ClusterCore(card("a"), ClusterConfig(), 0.0)
     effects = core.connected(card("a", 9, machine="elsewhere"), 0.0)
-    assert not any(isinstance(effect, Send) for effect in effects)
+    assert not any(isinstance(effect, SendMessage) for effect in effects)
     assert core.health.peers == ()
 
 
@@ -978,10 +1061,10 @@ def test_only_a_death_that_was_proved_is_taken_back_in_words() -> None:
     net.run(2.5)
     core = net.cores[b]
     core.ended(a, "its port refuses connections", net.now)
-    assert a in core._situation.ended
+    assert a in core._state.ended
     effects = core.connected(net.cores[a].me, net.now)
-    assert "taken for dead" not in sentences(effects)
-    assert a not in core._situation.ended
+    assert "considered dead" not in sentences(effects)
+    assert a not in core._state.ended
 
 
 @pytest.mark.parametrize(
@@ -1003,8 +1086,8 @@ def test_a_proof_must_come_within_nine_tenths_of_two_pauses(
     core = net.cores[b]
     net.dropped = lambda *_: True
     core.disconnected(a, "reset", net.now)
-    contact = core._situation.contacts.of(a)
-    contact.leased_at, contact.leased_for = core._situation.time - age, leased_for
+    contact = core._state.contacts.of(a)
+    contact.leased_at, contact.leased_for = core._state.time - age, leased_for
     effects = core.ended(a, "its port refuses connections", net.now)
     assert ("is dead" in sentences(effects)) is is_proof
     assert any(isinstance(effect, Abort) for effect in effects) is False  # aborted before
@@ -1015,7 +1098,7 @@ def test_a_proof_of_death_stops_operations() -> None:
     net = ClusterNet()
     a, b = net.form("ab")
     core = net.cores[b]
-    s = core._situation
+    s = core._state
     s.contacts.of(a).is_connected = False
     effects = core.ended(a, "its port refuses connections", net.now)
     assert [e.lost for e in effects if isinstance(e, Abort)] == [a]
@@ -1027,14 +1110,18 @@ def test_a_later_start_ends_the_lane_of_the_earlier_one() -> None:
     a, b, c = net.form("abc")
     core = net.cores[c]
     effects = core.connected(card("b", 2), net.now)
-    assert Disconnect(b, "b (bbbbbbbb/2) has started in its place") in effects
-    assert not core._situation.contacts.of(b).is_connected
+    assert Disconnect(b, "b has started in its place") in effects
+    assert not core._state.contacts.of(b).is_connected
     told = sentences(effects)
-    assert "the connection to b (bbbbbbbb/1) ended" in told
-    assert "b (bbbbbbbb/1) is dead" in told
-    lost = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)]
+    assert "the connection to b ended" in told
+    assert "b is dead" in told
+    lost = [
+        e.message for e in effects if isinstance(e, SendMessage) and isinstance(e.message, Lost)
+    ]
     assert {message.who for message in lost} == {b}
-    assert a in {e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Lost)}
+    assert a in {
+        e.to for e in effects if isinstance(e, SendMessage) and isinstance(e.message, Lost)
+    }
 
 
 def test_newcomers_are_introduced_to_all_in_messages_of_eight() -> None:
@@ -1048,9 +1135,9 @@ def test_newcomers_are_introduced_to_all_in_messages_of_eight() -> None:
     told = [
         e.message.cards
         for e in effects
-        if isinstance(e, Send)
+        if isinstance(e, SendMessage)
         and e.to == card("z").process
-        and isinstance(e.message, Acquaintances)
+        and isinstance(e.message, KnownProcesses)
     ]
     assert [len(cards) for cards in told] == [8, 8, 2]
     assert [each.name for cards in told for each in cards] == list(letters)
@@ -1062,7 +1149,7 @@ def test_a_member_that_falls_silent_is_lost_without_a_broken_connection() -> Non
     a, _, c = net.form("abc")
     net.stopped.add(c)
     net.run(1.9)
-    assert "c (cccccccc/1) is lost: nothing was heard for" in net.told(a)
+    assert "c is lost: no heartbeat for" in net.told(a)
     assert [abort.lost for abort in net.aborts(a)][:1] == [c]
 
 
@@ -1071,7 +1158,7 @@ def test_members_are_probed_once_in_a_beat_at_work_and_once_in_a_pause_otherwise
     net = ClusterNet()
     a, _, _, d, e = net.form("abcde")
     core = net.cores[a]
-    s = core._situation
+    s = core._state
     net.dropped = lambda *_: True
     core.disconnected(e, "reset", net.now)
     s.proofs[e] = "it is dead"
@@ -1080,12 +1167,12 @@ def test_members_are_probed_once_in_a_beat_at_work_and_once_in_a_pause_otherwise
     times = []
     for step in range(1, 200):
         now = net.now + step * 0.01
-        core._evidence._situation.now = now
+        core._evidence._state.now = now
         s.clock.advance(now)
         s.out = []
         core._evidence.review()
-        times += [s.time for effect in s.out if effect == Probe(d)]
-        assert Probe(e) not in s.out
+        times += [s.time for effect in s.out if effect == ProbePort(d)]
+        assert ProbePort(e) not in s.out
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert min(gaps) >= s.interval - 0.001
     assert max(gaps) <= s.interval + 0.02
@@ -1105,7 +1192,7 @@ def test_a_reboot_is_believed_when_the_old_process_falls_silent() -> None:
     core.connected(card("a", 2, boot="second"), net.now)
     assert core._evidence._successors
     net.run(1.2)
-    assert core._situation.ended[a][0] == "a (aaaaaaaa/2) has started in its place"
+    assert core._state.ended[a][0] == "a has started in its place"
     assert core._evidence._successors == {}
 
 
@@ -1114,7 +1201,7 @@ def test_what_was_known_of_an_end_is_said_with_it_in_the_next_view() -> None:
     net = ClusterNet()
     _, b, c = net.form("abc")
     core = net.cores[b]
-    s = core._situation
+    s = core._state
     s.contacts.of(c).is_connected = False
     s.ended[c] = "its port refuses connections", s.time
     assert core._evidence._how_ended(s.contacts.of(c)) == "its port refuses connections"
@@ -1126,7 +1213,7 @@ def test_a_decision_follows_from_a_new_connection_and_from_its_end() -> None:
     a, b = net.form("ab")
     net.run(3)
     core = net.cores[a]
-    s = core._situation
+    s = core._state
     decided: list[str] = []
     core._decide = lambda: decided.append("now")  # type: ignore[method-assign]
     s.is_dirty = False
@@ -1152,3 +1239,201 @@ def test_an_acquaintance_that_rebooted_is_forgotten_when_it_falls_silent() -> No
         now += 0.1
         core.tick(now)
     assert core.health.peers == (new.process,)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a core promises to the one that drives it.
+
+
+def test_a_beat_that_withholds_gives_no_lease() -> None:
+    """Its sender may have found us silent, or agreed to go on without us."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[a]
+    s = core._state
+    contact = s.contacts.of(b)
+    for withholds in (True, False):
+        net.run(0.2)
+        assert contact.beat is not None
+        before = contact.leased_at
+        echo = s.contacts.number_beat(s.time, 1.0)
+        beat = msgspec.structs.replace(
+            contact.beat, sequence=contact.newest + 1, echo=echo, held=0.0, withholds=withholds
+        )
+        core.receive(b, beat, net.now)
+        assert (contact.leased_at == before) is withholds
+
+
+def test_what_was_told_in_a_batch_is_not_told_again_at_its_end() -> None:
+    """Each call has its own effects; the last one decides, at its own time."""
+    core = ClusterCore(card("a"), ClusterConfig(solo_delay=0.5), 0.0)
+    core.begin_batch()
+    told = core.connected(card("o", role=ProcessRole.OBSERVER), 0.1)
+    assert told
+    assert core.view is None
+    last = core.end_batch(0.7)
+    assert not [effect for effect in last if effect in told]
+    assert core.view is not None
+
+
+def test_a_decision_is_made_when_it_is_due_whatever_comes_in_at_that_moment() -> None:
+    """Not only with the next tick."""
+    core = ClusterCore(card("a"), ClusterConfig(solo_delay=0.5), 0.0)
+    watcher = card("o", role=ProcessRole.OBSERVER)
+    core.connected(watcher, 0.0)
+    for sequence in (1, 2):
+        beat = Heartbeat(sequence, 0, 0.0, Phase.OBSERVING, ())
+        core.receive(watcher.process, beat, 0.1 * sequence)
+    assert core.view is None
+    core.receive(watcher.process, Heartbeat(3, 0, 0.0, Phase.OBSERVING, ()), 0.55)
+    assert core.view is not None
+
+
+def test_a_process_that_slept_doubts_nobody_for_it() -> None:
+    """While it did not run, no other could have confirmed anything."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core = net.cores[a]
+    core.receive(b, PreVote("f" * 32, 1, 1), net.now + 30)
+    assert not core._state.is_doubtful(b)
+
+
+def test_silence_is_told_to_people() -> None:
+    """What health finds is among the effects."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.stopped.add(b)
+    net.run(3)
+    assert "b is suspect: no heartbeat for" in net.told(a).replace(" (bbbbbbbb/1)", "")
+
+
+def test_the_missing_are_told_with_their_silence_at_the_moment_of_the_question() -> None:
+    """Of a view that is over: those who have not ended or left, and are not here."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.stopped |= {a, b}
+    net.run(3)
+    core = net.cores[c]
+    now, later = core.missing(net.now), core.missing(net.now + 2)
+    assert {cause.who for cause in now} == {a, b}
+    assert later[0].silent_for - now[0].silent_for == pytest.approx(2)
+    s = core._state
+    s.view = None
+    assert {cause.who for cause in core.missing(net.now)} == {a, b}
+    s.ended[a] = "its port refuses connections", net.now
+    assert {cause.who for cause in core.missing(net.now)} == {b}
+    s.departed.add(b)
+    assert core.missing(net.now) == ()
+
+
+def test_the_first_of_two_can_hand_over_and_one_alone_cannot() -> None:
+    """People hear of both."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    net.do(a, net.cores[a].step_down(net.now))
+    net.run(1)
+    assert net.agreed() == "ba"
+    kinds = [
+        e.event.kind
+        for _, _, e in net.effects
+        if isinstance(e, Note) and isinstance(e.event, ElectionEvent)
+    ]
+    assert ElectionKind.STEPPED_DOWN in kinds
+    net.do(a, net.cores[a].leave(net.now))
+    net.run(1)
+    net.do(b, net.cores[b].step_down(net.now))
+    assert "only the leader can hand over, and only to another member" in net.told(b)
+
+
+def test_a_person_can_insist_while_the_group_is_at_work_and_frees_nobody_who_is_free() -> None:
+    """Where any quorum will do, nobody need insist."""
+    net = ClusterNet()
+    a, _ = net.form("ab")
+    assert not net.cores[a].is_insisting
+    net.cores[a].continue_without_missing(net.now)
+    assert net.cores[a].is_insisting
+    assert ClusterCore(card("c"), ClusterConfig(quorum="any"), 0.0).is_insisting
+    free = ClusterCore(card("d"), ClusterConfig(min_nodes=2), 0.0)
+    free.continue_without_missing(0.0)
+    assert not free._state.is_released
+
+
+def test_of_those_that_have_ended_the_last_thousand_are_known() -> None:
+    """One thousand and twenty-four of them."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=2), 0.0)
+    for incarnation in range(1, 1027):
+        core.connected(card("b", incarnation), 0.0)
+    ended = [core.has_ended(card("b", incarnation).process) for incarnation in (1, 2, 1025, 1026)]
+    assert ended == [False, True, True, False]
+
+
+def test_the_reason_of_a_removal_is_clipped_and_told_whenever_it_comes_back() -> None:
+    """It is not met, greeted or introduced to anybody."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=2), 0.0)
+    core.connected(card("b"), 0.0)
+    core.expel(card("b").process, "x" * 300, 0.1)
+    (refusal,) = core.connected(card("b"), 0.2)
+    assert isinstance(refusal, Disconnect)
+    assert refusal.reason == "x" * 199 + "…"
+
+
+@pytest.mark.parametrize("but", ["", "it has not come back", "another", "in a view", "no word"])
+def test_one_that_left_for_a_child_which_came_back_says_so_to_those_who_count_on_it(
+    but: str,
+) -> None:
+    """In any other case the one that counts on us is told what followed its view."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    s = core._state
+    word = Departed(view.lineage, view.epoch, 5, -1, None, "it continues in another lineage")
+    later = Commit(view.lineage, view.epoch + 1, Proposal((b,)))
+    s.history.record(later)
+    if but != "no word":
+        s.history.depart(word)
+    if but != "it has not come back":
+        end = Proposal((a,), into=view.lineage, into_epoch=view.epoch + 1)
+        s.history.record(Commit(OTHER, 2, end))
+    s.bound = Commit("c" * 32, 1, Proposal((a,))) if but == "another" else later
+    s.view = View(view.lineage, view.epoch + 1, (a, b)) if but == "in a view" else None
+    effects = core.receive(b, PreVote(view.lineage, view.epoch, 1), net.now)
+    told = [e.message for e in effects if isinstance(e, SendMessage) and e.to == b]
+    assert [each for each in told if not isinstance(each, Heartbeat)] == (
+        [later] if but else [word]
+    )
+
+
+def test_a_heartbeat_that_was_taken_already_changes_nothing() -> None:
+    """Whatever it says this time."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    core = net.cores[a]
+    beat = core._state.contacts.of(b).beat
+    assert beat is not None
+    again = msgspec.structs.replace(beat, aborted=True, lost=c)
+    assert not [e for e in core.receive(b, again, net.now) if isinstance(e, Abort)]
+    newer = msgspec.structs.replace(again, sequence=beat.sequence + 1)
+    assert [e for e in core.receive(b, newer, net.now) if isinstance(e, Abort)]
+
+
+def test_one_that_is_left_out_has_ended_if_a_later_start_in_its_place_is_here_already() -> None:
+    """The heir came before the view that left it out was known."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    core, view = net.cores[a], net.view_of(a)
+    core._state.contacts.remember(card("c"))
+    core.connected(card("c", 2), net.now)
+    gone = Cause(card("c").process, CauseCode.SILENT, "c")
+    commit = Commit(view.lineage, view.epoch + 1, Proposal((a, b), causes=(gone,)))
+    core.receive(b, commit, net.now)
+    assert core.left_out({}) == ({}, (card("c").process,))
+
+
+def test_an_accusation_of_one_that_is_no_member_stops_nothing() -> None:
+    """Operations of the view do not need it."""
+    net = ClusterNet()
+    a, b = net.form("ab")
+    view = net.view_of(a)
+    lie = Lost(view.lineage, view.epoch, card("z").process, "a lie", is_expelled=True)
+    effects = net.cores[a].receive(b, lie, net.now)
+    assert not [effect for effect in effects if isinstance(effect, Abort)]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck._types import NodeId, ProcessId, View
-from potluck.membership.election import Ballot, ElectionManager, has_quorum
+from potluck.membership.election import AcceptorState, ElectionManager, has_quorum
 from potluck.membership.events import ElectionConfig, ElectionKind, ElectionRole
-from potluck.membership.messages import Canvass, Departed, Leaning, Proposal, Vote, VoteRequest
+from potluck.membership.messages import Departed, PreVote, PreVoteReply, Proposal, Vote, VoteRequest
 
 A, B, C = (ProcessId(NodeId(letter * 32), 1) for letter in "abc")
 VIEW = View("f" * 32, 3, (A, B, C))
@@ -23,9 +23,9 @@ def manager(me: ProcessId = B) -> ElectionManager:
     return election
 
 
-def leaning(term: int, *, granted: bool = True, promised: int = 0) -> Leaning:
-    """An answer to a canvass."""
-    return Leaning(VIEW.lineage, VIEW.epoch, term, granted, promised, ())
+def leaning(term: int, *, granted: bool = True, promised: int = 0) -> PreVoteReply:
+    """An answer to a pre-vote."""
+    return PreVoteReply(VIEW.lineage, VIEW.epoch, term, granted, promised, ())
 
 
 def vote(term: int, accepted: Proposal | None = None, *, at: int = -1, promised: int = 1) -> Vote:
@@ -55,7 +55,7 @@ def test_the_first_member_leads_in_term_zero() -> None:
 def test_a_canvass_raises_no_term() -> None:
     """The term rises only with a quorum behind it, and is led only with votes."""
     election = manager()
-    asked = election.canvass(10.0, "a is lost")
+    asked = election.pre_vote(10.0, "a is lost")
     assert (asked.term, election.term, election.ballot.promised) == (1, 0, 0)
     assert not election.has_won(set())
     election.take_leaning(C, leaning(1))
@@ -78,7 +78,7 @@ def test_answers_of_another_attempt_do_not_count() -> None:
     """Late, refused or unasked answers leave the count alone; a yes can be taken back."""
     election = manager()
     election.take_leaning(C, leaning(1))
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.take_leaning(C, leaning(7))
     assert not election.has_answered(C)
     election.take_leaning(C, leaning(1))
@@ -87,16 +87,16 @@ def test_answers_of_another_attempt_do_not_count() -> None:
     election.campaign(10.1)
     election.take_vote(C, vote(1, promised=4))
     assert not election.has_answered(C)
-    assert election.canvass(11.0, "again").term == 5
+    assert election.pre_vote(11.0, "again").term == 5
 
 
 def test_a_late_vote_of_term_1_does_not_win_term_2() -> None:
     """Its voter may have given its vote in term 2 to another candidate."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.campaign(10.1)
     election.give_up(11.0)
-    election.canvass(12.0, "a is still lost")
+    election.pre_vote(12.0, "a is still lost")
     assert election.campaign(12.1).term == 2
     election.take_vote(C, vote(1, NEXT, at=1))
     assert not election.has_answered(C)
@@ -111,7 +111,7 @@ def test_what_was_accepted_in_the_highest_term_must_be_proposed_again() -> None:
     other = Proposal((C,), "without a and b")
     election = manager()
     election.ballot.accept(A, 0, other)
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.campaign(10.1)
     assert election.inherited == other
     election.take_vote(C, vote(1, NEXT, at=1))
@@ -124,7 +124,7 @@ def test_the_departed_count_as_gone_with_their_last_word() -> None:
     """One that had voted in a later term does not, for an earlier one."""
     election = manager()
     election.depart(A, departed(0, NEXT))
-    election.canvass(10.0, "a left")
+    election.pre_vote(10.0, "a left")
     election.depart(C, departed(9))
     assert not election.has_won(set())
     assert election.has_won({C})
@@ -133,7 +133,7 @@ def test_the_departed_count_as_gone_with_their_last_word() -> None:
     election.lead()
     assert election.inherited == NEXT
     assert election.gone == {A}
-    assert election.canvass(11.0, "again").term == 10
+    assert election.pre_vote(11.0, "again").term == 10
 
 
 def test_a_leader_learns_from_the_departed_that_its_term_is_over() -> None:
@@ -161,9 +161,9 @@ def test_a_canvass_is_answered_without_a_promise() -> None:
     """No to an old term, and to any while the leader is heard; yes otherwise."""
     election = manager()
 
-    def answer(sender: ProcessId, term: int, refusal: str = "") -> Leaning:
-        canvass = Canvass(VIEW.lineage, VIEW.epoch, term)
-        return election.answer_canvass(sender, canvass, refusal=refusal, proofs=set())
+    def answer(sender: ProcessId, term: int, refusal: str = "") -> PreVoteReply:
+        pre_vote = PreVote(VIEW.lineage, VIEW.epoch, term)
+        return election.answer_pre_vote(sender, pre_vote, refusal=refusal, proofs=set())
 
     assert answer(C, 1).is_granted
     assert election.ballot.promised == 0
@@ -174,19 +174,19 @@ def test_a_canvass_is_answered_without_a_promise() -> None:
 
 
 def test_a_failed_campaign_rests_before_the_next() -> None:
-    """A failed canvass changes nothing about the leader; a failed campaign leaves none."""
+    """A failed pre-vote changes nothing about the leader; a failed campaign leaves none."""
     election = manager()
     election.wait_turn(0, 10.0)
     assert election.not_before == 10.0
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.give_up(10.4)
     assert election.leader == A
     assert [event.kind for event in election.events][-1] is ElectionKind.TIMEOUT
-    assert election.reason == "our campaign had no quorum in time"
+    assert election.reason == "no quorum voted for us in time"
     election.wait_turn(0, 10.4)
     assert election.not_before is not None
     assert election.not_before > 10.4
-    election.canvass(11.0, "a is lost")
+    election.pre_vote(11.0, "a is lost")
     election.campaign(11.1)
     election.give_up(11.5)
     assert election.leader is None
@@ -195,7 +195,7 @@ def test_a_failed_campaign_rests_before_the_next() -> None:
 def test_a_resumed_leader_ends_a_canvass() -> None:
     """As if nothing had been."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.resume_following()
     assert (election.role, election.leader) == (ElectionRole.FOLLOWING, A)
 
@@ -225,7 +225,7 @@ def test_a_later_promise_ends_our_term() -> None:
     election = manager(A)
     election.preempted(0, "no later term")
     assert election.is_leading
-    election.preempted(3, "somebody campaigns")
+    election.preempted(3, "another machine campaigns")
     assert not election.is_leading
 
 
@@ -255,7 +255,7 @@ def test_a_campaign_waits_for_those_of_more_senior_members() -> None:
 def test_a_vote_of_the_departed_in_our_own_term_reports_what_it_accepted() -> None:
     """It voted for us, then left: its word takes the place of its vote."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.campaign(10.1)
     election.depart(C, departed(1, NEXT))
     election.lead()
@@ -267,7 +267,7 @@ def test_an_attempt_waits_for_answers_for_one_to_one_and_a_half_timeouts() -> No
     timeout = ElectionConfig().election_timeout
     for me in (B, C, *(ProcessId(NodeId(letter * 32), 1) for letter in "defgh")):
         election = manager(me)  # each has its own share of chance
-        election.canvass(10.0, "a is lost")
+        election.pre_vote(10.0, "a is lost")
         assert election.until is not None
         assert 10.0 + timeout < election.until <= 10.0 + 1.5 * timeout
         election.campaign(20.0)
@@ -290,7 +290,7 @@ def kinds(election: ElectionManager) -> list[ElectionKind]:
 def fail_often(election: ElectionManager, times: int, now: float = 10.0) -> float:
     """Let campaigns fail; the time after that."""
     for _ in range(times):
-        election.canvass(now, "a is lost")
+        election.pre_vote(now, "a is lost")
         election.campaign(now)
         assert election.until is not None
         now = election.until
@@ -303,7 +303,7 @@ def begins_like_the_first(election: ElectionManager, now: float) -> bool:
     election.events.clear()
     election.wait_turn(0, now)
     is_at_once = election.not_before == now
-    election.canvass(now, "a is lost")
+    election.pre_vote(now, "a is lost")
     assert election.until is not None
     is_told = kinds(election) == [ElectionKind.STARTED]
     return is_at_once and is_told and election.until <= now + 1.5 * TIMEOUT
@@ -337,7 +337,7 @@ def test_after_five_failures_attempts_take_twice_as_long_each_time(
     """Sixteen times as long at most: who comes back is not waited for without end."""
     election = manager()
     now = fail_often(election, failures)
-    election.canvass(now, "a is lost")
+    election.pre_vote(now, "a is lost")
     assert election.until is not None
     assert now + times * TIMEOUT < election.until <= now + 1.5 * times * TIMEOUT
 
@@ -364,10 +364,10 @@ def test_a_quorum_a_leader_or_a_new_view_ends_a_row_of_failures() -> None:
 def test_a_quorum_in_contact_ends_a_canvass_and_no_campaign() -> None:
     """Votes that were asked for are still counted."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.encourage()
     assert (election.role, election.leader) == (ElectionRole.FOLLOWING, A)
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.campaign(10.1)
     election.encourage()
     assert election.role is ElectionRole.CAMPAIGNING
@@ -377,7 +377,7 @@ def test_a_new_view_knows_nothing_of_the_last_epoch() -> None:
     """Terms, votes, last words and what was accepted belong to one epoch."""
     election = manager()
     election.depart(C, departed(7, NEXT))
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.campaign(10.0)
     election.ballot.accept(B, 8, NEXT)
     election.lead()
@@ -389,7 +389,7 @@ def test_a_new_view_knows_nothing_of_the_last_epoch() -> None:
     assert election.ballot.voted_for == A
     assert election.gone == frozenset()
     assert election.until is None
-    assert election.canvass(11.0, "a is lost").term == 1
+    assert election.pre_vote(11.0, "a is lost").term == 1
     assert not election.has_answered(C)
 
 
@@ -399,7 +399,7 @@ def test_without_a_view_there_is_no_term_no_leader_and_nothing_is_due() -> None:
     election.answer_vote_request(C, VoteRequest(VIEW.lineage, VIEW.epoch, 3), set())
     election.ballot.accept(C, 3, NEXT)
     election.depart(A, departed(0))
-    election.canvass(10.0, "c is lost")
+    election.pre_vote(10.0, "c is lost")
     election.not_before = 11.0
     election.end("we were excluded")
     state = election.state
@@ -413,11 +413,11 @@ def test_without_a_view_there_is_no_term_no_leader_and_nothing_is_due() -> None:
 def test_a_member_that_departed_after_a_promise_in_our_term_is_waited_for() -> None:
     """It may have voted for another candidate of this very term, which may have won."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.depart(C, departed(1))
     assert not election.has_won({A})
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.depart(C, departed(0))
     assert election.has_won({A})
 
@@ -436,16 +436,16 @@ def test_a_proposer_is_followed_into_a_later_term_and_before_the_one_we_voted_fo
 def test_the_next_term_is_later_than_any_that_was_mentioned() -> None:
     """A refusal names the term that was promised to another."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.take_leaning(C, leaning(1, granted=False, promised=4))
     election.take_leaning(C, leaning(1, granted=False, promised=2))
-    assert election.canvass(11.0, "again").term == 5
+    assert election.pre_vote(11.0, "again").term == 5
 
 
 def test_whoever_follows_has_nothing_due() -> None:
     """Neither the end of an attempt nor the begin of the next."""
     election = manager()
-    election.canvass(10.0, "a is lost")
+    election.pre_vote(10.0, "a is lost")
     election.not_before = 10.5
     election.resume_following()
     assert election.until is election.not_before is None
@@ -464,7 +464,7 @@ def test_votes_and_acceptances_never_contradict_each_other(
     requests: list[tuple[bool, ProcessId, int]],
 ) -> None:
     """A vote stays given, promises only grow, and one thing is accepted per term."""
-    ballot = Ballot()
+    ballot = AcceptorState()
     votes: dict[int, ProcessId] = {}
     accepted: dict[int, Proposal] = {}
     for is_vote, who, term in requests:
@@ -479,7 +479,7 @@ def test_votes_and_acceptances_never_contradict_each_other(
 
 def test_a_vote_can_be_repeated_but_not_moved() -> None:
     """Asking again gets the same answer; an earlier term gets none."""
-    ballot = Ballot()
+    ballot = AcceptorState()
     assert ballot.vote(BALLOT_A, 2)
     assert ballot.vote(BALLOT_A, 2)
     assert not ballot.vote(BALLOT_B, 2)
@@ -488,7 +488,7 @@ def test_a_vote_can_be_repeated_but_not_moved() -> None:
 
 def test_a_proposal_of_the_elected_is_accepted_whomever_one_voted_for() -> None:
     """Another candidate may have won the term."""
-    ballot = Ballot()
+    ballot = AcceptorState()
     ballot.vote(BALLOT_A, 2)
     assert ballot.accept(BALLOT_B, 2, Proposal((BALLOT_B,)))
     assert ballot.contradicts(BALLOT_A, 2, Proposal((BALLOT_A,)))
@@ -499,7 +499,7 @@ def test_a_proposal_of_the_elected_is_accepted_whomever_one_voted_for() -> None:
 def test_term_zero_is_promised_before_anybody_asks() -> None:
     """To the first member: no other gets a vote in it."""
     first, other = (ProcessId(NodeId(letter * 32), 1) for letter in "xy")
-    ballot = Ballot(voted_for=first)
+    ballot = AcceptorState(voted_for=first)
     assert not ballot.vote(other, 0)
     assert ballot.vote(first, 0)
     assert ballot.vote(other, 1)
@@ -509,7 +509,7 @@ def test_term_zero_is_promised_before_anybody_asks() -> None:
 def test_to_accept_in_a_term_is_to_promise_it() -> None:
     """Nothing of an earlier term is accepted afterwards, and no other gets a vote in it."""
     first, other = (ProcessId(NodeId(letter * 32), 1) for letter in "xy")
-    ballot = Ballot(voted_for=first)
+    ballot = AcceptorState(voted_for=first)
     assert ballot.accept(other, 3, Proposal((other,)))
     assert (ballot.promised, ballot.voted_for) == (3, other)
     assert not ballot.vote(first, 3)

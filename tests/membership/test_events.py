@@ -14,9 +14,9 @@ from potluck.membership.events import ClusterConfig, ElectionConfig, ElectionRol
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"min_nodes": 0}, "at least one node"),
-        ({"min_nodes": 257}, "at most 256"),
-        ({"min_nodes": 1.5}, "whole number of nodes, not 1.5"),
+        ({"min_nodes": 0}, "between 1 and"),
+        ({"min_nodes": 257}, "between 1 and 256"),
+        ({"min_nodes": 1.5}, "must be an integer, got 1.5"),
         ({"quorum": "most"}, '"majority" or "any"'),
         ({"solo_delay": -1.0}, "number of seconds"),
         ({"solo_delay": inf}, "number of seconds"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import replace
+from datetime import timedelta
 from random import Random
 
 import pytest
@@ -17,10 +18,10 @@ from potluck._types import NodeId, ProcessId
 from potluck.membership.health import (
     BEATS_PER_SECOND,
     LENGTHENED,
-    Arrivals,
+    ArrivalTimes,
     HealthEvent,
-    LivedClock,
     PeerHealth,
+    StallAwareClock,
     TokenBucket,
     lengthened,
     pace,
@@ -93,7 +94,7 @@ def test_a_peer_that_is_heard_in_time_stays_healthy() -> None:
     ward.beat(times=300, trip=0.001)
     assert ward.events == []
     assert ward.monitor.status(A) is HealthStatus.HEALTHY
-    assert ward.monitor.reason(A) == "nothing has been missed since it is watched"
+    assert ward.monitor.reason(A) == "no heartbeat was missed so far"
 
 
 def test_a_silent_peer_is_suspected_and_then_given_up() -> None:
@@ -102,11 +103,9 @@ def test_a_silent_peer_is_suspected_and_then_given_up() -> None:
     ward.beat(times=50)
     silent_from = ward.now
     ward.rest(10)
-    expected = "A is suspect: nothing was heard for 0.6 s, and 0.6 s is the longest normal silence"
+    expected = "A is suspect: no heartbeat for 0.6 s, and 0.6 s is the longest normal gap"
     assert ward.told[0] == expected
-    expected = (
-        "A is dead: nothing was heard for 2.0 s; if it is alive, it paused itself after 1.0 s"
-    )
+    expected = "A is dead: no heartbeat for 2.0 s"
     assert ward.told[1:] == [expected]
     suspect, dead = ward.events
     assert suspect.time - silent_from == pytest.approx(0.6, abs=0.01)
@@ -212,7 +211,7 @@ def test_a_link_that_loses_heartbeats_is_degraded() -> None:
         ward.beat()
         ward.beat(every=0.4)
     assert [event.status for event in ward.events] == [HealthStatus.DEGRADED]
-    assert ward.monitor.reason(A).endswith("of its heartbeats do not come in time")
+    assert ward.monitor.reason(A).endswith("of its heartbeats are lost or late")
 
 
 def test_a_busy_moment_does_not_make_a_poor_link() -> None:
@@ -225,6 +224,28 @@ def test_a_busy_moment_does_not_make_a_poor_link() -> None:
     ward.beat(times=20, trip=0.001)
     assert ward.monitor.summary(ward.now).peers[0].loss > 0
     assert [event.status for event in ward.events if event.status is HealthStatus.DEGRADED] == []
+
+
+def test_busy_moments_do_not_add_up() -> None:
+    """Each lasts for some seconds, and in between the link is good."""
+    ward = Ward()
+    ward.beat(times=20, trip=0.001)
+    for _ in range(4):
+        ward.beat(times=12, trip=0.2)
+        assert ward.monitor.summary(ward.now).peers[0].round_trip == pytest.approx(0.16, abs=0.01)
+        ward.beat(times=40, trip=0.001)
+    assert ward.events == []
+
+
+def test_a_link_that_is_clearly_better_is_good_again_at_once() -> None:
+    """Only trouble must last before it is told."""
+    ward = Ward()
+    ward.beat(times=60, trip=0.15)
+    assert ward.monitor.status(A) is HealthStatus.DEGRADED
+    while (ward.monitor.summary(ward.now).peers[0].round_trip or 0.0) > 0.06:
+        ward.beat(trip=0.05)
+    ward.rest(ward.config.interval)
+    assert ward.monitor.status(A) is HealthStatus.HEALTHY
 
 
 def test_our_own_lateness_is_not_blamed_on_the_link() -> None:
@@ -244,6 +265,22 @@ def test_one_trouble_can_follow_another() -> None:
     ward.beat(times=100, trip=0.15)
     assert [event.status for event in ward.events] == [HealthStatus.DEGRADED] * 2
     assert "round trip" in ward.monitor.reason(A)
+
+
+@pytest.mark.parametrize("trip", [0.0, 0.1])
+def test_a_round_trip_up_to_the_bound_is_good(trip: float) -> None:
+    """However long it lasts."""
+    ward = Ward()
+    ward.beat(times=100, trip=trip)
+    assert ward.events == []
+
+
+def test_trouble_is_told_when_it_has_lasted_for_twenty_five_heartbeats() -> None:
+    """From the first tick at which enough round trips are known."""
+    ward = Ward()
+    begun = ward.now
+    ward.beat(times=50, trip=0.15)
+    assert ward.events[0].time - begun == pytest.approx((8 + 1 + 25) * 0.2, abs=0.05)
 
 
 # --- who is watched ---
@@ -277,6 +314,37 @@ def test_a_forgotten_peer_is_missed_no_more() -> None:
     assert ward.monitor.lateness == 0.0
 
 
+def test_a_forgotten_peer_is_no_reason_to_wake_up() -> None:
+    """What was due because of it is not due any more."""
+    ward = Ward(peers="ab")
+    ward.beat("b", times=3)
+    ward.monitor.tick(ward.now)
+    ward.monitor.lost(A, ward.now, "reset by peer")
+    assert ward.monitor.next_deadline == ward.now
+    ward.monitor.forget(A)
+    assert ward.monitor.next_deadline == pytest.approx(ward.now + 0.2)
+
+
+def test_nothing_is_due_between_heartbeats_while_all_is_well() -> None:
+    """The next tick is a whole interval away."""
+    ward = Ward()
+    ward.beat(times=20)
+    ward.monitor.tick(ward.now)
+    assert ward.monitor.next_deadline == pytest.approx(ward.now + 0.2)
+
+
+def test_a_status_changes_at_its_moment_and_not_with_the_next_heartbeat() -> None:
+    """A pause and twice a pause, though neither is a number of intervals."""
+    ward = Ward(HealthConfig(interval=0.3, least_patience=0.7, pause_after=1.0))
+    begun = ward.now
+    ward.rest(5)
+    assert [event.time - begun for event in ward.events] == pytest.approx([1.0, 2.0], abs=0.01)
+    exact = HealthMonitor(HealthConfig(interval=0.25, least_patience=0.5, pause_after=1.0))
+    exact.watch(A, 0.0)
+    seen = [exact.tick(quarter / 4) and exact.status(A) for quarter in range(1, 9)]
+    assert [seen[3], seen[7]] == [HealthStatus.SUSPECT, HealthStatus.DEAD]
+
+
 def test_each_peer_is_judged_by_itself() -> None:
     """One is silent; the other, and the summary, say so."""
     ward = Ward(peers="ab")
@@ -285,13 +353,68 @@ def test_each_peer_is_judged_by_itself() -> None:
         ward.monitor.heard(B, ward.now)
     ward.beat("a", times=5, trip=0.01)
     summary = ward.monitor.summary(ward.now)
-    assert str(summary).startswith("1 healthy, 1 suspect; B is suspect: nothing was heard for")
+    assert str(summary).startswith("1 healthy, 1 suspect; B is suspect: no heartbeat for")
     assert summary.peers[0].round_trip == pytest.approx(0.01)
     assert summary.peers[1].round_trip is None
     assert summary.peers[1].silence == pytest.approx(1.0)
 
 
+def test_one_that_is_heard_in_the_moment_it_was_lost_was_away_for_no_time() -> None:
+    """And what was lost between two ticks is due at that moment."""
+    ward = Ward()
+    ward.beat(times=10)
+    ward.monitor.lost(A, ward.now, "reset by peer")
+    ward.monitor.heard(A, ward.now)
+    assert ward.monitor.reason(A) == "it was heard again after 0.0 ms"
+    ward.monitor.tick(ward.now)
+    ward.monitor.lost(A, ward.now + 0.05, "reset by peer")
+    assert ward.monitor.next_deadline == ward.now + 0.05
+
+
 # --- our own lateness ---
+
+
+def test_a_quarter_of_an_interval_is_not_late() -> None:
+    """Of the interval that is in use."""
+    for late, lateness in ((0.045, 0.0), (0.055, 0.055)):
+        monitor = HealthMonitor(HealthConfig.wired())
+        monitor.watch(A, 0.0)
+        monitor.tick(0.2 + late)
+        assert monitor.lateness == pytest.approx(lateness)
+
+
+def test_a_tenth_of_an_interval_of_lateness_is_everyday_life() -> None:
+    """In a group that beats more slowly, more of it is."""
+    monitor = HealthMonitor(HealthConfig.wired())
+    monitor.watch(A, 0.0)
+    for said, counts in ((0.019, 0.0), (0.021, 0.021)):
+        monitor.heard(A, 0.1, lateness=said)
+        assert monitor.allowance(A) == counts
+    monitor.adopt(monitor.config.paced(1.0, 5.0))
+    for said, counts in ((0.095, 0.0), (0.105, 0.105)):
+        monitor.heard(A, 0.1, lateness=said)
+        assert monitor.allowance(A) == counts
+
+
+def test_the_later_one_of_two_decides_how_much_time_is_given() -> None:
+    """Our lateness and that of the peer do not add up."""
+    monitor = HealthMonitor(HealthConfig.wired())
+    monitor.watch(A, 0.0)
+    monitor.tick(0.7)
+    assert monitor.lateness == pytest.approx(0.5)
+    assert monitor.allowance(A) == pytest.approx(0.5)
+    for said in (0.3, 1.5):
+        monitor.heard(A, 0.7, lateness=said)
+        assert monitor.allowance(A) == pytest.approx(max(said, 0.5))
+
+
+def test_an_answer_that_waited_for_us_for_half_a_second_says_nothing_about_the_link() -> None:
+    """It need not be much longer than usual."""
+    ward = Ward()
+    ward.beat(times=10, trip=0.010)
+    ward.now += 0.7
+    ward.monitor.heard(A, ward.now, round_trip=0.5)
+    assert ward.monitor.summary(ward.now).peers[0].round_trip == pytest.approx(0.010)
 
 
 def test_a_node_that_was_held_up_accuses_nobody() -> None:
@@ -315,7 +438,7 @@ def test_patience_returns_to_normal_and_says_what_it_was() -> None:
     ward.monitor.tick(ward.now)
     ward.rest(10)
     assert [event.status for event in ward.events] == [HealthStatus.SUSPECT, HealthStatus.DEAD]
-    assert "late ourselves)" in ward.events[0].reason
+    assert "late itself)" in ward.events[0].reason
     assert ward.events[1].time < ward.now - 3
 
 
@@ -342,8 +465,12 @@ def test_a_peer_that_says_it_runs_late_is_given_more_time() -> None:
         due = monitor.next_deadline or 0.0
         events = monitor.tick(due)
     assert due == pytest.approx(1.7, abs=0.01)
-    assert "it said that it ran 0.5 s late" in events[0].reason
-    monitor.heard(A, 1.8, lateness=0.0)
+    assert "it reported that it ran 0.5 s late" in events[0].reason
+    while monitor.status(A) is not HealthStatus.DEAD:
+        due = monitor.next_deadline or 0.0
+        monitor.tick(due)
+    assert due == pytest.approx(0.2 + 2.0 + 2 * 0.5, abs=0.01)
+    monitor.heard(A, 3.4, lateness=0.0)
     assert monitor.patience(A) == pytest.approx(1.0)
 
 
@@ -373,6 +500,36 @@ def test_a_monitor_changes_its_pace_while_it_runs() -> None:
     assert monitor.status(A) is HealthStatus.HEALTHY
     monitor.adopt(monitor.config)  # the same again changes nothing
     assert monitor.patience(A) == 5.0
+    assert monitor.tick(due + 100.0) == []
+    assert monitor.lateness == 10.0  # the bound of the new pace
+
+
+def test_a_quicker_pace_counts_from_now_on() -> None:
+    """The next tick comes sooner, and so does suspicion; what lateness may add is less."""
+    wired = HealthConfig.wired()
+    monitor = HealthMonitor(wired.paced(1.0, 5.0))
+    monitor.watch(A, 0.0)
+    monitor.tick(9.0)
+    assert monitor.lateness == 8.0
+    assert monitor.next_deadline == 10.0
+    monitor.adopt(wired)
+    assert monitor.next_deadline == pytest.approx(9.2)
+    assert monitor.lateness == wired.stretch_limit
+    monitor.adopt(wired.paced(1.0, 5.0))
+    assert monitor.next_deadline == pytest.approx(9.2)
+
+
+def test_a_shorter_pause_makes_suspicion_due_sooner() -> None:
+    """Though the heartbeat stays the same."""
+    wired = HealthConfig.wired()
+    monitor = HealthMonitor(wired.paced(0.2, 4.0))
+    monitor.watch(A, 0.0)
+    monitor.heard(A, 0.05)
+    for beat in range(1, 6):
+        monitor.tick(beat * 0.2)
+    assert monitor.next_deadline == pytest.approx(1.2)
+    monitor.adopt(wired)
+    assert monitor.next_deadline == pytest.approx(1.05)
 
 
 def test_a_monitor_without_peers_takes_another_pace() -> None:
@@ -388,9 +545,9 @@ def test_a_monitor_without_peers_takes_another_pace() -> None:
 CONFIG = HealthConfig(interval=0.2, least_patience=0.5, pause_after=4.0)
 
 
-def after(gaps: list[float], config: HealthConfig = CONFIG) -> Arrivals:
+def after(gaps: list[float], config: HealthConfig = CONFIG) -> ArrivalTimes:
     """A peer that was heard after each of these silences."""
-    arrivals = Arrivals(config, 0.0)
+    arrivals = ArrivalTimes(config, 0.0)
     for gap in gaps:
         arrivals.arrived(arrivals.heard_at + gap, None)
     return arrivals
@@ -408,6 +565,9 @@ def test_an_irregular_peer_is_given_more_time() -> None:
     regular, uneven = after([0.5] * 20), after([0.3, 0.5, 0.7] * 7)
     assert regular.patience == pytest.approx(0.75)
     assert uneven.patience == pytest.approx(0.5 + 8 * 1.4826 * 0.2)
+    mostly = after([*[0.3] * 6, *[0.5] * 9, *[0.7] * 6])
+    assert mostly.patience == pytest.approx(0.5 + 8 * 1.4826 * 0.2)
+    assert after([*[0.3] * 8, *[0.5] * 13]).patience == pytest.approx(0.75)
     assert after([0.2] * 20 + [1.8]).patience == pytest.approx(2.7)
 
 
@@ -415,6 +575,25 @@ def test_one_long_silence_is_forgotten_in_time() -> None:
     """After 64 heartbeats nothing is left of it."""
     assert after([1.8, *[0.2] * 63]).patience == pytest.approx(2.7)
     assert after([1.8, *[0.2] * 64]).patience == 0.5
+
+
+def test_patience_grows_at_once_and_shrinks_with_the_eighth_silence_after_that() -> None:
+    """A lesson that is not much older costs a tenth."""
+    arrivals = after([1.8, *[0.2] * 63])
+    for _ in range(8):
+        assert arrivals.patience == pytest.approx(2.7)
+        arrivals.arrived(arrivals.heard_at + 0.2, None)
+    assert arrivals.patience == 0.5
+    arrivals.arrived(arrivals.heard_at + 1.0, None)
+    assert arrivals.patience == pytest.approx(1.5)
+
+
+def test_half_an_interval_is_the_shortest_silence_that_counts() -> None:
+    """What comes sooner was sent between two heartbeats."""
+    config = HealthConfig(interval=0.25, least_patience=0.5, pause_after=4.0)
+    assert after([0.125] * 8, config).patience == 0.5
+    assert after([0.125] * 8, config).loss == 0.0
+    assert after([0.1] * 8, config).patience == 4.0
 
 
 def test_messages_between_heartbeats_do_not_shorten_patience() -> None:
@@ -430,6 +609,8 @@ def test_heartbeats_that_do_not_come_in_time_are_loss() -> None:
     assert after([0.2] * 20).loss == 0.0
     assert after([0.4] * 20).loss == pytest.approx(0.5)
     assert after([0.4] * 7).loss == 0.0
+    outage = after([*[0.2] * 20, 3.0])
+    assert outage.loss == pytest.approx(3 / (3 + 21))  # an outage is not a lossy link
 
 
 def test_round_trips_are_smoothed_as_tcp_does() -> None:
@@ -446,8 +627,20 @@ def test_round_trips_are_smoothed_as_tcp_does() -> None:
     arrivals.arrived(2.0, 0.018)
     assert arrivals.round_trip == pytest.approx(0.011)
     assert arrivals.jitter == pytest.approx(0.002)
-    arrivals.arrived(2.2, -5.0)
+    arrivals.arrived(2.2, -0.005)
     assert arrivals.round_trip == pytest.approx(0.011)
+
+
+def test_an_answer_as_quick_as_usual_counts_though_we_ran_late() -> None:
+    """What took longer may have waited for us."""
+    arrivals = after([])
+    arrivals.arrived(0.2, 0.25)
+    for turn in range(7):
+        assert not arrivals.is_timed
+        arrivals.arrived(0.4 + turn, 0.3, is_late=True)
+        arrivals.arrived(0.8 + turn, 0.25, is_late=True)
+    assert arrivals.is_timed
+    assert arrivals.round_trip == 0.25
 
 
 def test_a_first_round_trip_that_took_long_is_soon_outweighed() -> None:
@@ -471,9 +664,9 @@ def test_patience_is_bounded_whatever_was_heard(gaps: list[float], preset: str) 
 # Lived time: it stands still while we were held up, and jumps of the clock do not move it.
 
 
-def started() -> LivedClock:
+def started() -> StallAwareClock:
     """A clock that began at 100 and means to be called again at 101."""
-    clock = LivedClock(grace=0.1, half_life=1.0)
+    clock = StallAwareClock(grace=0.1, half_life=1.0)
     assert clock.advance(100.0) == 0.0
     clock.due = 101.0
     return clock
@@ -486,19 +679,19 @@ def test_punctual_calls_live_all_of_the_time() -> None:
     assert clock.advance(100.5) == pytest.approx(0.5)
     assert clock.advance(101.05) == pytest.approx(1.05)
     assert clock.lateness == 0.0
-    assert clock.elapsed == clock.lived
+    assert clock.elapsed == clock.awake
     assert clock.elapsed_at(102.05) == pytest.approx(2.05)
     assert clock.elapsed_at(99.0) == pytest.approx(1.05)
 
 
 def test_before_the_first_call_no_time_has_passed() -> None:
     """Whatever the clock of the caller shows."""
-    clock = LivedClock(grace=0.1, half_life=1.0)
+    clock = StallAwareClock(grace=0.1, half_life=1.0)
     assert clock.wall == 0.0
     assert clock.elapsed_at(1e9) == 0.0
 
 
-def test_being_held_up_is_not_lived_but_remembered() -> None:
+def test_being_held_up_is_not_counted_but_remembered() -> None:
     """Four seconds late: one second counts, and the lateness fades by half in each second."""
     clock = started()
     assert clock.advance(105.0) == pytest.approx(1.0)
@@ -507,6 +700,30 @@ def test_being_held_up_is_not_lived_but_remembered() -> None:
     clock.due = 200.0
     clock.advance(106.0)
     assert clock.lateness == pytest.approx(2.0)
+
+
+def test_lateness_fades_by_half_in_each_awake_half_life() -> None:
+    """The time of another hold-up is not awake, so it does not fade meanwhile."""
+    clock = StallAwareClock(grace=0.1, half_life=2.0)
+    clock.advance(100.0)
+    clock.due = 101.0
+    clock.advance(105.0)
+    clock.due = 200.0
+    clock.advance(107.0)
+    assert clock.lateness == pytest.approx(2.0)
+    clock.due = 109.0
+    clock.advance(109.5)
+    assert clock.lateness == pytest.approx(1.0)
+
+
+def test_the_grace_itself_is_not_late() -> None:
+    """More than that is."""
+    for now, lateness in ((101.125, 0.0), (101.25, 0.25)):
+        clock = StallAwareClock(grace=0.125, half_life=1.0)
+        clock.advance(100.0)
+        clock.due = 101.0
+        clock.advance(now)
+        assert clock.lateness == lateness
 
 
 def test_several_calls_after_a_hold_up_count_it_once() -> None:
@@ -541,19 +758,24 @@ def test_stamps_slightly_out_of_order_are_everyday_life() -> None:
     clock.advance(100.5)
     clock.advance(100.45)
     assert clock.advance(100.6) == pytest.approx(0.6)
+    exact = StallAwareClock(grace=0.125, half_life=1.0)
+    exact.advance(100.0)
+    exact.due = 101.0
+    exact.advance(99.875)
+    assert (exact.wall, exact.due) == (100.0, 101.0)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.01, 10))
-def test_lived_time_never_runs_back_nor_ahead(stamps: list[float], wait: float) -> None:
+def test_awake_time_never_runs_back_nor_ahead(stamps: list[float], wait: float) -> None:
     """Lived is at most elapsed, and both only grow, whatever the caller's clock does."""
-    clock = LivedClock(grace=0.1, half_life=1.0)
+    clock = StallAwareClock(grace=0.1, half_life=1.0)
     before = (0.0, 0.0)
     for now in stamps:
         clock.advance(now)
-        assert before <= (clock.lived, clock.elapsed)
-        assert clock.lived - before[0] <= clock.elapsed - before[1] + 1e-6
+        assert before <= (clock.awake, clock.elapsed)
+        assert clock.awake - before[0] <= clock.elapsed - before[1] + 1e-6
         assert clock.lateness >= 0
-        before = (clock.lived, clock.elapsed)
+        before = (clock.awake, clock.elapsed)
         clock.due = clock.wall + wait
 
 
@@ -568,6 +790,20 @@ def test_wired_leaves_a_second_to_agree_on_who_remains() -> None:
     assert HealthConfig.wired() == HealthConfig()
     assert HealthConfig() == HealthConfig(0.2, 0.6, 1.0, 0.1, 0.05, 0.2)
     assert HealthConfig.wired().dead_after <= 2.0
+
+
+def test_the_presets_are_those_of_the_table() -> None:
+    """Heartbeat, patience, pause; then the bounds of a good link."""
+    assert HealthConfig.loopback() == HealthConfig(0.1, 0.4, 1.0, 0.05, 0.03, 0.2)
+    assert HealthConfig.wifi() == HealthConfig(0.5, 2.0, 4.0, 0.3, 0.15, 0.3)
+    assert [preset.dead_after for preset in PRESETS] == [2.0, 2.0, 8.0]
+    assert [preset.stretch_limit for preset in PRESETS] == [2.0, 2.0, 8.0]
+
+
+def test_times_may_be_given_as_durations() -> None:
+    """They are kept in seconds."""
+    config = HealthConfig(interval=timedelta(milliseconds=100))  # type: ignore[arg-type]
+    assert config.interval == 0.1
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -597,7 +833,14 @@ def test_times_that_could_not_work_are_refused(wrong: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"slow_round_trip": 0.0}, {"high_jitter": -1.0}, {"high_loss": 0.0}, {"high_loss": 1}]
+    "wrong",
+    [
+        {"slow_round_trip": 0.0},
+        {"high_jitter": 0.0},
+        {"high_jitter": -1.0},
+        {"high_loss": 0.0},
+        {"high_loss": 1},
+    ],
 )
 def test_bounds_of_a_link_that_could_not_work_are_refused(wrong: dict[str, float]) -> None:
     """No link would ever be good, or none ever bad."""

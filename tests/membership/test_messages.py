@@ -18,8 +18,6 @@ from potluck.membership.messages import (
     MAX_MEMBERS,
     MAX_MESSAGE,
     SENTENCE_LIMIT,
-    Acquaintances,
-    Canvass,
     Cause,
     CauseCode,
     Charter,
@@ -29,14 +27,16 @@ from potluck.membership.messages import (
     Departed,
     Found,
     Heartbeat,
+    KnownProcesses,
     Lost,
     MergeAnswer,
     MergeRequest,
     Phase,
-    ProcessCard,
+    PreVote,
+    ProcessInfo,
+    ProcessRole,
     Proposal,
     Relayed,
-    Role,
     Vote,
     branch_off,
     clip,
@@ -97,12 +97,12 @@ MANY = tuple(ProcessId(NodeId("a" * 32), 1 << 61) for _ in range(MAX_MEMBERS))
 MESSAGES: list[ClusterMessage] = [
     Heartbeat(1, 0, 0.5, Phase.ACTIVE, (1, 2), lineage="f" * 32, epoch=3, leader=MESSAGES_A),
     Heartbeat(2, 1, 0.0, Phase.JOINING, tuple(range(MAX_CONTACTS))),
-    Acquaintances((card("b", hosts=("10.0.0.1",), port=7, role=Role.OBSERVER),)),
+    KnownProcesses((card("b", hosts=("10.0.0.1",), port=7, role=ProcessRole.OBSERVER),)),
     Lost("f" * 32, 3, MESSAGES_A, "its cable was pulled", is_proved=True),
-    Departed("f" * 32, 3, 0, -1, None, "it said goodbye", is_leaving=True),
+    Departed("f" * 32, 3, 0, -1, None, "it left the job", is_leaving=True),
     Vote("f" * 32, 3, 1, True, 1, 0, Proposal(MANY, "x" * SENTENCE_LIMIT), MANY),
     Found("f" * 32, Proposal((MESSAGES_A,))),
-    Relayed(MESSAGES_A, MESSAGES_A, encode(Canvass("f" * 32, 3, 1))),
+    Relayed(MESSAGES_A, MESSAGES_A, encode(PreVote("f" * 32, 3, 1))),
 ]
 
 
@@ -150,13 +150,26 @@ def test_the_size_is_checked_first() -> None:
         decode(bytes(MAX_MESSAGE + 1))
     cards = tuple(card("a", hosts=("h" * 255,) * 16) for _ in range(100))
     with pytest.raises(MalformedFrame, match="too long to send"):
-        encode(Acquaintances(cards))
+        encode(KnownProcesses(cards))
+
+
+def test_a_message_as_long_as_the_limit_is_sent_and_a_longer_one_is_not() -> None:
+    """The sender finds out, not the receiver."""
+    half = MAX_MESSAGE // 2
+    envelope = len(encode(Relayed(MESSAGES_A, MESSAGES_A, bytes(half)))) - half
+    longest = Relayed(MESSAGES_A, MESSAGES_A, bytes(MAX_MESSAGE - envelope))
+    assert len(encode(longest)) == MAX_MESSAGE
+    with pytest.raises(MalformedFrame, match="not a cluster message"):
+        decode(bytes(MAX_MESSAGE))
+    with pytest.raises(MalformedFrame, match="too long to send"):
+        encode(Relayed(MESSAGES_A, MESSAGES_A, bytes(MAX_MESSAGE - envelope + 1)))
 
 
 def test_long_sentences_are_clipped() -> None:
     """A reason that is too long travels without its end."""
     assert clip("short") == "short"
     assert len(clip("x" * 5000)) == SENTENCE_LIMIT
+    assert clip("x" * SENTENCE_LIMIT) == "x" * SENTENCE_LIMIT
 
 
 def test_a_card_succeeds_an_earlier_one_in_its_place() -> None:
@@ -171,7 +184,7 @@ def test_a_card_succeeds_an_earlier_one_in_its_place() -> None:
 
 def test_cards_and_marks_are_for_people_and_for_lists() -> None:
     """A nameless process shows its id; marks differ."""
-    assert str(ProcessCard(node=NodeId("a" * 32), incarnation=7)) == "aaaaaaaa/7"
+    assert str(ProcessInfo(node=NodeId("a" * 32), incarnation=7)) == "aaaaaaaa/7"
     assert mark(MESSAGES_A) != mark(ProcessId(MESSAGES_A.node, 2))
     assert 0 <= mark(MESSAGES_A) < 1 << 63
 
@@ -266,8 +279,8 @@ def test_phases_and_limits_are_part_of_the_protocol() -> None:
 def test_a_card_says_the_least_it_has_to() -> None:
     """What is not on it: the first slot, no port, and a second without contact."""
     short = {"node": MESSAGES_A.node, "incarnation": 1}
-    read = msgspec.convert(short, ProcessCard)
-    assert read == ProcessCard(node=MESSAGES_A.node, incarnation=1, slot=0, port=0, pause_after=1.0)
+    read = msgspec.convert(short, ProcessInfo)
+    assert read == ProcessInfo(node=MESSAGES_A.node, incarnation=1, slot=0, port=0, pause_after=1.0)
     assert (read.slot, read.port, read.pause_after) == (0, 0, 1.0)
     assert msgspec.to_builtins(read) == short
 
@@ -278,10 +291,10 @@ def test_a_card_says_the_least_it_has_to() -> None:
 def test_a_card_with_more_than_fits_is_refused(fact: str, most: Any) -> None:
     """As much as fits is read."""
     facts = {"node": MESSAGES_A.node, "incarnation": 1}
-    msgspec.convert({**facts, fact: most}, ProcessCard)
+    msgspec.convert({**facts, fact: most}, ProcessInfo)
     more = most + 1 if isinstance(most, int) else most + most[:1]
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({**facts, fact: more}, ProcessCard)
+        msgspec.convert({**facts, fact: more}, ProcessInfo)
     if fact == "hosts":
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert({**facts, "hosts": ["h" * 256]}, ProcessCard)
+            msgspec.convert({**facts, "hosts": ["h" * 256]}, ProcessInfo)

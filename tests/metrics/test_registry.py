@@ -8,13 +8,16 @@ from potluck.collective.call import Call
 from potluck.collective.collectives import count, count_failure
 from potluck.errors import PeerLost
 from potluck.metrics import registry
-from potluck.metrics.instruments import LONG, OPERATIONS, OTHER, MetricsSnapshot, PeerSnapshot, hold
+from potluck.metrics.instruments import LONG, OTHER, hold
 from potluck.metrics.registry import (
     MAX_LABEL,
     MAX_PEERS,
     MAX_WATCHES,
+    OPERATIONS,
     DistributedMetrics,
-    PeerBook,
+    MetricsSnapshot,
+    PeerCounters,
+    PeerSnapshot,
     RpcMetrics,
     SharedMetrics,
     TrainingMetrics,
@@ -23,14 +26,14 @@ from potluck.metrics.registry import (
 from potluck.schedule.task import Collective, Task
 
 
-def waiting(book: PeerBook) -> dict[str, float]:
+def waiting(book: PeerCounters) -> dict[str, float]:
     """By label."""
     return {each.peer: each.waiting for each in book.snapshot()}
 
 
 def test_a_peer_keeps_its_label() -> None:
     """Two processes of one machine are told apart, and stay who they are."""
-    book = PeerBook()
+    book = PeerCounters()
     first = [book.label(key, "attic") for key in ("a", "b")]
     assert first == ["attic", "attic (2)"]
     assert [book.label(key, "attic") for key in ("b", "a")] == first[::-1]
@@ -38,7 +41,7 @@ def test_a_peer_keeps_its_label() -> None:
 
 def test_whoever_restarts_gets_the_label_again() -> None:
     """A machine that restarts a thousand times is one line in a graph, not a thousand."""
-    book = PeerBook()
+    book = PeerCounters()
     for start in range(1000):
         assert book.label(("node", start), "attic") == "attic"
         book.keep([])
@@ -47,7 +50,7 @@ def test_whoever_restarts_gets_the_label_again() -> None:
 
 def test_labels_are_bounded_in_number_and_size() -> None:
     """Whatever a thousand peers call themselves."""
-    book = PeerBook()
+    book = PeerCounters()
     labels = {book.label(number, f"{number}-{'x' * 500}\n\x1b[2J") for number in range(1000)}
     assert len(labels) == MAX_PEERS + 1
     assert OTHER in labels
@@ -56,14 +59,14 @@ def test_labels_are_bounded_in_number_and_size() -> None:
 
 def test_nobody_can_call_itself_other() -> None:
     """Nor nothing at all."""
-    book = PeerBook()
+    book = PeerCounters()
     assert book.label(1, "other") == "other (2)"
     assert book.label(2, "") == "?"
 
 
 def test_waiting_is_counted_by_peer_over_all_groups() -> None:
     """A subgroup waits for the same machine as the whole, whatever rank that has there."""
-    book = PeerBook()
+    book = PeerCounters()
     whole, part = {1: 2.0, 2: 1.0}, {0: 0.5}
     book.watch({1: "attic", 2: "cellar"}, whole)
     book.watch({0: "cellar"}, part)
@@ -77,7 +80,7 @@ def test_waiting_is_counted_by_peer_over_all_groups() -> None:
 
 def test_what_was_counted_for_those_who_are_gone_is_of_others() -> None:
     """The sum never falls, also while the group they were in is still there."""
-    book = PeerBook()
+    book = PeerCounters()
     labels = {1: book.label("a", "attic"), 2: book.label("c", "cellar")}
     book.watch(labels, {1: 2.0, 2: 1.0})
     settled = {1: 4.0}
@@ -91,7 +94,7 @@ def test_what_was_counted_for_those_who_are_gone_is_of_others() -> None:
 
 def test_so_many_groups_at_once() -> None:
     """More of them cost no more memory, and what they had counted stays."""
-    book = PeerBook()
+    book = PeerCounters()
     for _ in range(MAX_WATCHES + 10):
         book.watch({1: "attic"}, {1: 1.0})
     assert waiting(book) == {"attic": pytest.approx(MAX_WATCHES + 10)}
@@ -99,7 +102,7 @@ def test_so_many_groups_at_once() -> None:
 
 def test_peers_come_by_rank_and_the_others_last() -> None:
     """With what is known of each."""
-    book = PeerBook()
+    book = PeerCounters()
     book.watch({0: "attic", 2: "cellar", 3: OTHER}, {0: 1.0, 3: 9.0})
     book.see(
         [
@@ -272,6 +275,7 @@ def test_the_pace_of_training_is_that_of_the_last_steps(clock: Clock) -> None:
         clock.now += 10 if step < 100 else 0.5
         training.commit(step, 10.0, tries=1)
     assert training.snapshot().samples_per_second == pytest.approx(20)
+    assert training.snapshot().seconds_per_step == pytest.approx(0.5)
     assert training.snapshot().samples == 1990
 
 
@@ -282,8 +286,8 @@ def test_calls_under_way_are_those_of_the_agents_that_are_there() -> None:
         in_flight = 3
 
     rpc, agent = RpcMetrics(), Agent()
-    rpc.follow(agent)
-    rpc.follow(agent)
+    for _ in range(2):
+        rpc.follow(agent, lambda each: each.in_flight)
     assert rpc.snapshot().in_flight == 3
     del agent
     assert rpc.snapshot().in_flight == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from potluck.net.addresses import (
     Address,
+    by_preference,
     interfaces,
     is_loopback,
     parse_address,
@@ -76,7 +77,9 @@ def test_a_host_without_a_port_takes_the_default(host: str, port: int) -> None:
 @pytest.mark.parametrize("default", [None, 29500])
 def test_what_is_no_address_is_refused(text: str, default: int | None) -> None:
     """With the text that was given and two good examples."""
-    with pytest.raises(ValueError, match=r"is no address; write host:port, such as 192\.168") as e:
+    with pytest.raises(
+        ValueError, match=r"is not an address: write host:port, such as 192\.168"
+    ) as e:
         parse_address(text, default)
     assert repr(text.strip()) in str(e.value)
 
@@ -113,6 +116,13 @@ def test_any_text_is_an_address_or_is_refused(text: str, default: int | None) ->
 def test_loopback_is_known_by_its_number(host: str, answer: bool) -> None:
     """Also inside a socket for both families; names are for the resolver to judge."""
     assert is_loopback(host) is answer
+
+
+def test_addresses_are_tried_in_the_order_in_which_home_networks_route_them() -> None:
+    """Private and public IPv4, IPv6, and those that only hold on one cable."""
+    order = ["10.0.0.9", "192.168.0.1", "1.1.1.1", "2001:db8::1", "fd00::1"]
+    order += ["169.254.0.1", "fe80::1"]
+    assert by_preference([*reversed(order), "10.0.0.9"]) == order
 
 
 def test_an_ipv4_address_is_taken_out_of_its_ipv6_form() -> None:

@@ -23,8 +23,8 @@ from potluck.net.aead import (
     Aead,
     Cipher,
     CipherSpeeds,
+    Encryptor,
     KeyLifetime,
-    Sealer,
     choose_cipher,
     derive_keys,
     local_speeds,
@@ -106,6 +106,12 @@ def test_a_clock_that_stands_still_gives_a_finite_speed() -> None:
     assert measure_speeds(lambda: 0.0).aes_256_gcm > 0
 
 
+def test_a_cipher_that_runs_slowly_runs() -> None:
+    """A rate of 0 would mean that the machine lacks it."""
+    ticks = itertools.count()
+    assert measure_speeds(lambda: float(next(ticks))) == CipherSpeeds(1, 1, 1)
+
+
 def test_this_machine_is_measured_once() -> None:
     """The first call measures, the others remember."""
     assert local_speeds() is local_speeds()
@@ -122,7 +128,7 @@ def test_a_negative_speed_is_refused(figures: tuple[int, int]) -> None:
 # --------------------------------------------------------------------------------------------------
 # Sealed frames: what was sealed opens once, in order, on the other end, and nothing else does.
 
-SHORT_LIVES = [KeyLifetime(), KeyLifetime(frames=3), KeyLifetime(octets=40), KeyLifetime(1, 1)]
+SHORT_LIVES = [KeyLifetime(), KeyLifetime(frames=3), KeyLifetime(max_bytes=40), KeyLifetime(1, 1)]
 
 
 @pytest.mark.parametrize("cipher", Cipher)
@@ -135,6 +141,16 @@ def test_what_was_sealed_opens_on_the_other_end(cipher: Cipher, size: int) -> No
         sealed = seal(sealer, payload)
         assert len(sealed) == size + TAG_SIZE
         assert unseal(opener, sealed) == payload
+
+
+def test_sealing_writes_to_the_front_of_a_larger_buffer() -> None:
+    """And leaves the rest of it alone."""
+    pair = connect()
+    out = bytearray([MARK]) * 100
+    size = pair.a_seals.seal_into(HEADER, memoryview(PAYLOAD), memoryview(out))
+    assert size == len(PAYLOAD) + TAG_SIZE
+    assert set(out[size:]) == {MARK}
+    assert unseal(pair.b_opens, bytes(out[:size])) == PAYLOAD
 
 
 @pytest.mark.parametrize("cipher", Cipher)
@@ -189,7 +205,7 @@ def test_a_refused_frame_leaves_no_plaintext(cipher: Cipher) -> None:
     assert out == bytes(size) + bytes([MARK]) * (len(out) - size)
 
 
-OTHERS: dict[str, Callable[[], Sealer]] = {
+OTHERS: dict[str, Callable[[], Encryptor]] = {
     "other secrets": lambda: connect(1).a_seals,
     "another connection": lambda: connect(connection=b"c2").a_seals,
     "another epoch": lambda: connect(epoch=2).a_seals,
@@ -247,11 +263,11 @@ def test_keys_step_in_lock_step(sizes: list[int], lifetime: KeyLifetime) -> None
 def test_a_key_serves_exactly_its_lifetime() -> None:
     """The step comes before the first frame that would exceed the frames or the bytes."""
     by_frames = connect(lifetime=KeyLifetime(frames=3)).a_seals
-    by_octets = connect(lifetime=KeyLifetime(octets=40)).a_seals
+    by_bytes = connect(lifetime=KeyLifetime(max_bytes=40)).a_seals
     generations = [(seal(by_frames), by_frames.generation)[1] for _ in range(7)]
     assert generations == [0, 0, 0, 1, 1, 1, 2]
     sizes = [20, 20, 0, 1, 39, 50, 0]  # 50: larger than a whole lifetime, so it is alone
-    generations = [(seal(by_octets, bytes(n)), by_octets.generation)[1] for n in sizes]
+    generations = [(seal(by_bytes, bytes(n)), by_bytes.generation)[1] for n in sizes]
     assert generations == [0, 0, 0, 1, 1, 2, 3]
 
 
@@ -320,7 +336,7 @@ def test_a_nonce_is_a_prefix_and_the_frame_number(seen: list[tuple[bytes, bytes]
 
 def test_nonces_never_repeat(seen: list[tuple[bytes, bytes]]) -> None:
     """Not across frames, keys, directions, connections or epochs."""
-    life = KeyLifetime(frames=7, octets=200)
+    life = KeyLifetime(frames=7, max_bytes=200)
     pairs = [connect(seed, epoch=epoch, lifetime=life) for seed in range(3) for epoch in range(3)]
     for pair, _ in itertools.product(pairs, range(40)):
         seal(pair.a_seals)
@@ -474,9 +490,9 @@ def test_its_text_shows_state_but_no_key() -> None:
     """A sealer may appear in a log."""
     pair = connect()
     seal(pair.a_seals)
-    assert repr(pair.a_seals) == "<Sealer aes-256-gcm, frame 1, key 0>"
+    assert repr(pair.a_seals) == "<Encryptor aes-256-gcm, frame 1, key 0>"
     pair.b_opens.close()
-    assert repr(pair.b_opens) == "<Opener aes-256-gcm, frame 0, key 0, ended>"
+    assert repr(pair.b_opens) == "<Decryptor aes-256-gcm, frame 0, key 0, ended>"
     assert pair.b_opens.cipher is Cipher.AES_256_GCM
 
 
@@ -499,7 +515,7 @@ def test_a_forked_child_cannot_seal() -> None:
 
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=80),
-    life=st.sampled_from([KeyLifetime(frames=3), KeyLifetime(octets=40), KeyLifetime(7, 100)]),
+    life=st.sampled_from([KeyLifetime(frames=3), KeyLifetime(max_bytes=40), KeyLifetime(7, 100)]),
 )
 def test_no_key_serves_beyond_its_lifetime(sizes: list[int], life: KeyLifetime) -> None:
     """Whatever a key has carried before: all its frames count, not only the next one."""
@@ -511,12 +527,12 @@ def test_no_key_serves_beyond_its_lifetime(sizes: list[int], life: KeyLifetime) 
             spent.setdefault(side.generation, []).append(size)
         for carried in spent.values():
             assert len(carried) <= life.frames
-            assert sum(carried) <= life.octets or len(carried) == 1
+            assert sum(carried) <= life.max_bytes or len(carried) == 1
 
 
 def test_a_partly_used_key_of_the_default_lifetime_is_replaced_in_time() -> None:
     """One byte more than is left of its 16 GiB takes the next key, one byte less does not."""
-    assert KeyLifetime().octets == 16 << 30
+    assert KeyLifetime().max_bytes == 16 << 30
     for more, generation in ((0, 0), (1, 1)):
         sealer = connect().a_seals
         chunk = 1 << 30

@@ -14,18 +14,18 @@ from potluck.net.frames import (
     MAX_CONTROL,
     MAX_PIECE,
     PROTOCOL_VERSION,
+    FrameType,
     Header,
-    Kind,
     VersionMismatch,
     decode,
     encode,
 )
 
 MAX_EAGER = 1 << 15
-LIMITS = dict.fromkeys(Kind, MAX_CONTROL) | {
-    Kind.DATA: MAX_PIECE,
-    Kind.COLLECTIVE: MAX_PIECE,
-    Kind.EAGER: MAX_EAGER,
+LIMITS = dict.fromkeys(FrameType, MAX_CONTROL) | {
+    FrameType.DATA: MAX_PIECE,
+    FrameType.COLLECTIVE: MAX_PIECE,
+    FrameType.EAGER: MAX_EAGER,
 }
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -34,7 +34,7 @@ u64 = st.integers(0, 2**64 - 1)
 @st.composite
 def headers(draw: st.DrawFn) -> Header:
     """Any header that may be sent."""
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(FrameType))
     length = draw(st.integers(0, LIMITS[kind]))
     return Header(kind, draw(u64), draw(u32), draw(u32), draw(u64), draw(u32), length)
 
@@ -55,7 +55,7 @@ def test_every_header_comes_back(header: Header, before: bytes, holder: type) ->
 
 def test_the_layout_is_the_one_in_the_picture() -> None:
     """Little-endian, at fixed places: other versions and other languages rely on it."""
-    data = encode(Kind.DATA, group=1, epoch=2, tag=3, operation=4, piece=5, length=6)
+    data = encode(FrameType.DATA, group=1, epoch=2, tag=3, operation=4, piece=5, length=6)
     assert HEADER_SIZE == 36
     assert data[:2] == b"PL"
     assert data[2:4] == bytes([PROTOCOL_VERSION, 20])
@@ -67,7 +67,7 @@ def test_the_layout_is_the_one_in_the_picture() -> None:
 
 def test_the_numbers_of_the_kinds_stay() -> None:
     """They are on the wire; a new kind gets a new number."""
-    assert {kind.name: int(kind) for kind in Kind} == {
+    assert {kind.name: int(kind) for kind in FrameType} == {
         "HELLO": 1,
         "WELCOME": 2,
         "REFUSAL": 3,
@@ -116,8 +116,8 @@ def test_one_flipped_bit_in_magic_version_or_kind_is_noticed(header: Header, bit
     assert decoded.kind != header.kind
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_has_its_limit(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameType)
+def test_every_kind_has_its_limit(kind: FrameType) -> None:
     """The largest length passes, one byte more does not, nor does the largest number."""
     limit = LIMITS[kind]
     assert decode(encode(kind, length=limit), 0, MAX_EAGER).length == limit
@@ -136,7 +136,7 @@ def test_a_stranger_of_another_protocol_is_told_apart() -> None:
 
 def test_an_unknown_kind_is_named() -> None:
     """By its number: it has no name here."""
-    data = bytearray(encode(Kind.GRANT))
+    data = bytearray(encode(FrameType.GRANT))
     data[3] = 99
     with pytest.raises(MalformedFrame, match="Frame kind 99 is not known"):
         decode(data, 0, MAX_EAGER)
@@ -145,7 +145,7 @@ def test_an_unknown_kind_is_named() -> None:
 @given(st.integers(0, 255).filter(lambda version: version != PROTOCOL_VERSION), u32)
 def test_another_version_is_named_whatever_follows(version: int, length: int) -> None:
     """Kinds and lengths of another version mean nothing here; the versions are the message."""
-    data = bytearray(encode(Kind.HELLO, length=length))
+    data = bytearray(encode(FrameType.HELLO, length=length))
     data[2:4] = bytes([version, 200])
     with pytest.raises(VersionMismatch) as caught:
         decode(data, 0, MAX_EAGER)

@@ -18,6 +18,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, Self
 from unittest import mock
 
@@ -35,7 +36,7 @@ from potluck.identity.node import NodeIdentity
 from potluck.net import listener as acceptor_module
 from potluck.net import tcp
 from potluck.net.addresses import Address
-from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, Kind, encode
+from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode
 from potluck.net.listener import (
     ADDRESS,
     MEMBERS,
@@ -44,15 +45,15 @@ from potluck.net.listener import (
     STRANGERS,
     THREADS,
     Acceptor,
-    Caller,
     Handshakes,
+    IncomingConnection,
     source_of,
     whom_to_drop,
 )
 from potluck.net.opening import (
     Greeting,
-    Next,
-    Turn,
+    HandshakeAction,
+    HandshakeStep,
     answer,
     ask,
     exchange_hello,
@@ -60,9 +61,9 @@ from potluck.net.opening import (
     opening_frame,
 )
 from potluck.net.secure_socket import OpeningSocket, SecureSocket, Security
-from potluck.net.tls import Authority, Group, TlsChannel, peer_public_key, read_hello
+from potluck.net.tls import Authority, KeyGroup, TlsChannel, peer_public_key, read_hello
 from potluck.trust.pairing_net import SERVICE, _Answers
-from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Sync
+from potluck.wire_messages import Join, OpenReply, OpenRequest, RankEndpoint, Sync
 from support.hellos import drop
 from support.hostile_hellos import EXPENSIVE, hostile_hello, kinds
 from support.reception import HONEST, Reception, bare, last_words, open_reception
@@ -82,7 +83,7 @@ def reception() -> Iterator[Reception]:
 
 def refusal(data: bytes) -> str:
     """The sentence of a refusal frame."""
-    assert data[3] == Kind.REFUSAL
+    assert data[3] == FrameType.REFUSAL
     return data[HEADER_SIZE:].decode()
 
 
@@ -91,7 +92,7 @@ def refusal(data: bytes) -> str:
 
 def test_whoever_says_hello_comes_in(reception: Reception) -> None:
     """Its message is handed on as it was sent."""
-    join = Join(rank=1, world_size=2, peer=Peer(["10.0.0.5"], 29500, "desk"))
+    join = Join(rank=1, world_size=2, peer=RankEndpoint(["10.0.0.5"], 29500, "desk"))
     reception.call(hello_frame(join))
     assert reception.hellos.get(timeout=30) == join
     reception.call_honestly()
@@ -163,6 +164,22 @@ def test_a_fault_in_answering_one_caller_closes_the_door_to_nobody(
     assert "KeyError: 'soup'" in caplog.text
 
 
+def test_a_fault_in_a_conversation_closes_the_door_to_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That caller is forgotten at once."""
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 60)
+    with hall() as one:  # it has nothing to say
+        with contextlib.closing(one.call()) as sock:
+            sock.sendall(ACCEPTOR_CONVERSATIONS_HELLO)
+            assert last_words(bare(sock.hand_over()[0])) == b""
+        eventually(lambda: not one.acceptor._callers)
+        one.turns = (HandshakeStep(HandshakeAction.GRANT),)
+        with contextlib.closing(one.call()) as sock:
+            assert listen(sock, ACCEPTOR_CONVERSATIONS_HELLO).kind is FrameType.WELCOME
+    assert "IndexError: pop from empty list" in caplog.text
+
+
 def test_a_caller_that_cannot_be_answered_is_hung_up_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,14 +218,14 @@ def test_a_caller_that_cannot_be_answered_is_hung_up_on(
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n   ",
         bytes(HEADER_SIZE),
         b"\xff" * 1000,
-        encode(Kind.HELLO, length=MAX_CONTROL + 1),
-        encode(Kind.HELLO, length=2**32 - 1),
-        encode(Kind.DATA, length=1 << 20),
-        encode(Kind.EAGER, length=1),
-        encode(Kind.TOKEN),
-        encode(Kind.WELCOME),
-        encode(Kind.REFUSAL, length=2) + b"no",
-        encode(Kind.GOODBYE),
+        encode(FrameType.HELLO, length=MAX_CONTROL + 1),
+        encode(FrameType.HELLO, length=2**32 - 1),
+        encode(FrameType.DATA, length=1 << 20),
+        encode(FrameType.EAGER, length=1),
+        encode(FrameType.TOKEN),
+        encode(FrameType.WELCOME),
+        encode(FrameType.REFUSAL, length=2) + b"no",
+        encode(FrameType.GOODBYE),
     ],
 )
 def test_garbage_is_hung_up_on_at_once(reception: Reception, data: bytes) -> None:
@@ -236,7 +253,7 @@ def test_another_version_gets_a_sentence(reception: Reception, version: int) -> 
 )
 def test_a_hello_that_makes_no_sense_gets_a_sentence(reception: Reception, payload: bytes) -> None:
     """Half a message, too much of one, or brackets without end; the acceptor goes on."""
-    caller = reception.call(encode(Kind.HELLO, length=len(payload)) + payload)
+    caller = reception.call(encode(FrameType.HELLO, length=len(payload)) + payload)
     assert refusal(last_words(caller)) == "this hello cannot be understood"
     reception.call_honestly()
 
@@ -247,7 +264,10 @@ def test_what_a_stranger_says_cannot_forge_the_log(
     """Some errors quote him; each refusal stays one printable line."""
     caplog.set_level("INFO")
     evil = msgspec.msgpack.encode({"type": "x\nrefused nobody: \x1b[2J"})
-    for data in (encode(Kind.HELLO, length=len(evil)) + evil, b"\x1b[2J\nGET / HTTP/1.1\n\n" * 3):
+    for data in (
+        encode(FrameType.HELLO, length=len(evil)) + evil,
+        b"\x1b[2J\nGET / HTTP/1.1\n\n" * 3,
+    ):
         last_words(reception.call(data))
     eventually(lambda: len(caplog.messages) >= 2)
     assert all(line.isprintable() for line in caplog.messages)
@@ -333,14 +353,18 @@ def line() -> Iterator[socket.socket]:
         yield one
 
 
-def crowd(line: socket.socket, **sizes: int) -> list[Caller]:
+def crowd(line: socket.socket, **sizes: int) -> list[IncomingConnection]:
     """So many callers from each address."""
-    return [Caller(line, host, port) for host, count in sizes.items() for port in range(count)]
+    return [
+        IncomingConnection(line, host, port)
+        for host, count in sizes.items()
+        for port in range(count)
+    ]
 
 
-def newcomer(line: socket.socket, host: str, *, is_known: bool = False) -> Caller:
+def newcomer(line: socket.socket, host: str, *, is_known: bool = False) -> IncomingConnection:
     """One more."""
-    return Caller(line, host, 99, is_known=is_known)
+    return IncomingConnection(line, host, 99, is_known=is_known)
 
 
 def test_nobody_goes_while_there_is_room(line: socket.socket) -> None:
@@ -408,8 +432,8 @@ def test_whoever_has_come_far_stays(line: socket.socket) -> None:
 
 def test_an_address_of_members_gives_up_a_place_last(line: socket.socket) -> None:
     """Strangers from as many addresses as they like take nothing from it, nor does its crowd."""
-    strangers = [Caller(line, f"10.0.0.{number}", 1) for number in range(SLOTS - 9)]
-    members = [Caller(line, "desk", port, is_known=True) for port in range(9)]
+    strangers = [IncomingConnection(line, f"10.0.0.{number}", 1) for number in range(SLOTS - 9)]
+    members = [IncomingConnection(line, "desk", port, is_known=True) for port in range(9)]
     for one in ("10.0.1.1", "desk"):
         excess = whom_to_drop([*members, *strangers], newcomer(line, one))
         assert excess is not None
@@ -418,7 +442,9 @@ def test_an_address_of_members_gives_up_a_place_last(line: socket.socket) -> Non
 
 def test_a_stranger_takes_no_place_from_members(line: socket.socket) -> None:
     """Where only members wait, the stranger itself is sent away."""
-    members = [Caller(line, f"10.0.0.{number}", 1, is_known=True) for number in range(SLOTS)]
+    members = [
+        IncomingConnection(line, f"10.0.0.{number}", 1, is_known=True) for number in range(SLOTS)
+    ]
     stranger = newcomer(line, "lamp")
     assert whom_to_drop(members, stranger) == (stranger, "too many callers at once")
 
@@ -433,15 +459,15 @@ LONG = 60_000  # bytes of a roster
 
 def roster(size: int = LONG) -> bytes:
     """A frame as long as they come."""
-    return encode(Kind.ROSTER, length=size) + bytes(size)
+    return encode(FrameType.ROSTER, length=size) + bytes(size)
 
 
 class Hall:
     """Says one thing after another, whatever it hears."""
 
-    def __init__(self, *turns: Turn) -> None:
+    def __init__(self, *turns: HandshakeStep) -> None:
         self.turns = turns
-        self.heard: queue.SimpleQueue[Kind] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[FrameType] = queue.SimpleQueue()
         self.granted: list[bytes] = []
         self.acceptor = Acceptor(
             tcp.listen("127.0.0.1", 0), self._receive, Security(LAB, CALLED), self._begin
@@ -450,7 +476,7 @@ class Hall:
     def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
         self.granted.append(payload)
         with contextlib.closing(sock):
-            answer(sock, LaneOpened(rank=3))
+            answer(sock, OpenReply(rank=3))
 
     def _begin(self, channel: TlsChannel, where: str) -> Talk:
         assert channel.peer == CALLER.id
@@ -476,14 +502,14 @@ class Talk:
         self._hall = hall
         self._turns = list(hall.turns)
 
-    def receive(self, kind: Kind, payload: bytes) -> Turn:
+    def receive(self, kind: FrameType, payload: bytes) -> HandshakeStep:
         """Say what is next."""
         self._hall.heard.put(kind)
         return self._turns.pop(0)
 
 
 @contextlib.contextmanager
-def hall(*turns: Turn) -> Iterator[Hall]:
+def hall(*turns: HandshakeStep) -> Iterator[Hall]:
     """Open for the length of a test."""
     one = Hall(*turns)
     with contextlib.closing(one.acceptor):
@@ -497,18 +523,23 @@ def listen(sock: OpeningSocket, said: bytes = b"") -> Greeting:
 
 def test_frames_go_to_and_fro_until_it_is_granted() -> None:
     """The hello is handed on as it was, and answered by whoever serves it."""
-    with hall(Turn(Next.LISTEN, roster()), Turn(Next.GRANT)) as one:
+    with hall(
+        HandshakeStep(HandshakeAction.LISTEN, roster()), HandshakeStep(HandshakeAction.GRANT)
+    ) as one:
         with contextlib.closing(one.call()) as sock:
             greeting = listen(sock, ACCEPTOR_CONVERSATIONS_HELLO)
-            assert (greeting.kind, len(greeting.payload)) == (Kind.ROSTER, LONG)
-            assert listen(sock, roster()).kind is Kind.WELCOME
+            assert (greeting.kind, len(greeting.payload)) == (FrameType.ROSTER, LONG)
+            assert listen(sock, roster()).kind is FrameType.WELCOME
         assert one.granted == [ACCEPTOR_CONVERSATIONS_HELLO[36:]]
-        assert [one.heard.get(), one.heard.get()] == [Kind.HELLO, Kind.ROSTER]
+        assert [one.heard.get(), one.heard.get()] == [FrameType.HELLO, FrameType.ROSTER]
 
 
 def test_who_is_refused_in_the_middle_is_told_why() -> None:
     """The connection ends after the sentence."""
-    with hall(Turn(Next.LISTEN, roster()), Turn(Next.REFUSE, sentence="because")) as one:
+    with hall(
+        HandshakeStep(HandshakeAction.LISTEN, roster()),
+        HandshakeStep(HandshakeAction.REFUSE, sentence="because"),
+    ) as one:
         with contextlib.closing(one.call()) as sock:
             listen(sock, ACCEPTOR_CONVERSATIONS_HELLO)
             with pytest.raises(HandshakeRefused, match="because"):
@@ -519,9 +550,12 @@ def test_who_is_refused_in_the_middle_is_told_why() -> None:
 def test_the_last_word_arrives_before_the_end() -> None:
     """However long it is, and however late it is read."""
     last = b"".join(roster() for _ in range(100))
-    with hall(Turn(Next.CLOSE, last)) as one, contextlib.closing(one.call()) as sock:
+    with (
+        hall(HandshakeStep(HandshakeAction.CLOSE, last)) as one,
+        contextlib.closing(one.call()) as sock,
+    ):
         sock.sendall(ACCEPTOR_CONVERSATIONS_HELLO)
-        assert one.heard.get(timeout=30) is Kind.HELLO
+        assert one.heard.get(timeout=30) is FrameType.HELLO
         for _ in range(100):
             assert len(listen(sock).payload) == LONG
         with pytest.raises(ConnectionError):
@@ -530,30 +564,30 @@ def test_the_last_word_arrives_before_the_end() -> None:
 
 def test_who_does_not_read_holds_up_nobody() -> None:
     """What it was told waits for it alone, and it is forgotten when its time is over."""
-    flood = Turn(Next.LISTEN, b"".join(roster() for _ in range(200)))
+    flood = HandshakeStep(HandshakeAction.LISTEN, b"".join(roster() for _ in range(200)))
     with hall(flood) as one, contextlib.ExitStack() as lines:
         for _ in range(3):
             deaf = lines.enter_context(contextlib.closing(one.call()))
             deaf.sendall(ACCEPTOR_CONVERSATIONS_HELLO)
-            assert one.heard.get(timeout=30) is Kind.HELLO
+            assert one.heard.get(timeout=30) is FrameType.HELLO
         eventually(lambda: len(one.acceptor._callers) == 3)
-        one.turns = (Turn(Next.GRANT),)
+        one.turns = (HandshakeStep(HandshakeAction.GRANT),)
         with contextlib.closing(one.call()) as sock:
-            assert listen(sock, ACCEPTOR_CONVERSATIONS_HELLO).kind is Kind.WELCOME
+            assert listen(sock, ACCEPTOR_CONVERSATIONS_HELLO).kind is FrameType.WELCOME
         eventually(lambda: not one.acceptor._callers)
 
 
 def test_who_declines_instead_of_saying_hello_is_heard() -> None:
     """The dialler may not accept whom it has reached."""
-    with hall(Turn(Next.REFUSE, sentence="as you like")) as one:
+    with hall(HandshakeStep(HandshakeAction.REFUSE, sentence="as you like")) as one:
         told = pytest.raises(HandshakeRefused, match="as you like")
         with contextlib.closing(one.call()) as sock, told:
-            listen(sock, encode(Kind.REFUSAL, length=2) + b"no")
-        assert one.heard.get() is Kind.REFUSAL
+            listen(sock, encode(FrameType.REFUSAL, length=2) + b"no")
+        assert one.heard.get() is FrameType.REFUSAL
 
 
-@pytest.mark.parametrize("kind", [Kind.ROSTER, Kind.WELCOME])
-def test_no_conversation_begins_with_anything_else(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameType.ROSTER, FrameType.WELCOME])
+def test_no_conversation_begins_with_anything_else(kind: FrameType) -> None:
     """A roster before the hello, an answer without a question."""
     with hall() as one, contextlib.closing(one.call()) as sock:
         with pytest.raises(ConnectionError):
@@ -568,7 +602,7 @@ def test_no_conversation_begins_with_anything_else(kind: Kind) -> None:
 
 ACCEPTOR_FUZZ_HELLO = hello_frame(HONEST)
 BRACKETS = b"\x82\xa4type\xa4join\xa1x" + b"\x91" * 1500
-NESTED = encode(Kind.HELLO, length=len(BRACKETS)) + BRACKETS  # deeper than Python's stack
+NESTED = encode(FrameType.HELLO, length=len(BRACKETS)) + BRACKETS  # deeper than Python's stack
 TCP_REPAIR = 19  # from <linux/tcp.h>
 
 
@@ -581,9 +615,9 @@ class Stranger(NamedTuple):
 
 headers = st.builds(
     lambda kind, length, version: (
-        bytes([*b"PL", version, kind]) + encode(Kind.HELLO, length=length)[4:]
+        bytes([*b"PL", version, kind]) + encode(FrameType.HELLO, length=length)[4:]
     ),
-    st.sampled_from([int(kind) for kind in Kind]) | st.integers(0, 255),
+    st.sampled_from([int(kind) for kind in FrameType]) | st.integers(0, 255),
     st.integers(0, 100) | st.integers(MAX_CONTROL - 1, MAX_CONTROL + 1) | st.integers(0, 2**32 - 1),
     st.sampled_from([1, 1, 1, 0, 2, 255]),
 )
@@ -625,7 +659,7 @@ def test_no_stranger_keeps_an_honest_caller_out() -> None:
 
         @given(st.lists(strangers, min_size=1, max_size=5))
         @example([Stranger([NESTED], "stay")])
-        @example([Stranger([encode(Kind.HELLO, length=2**32 - 1), bytes(1000)], "reset")])
+        @example([Stranger([encode(FrameType.HELLO, length=2**32 - 1), bytes(1000)], "reset")])
         def fuzz(callers: list[Stranger]) -> None:
             for stranger in callers:
                 visit(reception, stranger)
@@ -665,7 +699,7 @@ def test_memory_and_sockets_come_back(hangs_up: bool, monkeypatch: pytest.Monkey
 
 def test_what_strangers_can_make_us_keep_is_bounded() -> None:
     """Twice as many as there are places, each with the longest hello there is, less one byte."""
-    nearly = encode(Kind.HELLO, length=MAX_CONTROL) + bytes(MAX_CONTROL - 1)
+    nearly = encode(FrameType.HELLO, length=MAX_CONTROL) + bytes(MAX_CONTROL - 1)
     process = psutil.Process()
     with open_reception() as reception:
         callers = []
@@ -752,12 +786,62 @@ def test_patience_has_an_end(
     assert reception.acceptor.refused == 1
 
 
+def test_every_caller_that_was_sent_away_is_counted(reception: Reception) -> None:
+    """One that says nonsense, one that leaves; not the one that came in."""
+    assert last_words(reception.call(b"x" * HEADER_SIZE)) == b""
+    reception.call().close()
+    reception.call_honestly()
+    eventually(lambda: reception.acceptor.refused >= 2)
+    reception.acceptor.close()
+    assert reception.acceptor.refused == 2
+
+
+def test_a_newcomer_without_a_place_is_counted_and_costs_no_place(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all places belong to callers of this machine, one from elsewhere is sent away."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 60)
+    monkeypatch.setattr(acceptor_module, "SLOTS", 2)
+    waiting = [reception.call() for _ in range(2)]
+    eventually(lambda: len(reception.acceptor._callers) == 2)
+    with socket.create_connection(reception.address, 30, ("127.0.0.9", 0)) as newcomer:
+        assert last_words(newcomer) == b""
+    eventually(lambda: reception.acceptor.refused == 1)
+    assert "too many callers at once" in caplog.text
+    for caller in waiting:
+        caller.sendall(ACCEPTOR_LIMITS_HELLO)
+        assert last_words(caller)
+
+
+def test_callers_that_may_cost_nothing_are_turned_away_with_one_line_in_ten_seconds(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line says how many there were since the last one."""
+    clock = Clock()
+    times = SimpleNamespace(monotonic=clock, thread_time=time.thread_time)
+    monkeypatch.setattr(acceptor_module, "time", times)
+    monkeypatch.setattr(Handshakes, "admit", lambda *_, **__: False)
+    for count, pause in enumerate((0, 3, 6, 1, 9.5, 0.5), start=1):
+        clock.now += pause
+        with contextlib.suppress(ConnectionResetError):
+            assert last_words(reception.call()) == b""
+        eventually(lambda: reception.acceptor.refused == count)  # noqa: B023
+    lines = [line for line in caplog.messages if line.startswith("turned away")]
+    assert [line.split(",")[0] for line in lines] == [
+        "turned away 1 callers",
+        "turned away 3 callers",
+        "turned away 2 callers",
+    ]
+    assert "127.0.0.1" in lines[0]
+
+
 def test_a_byte_now_and_then_does_not_extend_the_time(
     reception: Reception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is for the whole hello."""
     monkeypatch.setattr(acceptor_module, "PATIENCE", 0.1)
-    caller = reception.call(encode(Kind.HELLO, length=MAX_CONTROL))
+    caller = reception.call(encode(FrameType.HELLO, length=MAX_CONTROL))
     waiting = Background(lambda: last_words(caller))
     begin = time.monotonic()
     while not waiting.ended:
@@ -920,7 +1004,7 @@ def test_any_name_may_answer_a_search(labels: list[str]) -> None:
 # --------------------------------------------------------------------------------------------------
 # Strangers at the door: what each may cost, and that no member waits behind them.
 
-HANDSHAKES_HELLO = Lane(session=b"s" * 16, rank=1, to=0)
+HANDSHAKES_HELLO = OpenRequest(session=b"s" * 16, rank=1, to=0)
 
 
 @contextlib.contextmanager
@@ -928,7 +1012,7 @@ def open_door() -> Iterator[Acceptor]:
     """A door of the namespace ``LAB`` that lets in all members."""
 
     def welcome(sock: OpeningSocket, _: bytes) -> None:
-        answer(sock, LaneOpened(rank=0))
+        answer(sock, OpenReply(rank=0))
         sock.close()
 
     with contextlib.closing(
@@ -944,7 +1028,7 @@ def come_in(door: Acceptor, source: str = "127.0.0.1", within: float = 30.0) -> 
         ("127.0.0.1", door.port), within, source_address=(source, 0)
     ) as sock:
         secure = Security(TLS_PAIR_LAB, CALLER).dial(sock, "door", deadline)
-        assert exchange_hello(secure, HANDSHAKES_HELLO, LaneOpened, deadline) == LaneOpened(rank=0)
+        assert exchange_hello(secure, HANDSHAKES_HELLO, OpenReply, deadline) == OpenReply(rank=0)
 
 
 class Flood:
@@ -982,8 +1066,8 @@ class Flood:
 def cpu_of_hello(hello: bytes) -> float:
     """Seconds of CPU that a server spends on one first message: the least of a few."""
     security = Security(TLS_PAIR_LAB, CALLED)
-    for group in Group:  # the contexts are there, as in a process that has been called before
-        security._find(read_hello(hostile_hello({Group.X25519: "X25519"}.get(group, "P-256"))))
+    for group in KeyGroup:  # the contexts are there, as in a process that has been called before
+        security._find(read_hello(hostile_hello({KeyGroup.X25519: "X25519"}.get(group, "P-256"))))
     return min(_cpu_once(security, hello) for _ in range(5))
 
 
@@ -1062,15 +1146,15 @@ def test_every_member_comes_in_while_strangers_flood_the_door() -> None:
 def test_one_expensive_caller_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should cryptography take long after all, it takes long for that caller."""
     stuck, go_on = threading.Event(), threading.Event()
-    take = acceptor_module.Caller.take
+    take = acceptor_module.IncomingConnection.take
 
-    def take_long(caller: acceptor_module.Caller, data: bytes) -> None:
+    def take_long(caller: acceptor_module.IncomingConnection, data: bytes) -> None:
         if caller.host == "127.0.0.9":
             stuck.set()
             assert go_on.wait(60)
         take(caller, data)
 
-    monkeypatch.setattr(acceptor_module.Caller, "take", take_long)
+    monkeypatch.setattr(acceptor_module.IncomingConnection, "take", take_long)
     with open_door() as door, contextlib.ExitStack() as lines:
         for _ in range(2 * THREADS):
             line = socket.create_connection(
@@ -1081,6 +1165,32 @@ def test_one_expensive_caller_delays_no_other(monkeypatch: pytest.MonkeyPatch) -
         come_in(door)
         come_in(door, "127.0.0.31")
         go_on.set()
+
+
+def test_a_caller_that_waits_for_its_turn_too_long_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the reason in the log: its handshake was not made in time."""
+    caplog.set_level("INFO")
+    stuck, go_on, clock = threading.Event(), threading.Event(), Clock()
+    times = SimpleNamespace(monotonic=clock, thread_time=time.thread_time)
+    monkeypatch.setattr(acceptor_module, "time", times)
+
+    def take(*_: object) -> None:
+        stuck.set()
+        _pass(go_on)
+
+    monkeypatch.setattr(IncomingConnection, "take", take)
+    with open_door() as door:
+        where = ("127.0.0.1", door.port)
+        with socket.create_connection(where, 30, ("127.0.0.9", 0)) as line:
+            line.sendall(hostile_hello("X25519"))
+            assert stuck.wait(30)
+            clock.now += acceptor_module.PATIENCE
+            socket.create_connection(where, 30).close()  # so that the acceptor looks
+            assert last_words(line) == b""
+        go_on.set()
+    assert "its address used more CPU time than strangers may have" in caplog.text
 
 
 # -- allowances ------------------------------------------------------------------------------------
@@ -1143,6 +1253,28 @@ def test_whoever_proves_itself_gets_back_what_it_paid(desk: Handshakes, clock: C
     assert desk.admit("10.0.0.9")
     desk.charge("10.0.0.9", STRANGERS.burst * 0.9)  # nothing of it was used by the members
     assert desk.admit("10.0.0.8")
+
+
+def test_nothing_is_saved_up_by_costing_nothing(desk: Handshakes, clock: Clock) -> None:
+    """Neither by time nor by what is given back: the next burst is as short as the first."""
+    desk.charge("10.0.0.9", -100.0)
+    clock.now += 1000
+    desk.charge("10.0.0.9", ADDRESS.burst)
+    assert desk.admit("10.0.0.9")
+    desk.charge("10.0.0.9", 0.01)
+    assert not desk.admit("10.0.0.9")
+    for number in range(10):
+        desk.charge(f"10.0.1.{number}", STRANGERS.burst / 10)
+    assert not desk.admit("10.0.1.0")
+
+
+def test_an_allowance_is_earned_again_as_time_passes(desk: Handshakes, clock: Clock) -> None:
+    """At its share: not sooner, not later."""
+    desk.charge("10.0.0.9", 2 * ADDRESS.burst)
+    clock.now += 0.99 * ADDRESS.burst / ADDRESS.share
+    assert not desk.admit("10.0.0.9")
+    clock.now += 0.02 * ADDRESS.burst / ADDRESS.share
+    assert desk.admit("10.0.0.9")
 
 
 def test_an_address_of_members_is_always_heard(desk: Handshakes, clock: Clock) -> None:
@@ -1212,3 +1344,133 @@ def test_members_come_first_then_who_has_cost_least(monkeypatch: pytest.MonkeyPa
     seen = run_all(order, [*steps, ("member", note("member"))])
     assert set(seen[:2]) == {"member", "newcomer"}
     assert seen[2:] == ["flood"] * 3
+
+
+def test_strangers_leave_one_worker_free_for_members() -> None:
+    """However many of them call, and from however many addresses."""
+    gate, done = threading.Event(), threading.Event()
+    begun: list[str] = []
+
+    def hold(name: str) -> Callable[[], None]:
+        def work() -> None:
+            begun.append(name)
+            _pass(gate)
+
+        return work
+
+    with contextlib.closing(Handshakes(lambda: None)) as desk:
+        desk.proved("member", 0.0)
+        for number in range(2 * THREADS):
+            desk.submit(f"stranger {number}", None, hold(f"stranger {number}"))
+        eventually(lambda: len(begun) == THREADS - 1)
+        desk.submit("member", None, done.set)
+        assert done.wait(30)
+        assert len(begun) == THREADS - 1
+        gate.set()
+        eventually(lambda: len(begun) == 2 * THREADS)
+
+
+def test_one_unknown_address_has_one_worker_at_a_time() -> None:
+    """Its next step waits for the one before, while another address is served."""
+    gate, other = threading.Event(), threading.Event()
+    begun: list[str] = []
+
+    def note(name: str) -> Callable[[], None]:
+        def work() -> None:
+            begun.append(name)
+            _pass(gate)
+
+        return work
+
+    with contextlib.closing(Handshakes(lambda: None)) as desk:
+        for name in ("first", "second"):
+            desk.submit("10.0.0.9", None, note(name))
+        eventually(lambda: begun == ["first"])
+        desk.submit("10.0.0.8", None, other.set)
+        assert other.wait(30)
+        assert begun == ["first"]
+        gate.set()
+        eventually(lambda: begun == ["first", "second"])
+
+
+def test_two_workers_never_choose_the_same_unknown_address() -> None:
+    """However they are woken."""
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.001)  # so that another one could begin meanwhile
+        with lock:
+            running -= 1
+
+    done: list[object] = []
+    with contextlib.closing(Handshakes(lambda: done.append(None))) as desk:
+        for count in range(2, 101, 2):
+            for _ in range(2):
+                desk.submit("10.0.0.9", None, work)
+            eventually(lambda: len(done) == count)  # noqa: B023
+    assert most == 1
+
+
+def test_workers_without_work_end_and_others_take_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As often as it happens."""
+    monkeypatch.setattr(acceptor_module, "IDLE", 0.01)
+    workers: list[threading.Thread] = []
+    with contextlib.closing(Handshakes(lambda: None)) as desk:
+        for number in range(2 * THREADS):
+            desk.submit("10.0.0.9", number, lambda: workers.append(threading.current_thread()))
+            eventually(lambda: len(workers) > number and not workers[-1].is_alive())  # noqa: B023
+        assert [step.owner for step in desk.finished()] == [*range(2 * THREADS)]
+    assert len(set(workers)) == 2 * THREADS
+
+
+def test_what_goes_wrong_in_a_step_comes_back_with_it() -> None:
+    """To be judged by the one who attends to the caller."""
+    woken = threading.Event()
+    with contextlib.closing(Handshakes(woken.set)) as desk:
+        desk.submit("10.0.0.9", "caller", [].pop)
+        assert woken.wait(30)
+        (step,) = desk.finished()
+        assert step.owner == "caller"
+        assert isinstance(step.error, IndexError)
+        assert desk.finished() == []
+
+
+def test_an_address_pays_for_the_steps_that_are_made_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the CPU time of the worker; one of this machine pays nothing."""
+    ticks = itertools.count()
+    times = SimpleNamespace(monotonic=lambda: 1000.0, thread_time=lambda: next(ticks) * 0.3)
+    monkeypatch.setattr(acceptor_module, "time", times)
+    woken = threading.Semaphore(0)
+    with contextlib.closing(Handshakes(woken.release)) as desk:
+        desk.admit("here", is_local=True)
+        for source in ("10.0.0.9", "10.0.0.9", "here", "here", "here"):
+            assert desk.admit(source)
+            desk.submit(source, None, lambda: None)
+            assert woken.acquire(timeout=30)
+        assert not desk.admit("10.0.0.9")
+        assert desk.admit("here")
+        assert [round(step.cpu, 3) for step in desk.finished()] == [0.3] * 5
+
+
+def test_a_step_that_was_forgotten_is_not_made() -> None:
+    """The caller has gone; what waits for others at its address is done."""
+    gate = threading.Event()
+    done: list[str] = []
+    with contextlib.closing(Handshakes(lambda: None)) as desk:
+        desk.submit("10.0.0.9", "first", lambda: _pass(gate))
+        desk.submit("10.0.0.9", "gone", lambda: done.append("gone"))
+        desk.submit("10.0.0.9", "stays", lambda: done.append("stays"))
+        desk.forget("10.0.0.9", "gone")
+        desk.forget("10.0.0.8", "unknown")
+        gate.set()
+        eventually(lambda: done == ["stays"])
+    assert [step.owner for step in desk.finished()] == ["first", "stays"]

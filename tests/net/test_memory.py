@@ -86,6 +86,25 @@ def test_a_read_takes_many_small_writes_at_once() -> None:
     assert read(right, 100) == bytes(range(60, 100)) + bytes(60)
 
 
+def test_a_write_of_many_buffers_takes_what_fits_of_them_joined() -> None:
+    """Small ones first, then one that fits no more."""
+    left, right = pipe(("left", "right"), capacity=60)
+    assert left.sendmsg([b"a", b"b" * 50, b"c" * 50]) == 60
+    assert read(right, 60) == b"a" + b"b" * 50 + b"c" * 9
+
+
+def test_a_read_that_ends_within_a_write_leaves_the_rest_of_it() -> None:
+    """In front of what was written later."""
+    left, right = pipe(("left", "right"), capacity=100)
+    left.sendmsg([b"abc"])
+    left.sendmsg([b"def"])
+    assert read(right, 2) == b"ab"
+    buffer = bytearray(3)
+    assert right.recv_into(memoryview(buffer)) == 3
+    assert buffer == b"cde"
+    assert read_all(right) == b"f"
+
+
 def test_what_was_written_is_a_copy() -> None:
     """The writer may use its buffer again at once, as after a write to a socket."""
     left, right = pipe(("left", "right"), capacity=10)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from potluck.errors import HandshakeRefused, MalformedFrame, PeerLost, Timeout
-from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, Kind, encode
+from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode
 from potluck.net.opening import (
     MAX_SENTENCE,
     Greeting,
@@ -23,15 +23,15 @@ from potluck.net.opening import (
     hello_frame,
     refuse,
 )
-from potluck.wire_messages import Lane, LaneOpened, pack, unpack
+from potluck.wire_messages import OpenReply, OpenRequest, pack, unpack
 from support.doors import socket_pair
 from support.hellos import HELLO, ask, drop, frame
 from support.threads import Background
 
-OPENING = [Kind.HELLO, Kind.WELCOME, Kind.REFUSAL, Kind.ROSTER]
+OPENING = [FrameType.HELLO, FrameType.WELCOME, FrameType.REFUSAL, FrameType.ROSTER]
 
 
-WELCOME = frame(Kind.WELCOME, pack(LaneOpened(0)))
+WELCOME = frame(FrameType.WELCOME, pack(OpenReply(0)))
 
 
 # -- collecting the first frame --------------------------------------------------------------------
@@ -39,7 +39,7 @@ WELCOME = frame(Kind.WELCOME, pack(LaneOpened(0)))
 
 @given(st.sampled_from(OPENING), st.binary(max_size=200), st.lists(st.integers(1, 60)))
 def test_a_greeting_takes_one_frame_and_not_a_byte_more(
-    kind: Kind, payload: bytes, sizes: list[int]
+    kind: FrameType, payload: bytes, sizes: list[int]
 ) -> None:
     """However the bytes come, it always says how many it still wants, and never reads ahead."""
     greeting, data, place = Greeting(), frame(kind, payload), 0
@@ -56,8 +56,8 @@ def test_a_greeting_takes_one_frame_and_not_a_byte_more(
 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE))
-@example(encode(Kind.HELLO, length=MAX_CONTROL + 1))
-@example(encode(Kind.DATA, length=1 << 20))
+@example(encode(FrameType.HELLO, length=MAX_CONTROL + 1))
+@example(encode(FrameType.DATA, length=1 << 20))
 def test_any_header_is_refused_or_promises_little(data: bytes) -> None:
     """A stranger makes us keep 64 KiB at most, whatever it announces."""
     greeting = Greeting()
@@ -69,8 +69,8 @@ def test_any_header_is_refused_or_promises_little(data: bytes) -> None:
     assert greeting.wanted <= MAX_CONTROL
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in OPENING])
-def test_no_other_frame_opens_a_connection(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FrameType if kind not in OPENING])
+def test_no_other_frame_opens_a_connection(kind: FrameType) -> None:
     """It is refused at its header, before its payload is awaited."""
     with pytest.raises(MalformedFrame, match=kind.name):
         Greeting().receive(encode(kind))
@@ -95,20 +95,20 @@ def test_a_hello_is_answered(ends: tuple[socket.socket, socket.socket]) -> None:
     expected = hello_frame(HELLO)
     got = dialled.recv(len(expected), socket.MSG_WAITALL)
     assert got == expected
-    assert unpack(got[HEADER_SIZE:], Lane) == HELLO
-    answer(dialled, LaneOpened(0))
+    assert unpack(got[HEADER_SIZE:], OpenRequest) == HELLO
+    answer(dialled, OpenReply(0))
     dialled.sendall(b"the first frame of the connection")
-    assert asking.result() == LaneOpened(0)
+    assert asking.result() == OpenReply(0)
     assert dialler.recv(100) == b"the first frame of the connection"
 
 
 def test_a_second_answer_can_be_awaited(ends: tuple[socket.socket, socket.socket]) -> None:
     """Without another hello."""
     dialler, dialled = ends
-    answer(dialled, LaneOpened(0))
-    answer(dialled, LaneOpened(1))
-    assert ask(dialler) == LaneOpened(0)
-    assert await_answer(dialler, LaneOpened, time.monotonic() + 30) == LaneOpened(1)
+    answer(dialled, OpenReply(0))
+    answer(dialled, OpenReply(1))
+    assert ask(dialler) == OpenReply(0)
+    assert await_answer(dialler, OpenReply, time.monotonic() + 30) == OpenReply(1)
 
 
 def test_a_slow_answer_is_an_answer(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -118,18 +118,18 @@ def test_a_slow_answer_is_an_answer(ends: tuple[socket.socket, socket.socket]) -
     asking = Background(lambda: ask(dialler))
     for byte in WELCOME:
         dialled.sendall(bytes([byte]))
-    assert asking.result() == LaneOpened(0)
+    assert asking.result() == OpenReply(0)
 
 
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n" + bytes(20), "no Potluck frame"),
-        (frame(Kind.HELLO, pack(HELLO)), "A HELLO frame is no answer"),
-        (frame(Kind.TOKEN), "TOKEN"),
-        (frame(Kind.WELCOME, b"\xc1"), "cannot be understood"),
-        (frame(Kind.WELCOME, pack(HELLO)), "cannot be understood"),
-        (encode(Kind.WELCOME, length=MAX_CONTROL + 1), "over the limit"),
+        (frame(FrameType.HELLO, pack(HELLO)), "A HELLO frame is not an answer"),
+        (frame(FrameType.TOKEN), "TOKEN"),
+        (frame(FrameType.WELCOME, b"\xc1"), "cannot be understood"),
+        (frame(FrameType.WELCOME, pack(HELLO)), "cannot be understood"),
+        (encode(FrameType.WELCOME, length=MAX_CONTROL + 1), "over the limit"),
     ],
 )
 def test_nonsense_is_not_taken_for_an_answer(
@@ -148,7 +148,7 @@ def test_another_version_is_a_refusal(
 ) -> None:
     """Its kinds mean nothing here, so the sentence is ours."""
     dialler, dialled = ends
-    dialled.sendall(frame(Kind.REFUSAL, b"whatever", version=version))
+    dialled.sendall(frame(FrameType.REFUSAL, b"whatever", version=version))
     with pytest.raises(HandshakeRefused, match=f"version {version}, this side 1.*same version"):
         ask(dialler)
 
@@ -186,7 +186,7 @@ def test_an_answer_that_never_ends_ends_at_the_deadline(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """A byte now and then does not extend the time."""
-    drips = iter(encode(Kind.WELCOME, length=MAX_CONTROL) + bytes(MAX_CONTROL))
+    drips = iter(encode(FrameType.WELCOME, length=MAX_CONTROL) + bytes(MAX_CONTROL))
 
     class Dripping(socket.socket):
         def recv(self, *_: int) -> bytes:
@@ -210,7 +210,7 @@ def refused(sentence: str | bytes) -> HandshakeRefused:
         if isinstance(sentence, str):
             refuse(dialled, sentence)
         else:
-            dialled.sendall(frame(Kind.REFUSAL, sentence))
+            dialled.sendall(frame(FrameType.REFUSAL, sentence))
         with pytest.raises(HandshakeRefused) as caught:
             ask(dialler)
         return caught.value
@@ -269,7 +269,7 @@ def test_a_refusal_arrives_although_more_was_said_than_read() -> None:
         assert dialled.recv(1)
         refuse(dialled, "no")
         assert dialled.fileno() == -1
-        assert dialler.recv(1000) == frame(Kind.REFUSAL, b"no")
+        assert dialler.recv(1000) == frame(FrameType.REFUSAL, b"no")
 
 
 def test_refusing_one_that_left_or_does_not_read_is_no_trouble() -> None:
@@ -305,5 +305,5 @@ def test_the_reason_that_is_not_told_is_logged(caplog: pytest.LogCaptureFixture)
     dialler, dialled = socket_pair()
     with dialler:
         refuse(dialled, "no", reason="it knows too much")
-        assert dialler.recv(1000) == frame(Kind.REFUSAL, b"no")
+        assert dialler.recv(1000) == frame(FrameType.REFUSAL, b"no")
     assert caplog.messages[0].endswith(": it knows too much")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from potluck.errors import PeerLost
 from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.net.secure_socket import NOBODY, SecureSocket, Security
 from potluck.net.tls import AnotherNamespace, TlsChannel
@@ -34,6 +35,24 @@ def test_what_comes_too_late_does_not_prolong_the_end_of_tls() -> None:
         theirs.sendall(server.outgoing())
         with pytest.raises(TimeoutError):
             sock.release(time.monotonic())
+
+
+def test_an_end_of_the_connection_is_not_an_end_of_what_is_said() -> None:
+    """Unless TLS was ended first: another could have cut it off."""
+    for is_ended in (True, False):
+        client, server = open_pair()
+        ours, theirs = socket.socketpair()
+        with contextlib.closing(SecureSocket(ours, client)) as sock:
+            sock.settimeout(30)
+            server.write(b"last words")
+            if is_ended:
+                server.unwrap()
+            theirs.sendall(server.outgoing())
+            theirs.close()
+            assert sock.recv(4) == b"last"
+            assert sock.recv(100) == b" words"
+            with contextlib.nullcontext() if is_ended else pytest.raises(PeerLost):
+                assert sock.recv(100) == b""
 
 
 # --------------------------------------------------------------------------------------------------

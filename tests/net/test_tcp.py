@@ -21,10 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck._platform import HAS_EPOLL
 from potluck.errors import MalformedFrame
 from potluck.net import tcp
 from potluck.net.addresses import Address
-from potluck.net.tcp import LONGEST, Whereabouts, free_ports
+from potluck.net.tcp import LONGEST, EndpointHint, free_ports
 from support.doors import LOOPBACKS, fill, read, socket_pair
 from support.hellos import drop
 from support.ports import free_port
@@ -241,14 +242,13 @@ def test_a_port_is_free_again_as_soon_as_its_listener_is_closed() -> None:
 def test_the_poller_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is epoll where the platform has it."""
     with contextlib.closing(tcp.make_poller()) as poller:
-        has_epoll = hasattr(select, "epoll")
-        assert type(poller) is (tcp.EpollPoller if has_epoll else tcp.SelectorPoller)
-    monkeypatch.delattr(select, "epoll", raising=False)
+        assert type(poller) is (tcp.EpollPoller if HAS_EPOLL else tcp.SelectorPoller)
+    monkeypatch.setattr(tcp, "HAS_EPOLL", False)
     with contextlib.closing(tcp.make_poller()) as poller:
         assert isinstance(poller, tcp.SelectorPoller)
 
 
-@pytest.mark.skipif(not hasattr(select, "epoll"), reason="needs epoll")
+@pytest.mark.skipif(not HAS_EPOLL, reason="needs epoll")
 def test_a_late_wake_touches_nobody_elses_file() -> None:
     """The number of a closed descriptor soon belongs to another file."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
@@ -414,22 +414,22 @@ def buffer_of(stream: tcp.SocketStream) -> int:
 
 def test_it_survives_the_way() -> None:
     """The same comes out at the other end, with as many ports as were asked for."""
-    here = Whereabouts.here(3)
-    assert Whereabouts.from_bytes(here.to_bytes(), "rank 1") == here
+    here = EndpointHint.here(3)
+    assert EndpointHint.from_bytes(here.to_bytes(), "rank 1") == here
     assert len(set(here.ports)) == 3
-    assert here.machine == Whereabouts.here().machine
+    assert here.machine == EndpointHint.here().machine
 
 
 def test_addresses_fit_who_asks() -> None:
     """Loopback among processes of one machine, or where there is nothing else."""
-    there = Whereabouts("m", ["10.0.0.5", "fe80::1"], [7, 8])
+    there = EndpointHint("m", ["10.0.0.5", "fe80::1"], [7, 8])
     assert there.addresses(is_local=True) == ["127.0.0.1:7", "127.0.0.1:8"]
     assert there.addresses(is_local=False)[:3] == ["10.0.0.5:7", "[fe80::1]:7", "10.0.0.5:8"]
     assert there.addresses(is_local=False, also="desk.vpn")[0] == "desk.vpn:7"
     assert there.addresses(is_local=True, also="desk.vpn") == ["127.0.0.1:7", "127.0.0.1:8"]
-    odd = Whereabouts("m", ["evil.example", "10.0.0.5:1", "a b", "fe80::1%eth0"], [7])
+    odd = EndpointHint("m", ["evil.example", "10.0.0.5:1", "a b", "fe80::1%eth0"], [7])
     assert odd.addresses(is_local=False) == ["[fe80::1%eth0]:7"]
-    assert Whereabouts("m", [], [7]).addresses(is_local=False) == ["127.0.0.1:7"]
+    assert EndpointHint("m", [], [7]).addresses(is_local=False) == ["127.0.0.1:7"]
 
 
 @pytest.mark.parametrize(
@@ -443,10 +443,10 @@ def test_addresses_fit_who_asks() -> None:
 def test_anything_else_is_refused(data: bytes) -> None:
     """A store is open to everybody: what is in it may be anything."""
     with pytest.raises(MalformedFrame, match="What is said of rank 3"):
-        Whereabouts.from_bytes(data, "rank 3")
+        EndpointHint.from_bytes(data, "rank 3")
 
 
-GOOD = Whereabouts("machine", ["10.0.0.5"], [29500]).to_bytes()
+GOOD = EndpointHint("machine", ["10.0.0.5"], [29500]).to_bytes()
 
 
 @given(st.binary(max_size=64), st.integers(0, len(GOOD)), st.integers(0, 64))
@@ -454,7 +454,7 @@ def test_noise_is_refused_or_means_something(noise: bytes, start: int, length: i
     """Also in the middle of what would be right."""
     for data in (noise, GOOD[:start] + noise + GOOD[start + length :]):
         with contextlib.suppress(MalformedFrame):
-            found = Whereabouts.from_bytes(data, "rank 0")
+            found = EndpointHint.from_bytes(data, "rank 0")
             assert all(0 < port < 65536 for port in found.ports)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import os
 import shutil
 import socket
@@ -38,6 +39,7 @@ from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.net import tls
 from potluck.net.tls import (
     MAX_HANDSHAKE,
+    AnotherNamespace,
     Authority,
     NodeMismatch,
     TlsChannel,
@@ -89,6 +91,16 @@ def test_a_node_gets_the_same_certificate_every_time() -> None:
     assert first == Authority.of(LAB).issue(_KEY)
     assert common_name(first.subject) == CALLER.id
     assert first != Authority.of(LAB).issue(Ed25519PublicKey.from_public_bytes(CALLED.public_key))
+
+
+def test_certificates_are_the_same_in_every_version() -> None:
+    """Members with different versions recompute the same authority from the secret."""
+    authority = Authority.of(LAB)
+    found = [authority.der, authority.issue(_KEY).public_bytes(Encoding.DER)]
+    assert [hashlib.sha256(der).hexdigest() for der in found] == [
+        "3625b0a6fac6062ce0a0d8816b77c4bb37d57fcf5b7facd4f784b7dbc179fc12",
+        "a29548abac8752be3f185c752ab4df92a82de936c3c5d5f1cd2966971e7b4d33",
+    ]
 
 
 def test_only_the_own_authority_signed_it() -> None:
@@ -177,6 +189,8 @@ def test_a_record_is_complete_when_all_of_it_is_there() -> None:
     for size in range(len(HELLO)):
         assert size < first_record_size(HELLO[:size])
         assert not read_hello(HELLO[:size]).server or size > HELLO.index(b"abcdefgh")
+    assert first_record_size(b"\x16\x03\x01\x40\x00") == 5 + 16384
+    assert first_record_size(b"\x16\x03\x01\x40\x01") == 5
     assert first_record_size(b"\x16\x03\x01\xff\xff") == 5
 
 
@@ -212,7 +226,8 @@ def test_the_groups_come_back_as_they_were_given() -> None:
         hello = client_hello(None, context=context)
         assert read_hello(hello).groups == ({"X25519": 29, "prime256v1": 23}[group],)
     assert 29 in read_hello(HELLO).groups
-    assert len(read_hello(hostile_hello("X25519", groups=[*range(1000)])).groups) <= 64
+    many = [*range(256, 1256)]
+    assert read_hello(hostile_hello("X25519", groups=many)).groups == tuple(many[:64])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,8 +305,8 @@ def test_members_of_another_namespace_refuse_each_other() -> None:
         assert isinstance(error, HandshakeRefused)
         assert "POTLUCK_NAMESPACE" in str(error)
         assert "potluck pair" in str(error)
-    assert "it belongs to another namespace" in str(refused)
-    assert "does not belong to our namespace, and said so" in str(told)
+    assert "it belongs to another group" in str(refused)
+    assert "is not in our group, and said so" in str(told)
 
 
 def test_a_client_of_another_namespace_is_refused_even_if_it_accepts_us() -> None:
@@ -299,7 +314,7 @@ def test_a_client_of_another_namespace_is_refused_even_if_it_accepts_us() -> Non
     key = Ed25519PrivateKey.generate()
     certificate = Authority.of(ATTIC).issue(key.public_key())
     error = refusal_of_client(certificate, key)
-    assert "it belongs to another namespace" in str(error)
+    assert "it belongs to another group" in str(error)
 
 
 def test_a_client_without_a_certificate_is_refused() -> None:
@@ -310,9 +325,9 @@ def test_a_client_without_a_certificate_is_refused() -> None:
 def test_a_self_signed_certificate_is_refused() -> None:
     """Even one that copies every name of the namespace."""
     key = Ed25519PrivateKey.generate()
-    assert "made by itself" in str(refusal_of_client(certificate_for(key, key), key))
+    assert "self-signed" in str(refusal_of_client(certificate_for(key, key), key))
     copied = Authority(key, Authority.of(LAB).certificate).issue(key.public_key())
-    assert "it belongs to another namespace" in str(refusal_of_client(copied, key))
+    assert "it belongs to another group" in str(refusal_of_client(copied, key))
 
 
 def test_a_forged_signature_is_refused() -> None:
@@ -329,7 +344,7 @@ def test_a_node_cannot_vouch_for_another() -> None:
     member, guest = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     sponsor = Authority.of(LAB).issue(member.public_key())
     error = refusal_of_client(certificate_for(guest, member, issuer=sponsor.subject), guest)
-    assert "it belongs to another namespace" in str(error)
+    assert "it belongs to another group" in str(error)
 
 
 def test_the_key_of_the_authority_is_nobodys_identity() -> None:
@@ -338,7 +353,7 @@ def test_the_key_of_the_authority_is_nobodys_identity() -> None:
     error = refusal_of_client(authority.certificate, authority.key)
     assert "not one that Potluck makes" in str(error)
     error = refusal_of_client(authority.issue(authority.key.public_key()), authority.key)
-    assert "the namespace's own key" in str(error)
+    assert "the group's own key" in str(error)
 
 
 def test_only_ed25519_keys_name_a_node() -> None:
@@ -452,7 +467,7 @@ def test_a_refused_client_learns_it_at_the_first_answer() -> None:
     with pytest.raises(HandshakeRefused):
         server.receive(client.outgoing())
     client.receive(server.outgoing())
-    with pytest.raises(HandshakeRefused, match=r"lion.*does not belong to our namespace"):
+    with pytest.raises(HandshakeRefused, match=r"lion.*is not in our group"):
         client.receive_eof()
 
 
@@ -572,7 +587,7 @@ def test_the_data_lane_goes_on_raw_on_a_real_connection() -> None:
     [
         ([], "showed no certificate"),
         (["-tls1_2"], r"does not speak TLS 1\.3"),
-        (["-cert", "own", "-key", "own"], "made by itself"),
+        (["-cert", "own", "-key", "own"], "self-signed"),
     ],
 )
 def test_openssl_from_the_command_line_is_refused(
@@ -700,8 +715,44 @@ def test_a_context_demands_tls_1_3_and_a_certificate(
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.verify_flags & ssl.VERIFY_X509_STRICT
     assert context.options & ssl.OP_NO_COMPRESSION
+    assert context.options & ssl.OP_NO_TICKET
     assert context.keylog_filename is None
     assert len(context.get_ca_certs()) == 1
+
+
+def test_where_openssl_lacks_x25519_keys_are_agreed_on_in_p256(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with FIPS: no other group takes its place."""
+    monkeypatch.setitem(tls._CURVES, tls.KeyGroup.X25519, "unknown")
+    client = TlsChannel(client_context(LAB, CALLER), server_side=False)
+    assert read_hello(client.outgoing()).groups == (tls.KeyGroup.P256.value,)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "kind"),
+    [
+        (7, "forged or damaged", HandshakeRefused),
+        (9, "not valid yet", HandshakeRefused),
+        (10, "has expired", HandshakeRefused),
+        (18, "is self-signed", HandshakeRefused),
+        (19, "belongs to another group", AnotherNamespace),
+        (20, "belongs to another group", AnotherNamespace),
+        (21, "belongs to another group", AnotherNamespace),
+        (22, "is not one that Potluck makes", HandshakeRefused),
+    ],
+)
+def test_every_reason_of_openssl_has_our_words(
+    code: int, words: str, kind: type[HandshakeRefused]
+) -> None:
+    """Only another secret is another namespace."""
+    error = ssl.SSLCertVerificationError("verify failed")
+    error.reason = "CERTIFICATE_VERIFY_FAILED"
+    error.verify_code, error.verify_message = code, "in its own words"
+    found = tls.during_handshake(error, "otter")
+    assert type(found) is kind
+    assert words in found.message
+    assert (found.host, found.cause) == ("otter", "in its own words")
 
 
 def test_there_are_no_session_tickets() -> None:

@@ -63,8 +63,9 @@ def test_nothing_to_read_and_no_room_both_would_block(door: Door) -> None:
         left.recv_into(memoryview(bytearray(1)))
     taken = fill(left)
     assert taken > 0
-    with pytest.raises(BlockingIOError):
-        left.sendmsg([b"more"])
+    for words in ([b"more"], [b"", b"more"]):
+        with pytest.raises(BlockingIOError):
+            left.sendmsg(words)
     assert len(read(right, taken)) == taken
     poller = door.poller()
     poller.register(left, KEY)
@@ -282,6 +283,9 @@ def test_an_unregistered_stream_is_no_news(pollers_door: Door) -> None:
     poller.unregister(left)
     poller.want_write(left, POLLERS_KEY, True)
     assert all(poller.wait(0.01) == [] for _ in range(3))
+    begin = time.monotonic()
+    poller.wait(0.05)
+    assert time.monotonic() - begin >= 0.045  # its bytes wake nobody
     poller.unregister(left)  # harmless
 
 

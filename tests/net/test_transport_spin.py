@@ -69,6 +69,26 @@ def test_looking_is_given_up_where_it_never_pays() -> None:
     assert not any(tried[: RETRY_EVERY - 1])
 
 
+def test_asking_says_whether_it_came() -> None:
+    """Not when time is up, nor when it is not worth asking."""
+    assert Spin().until(lambda: True)
+    spin = Spin()
+    answers = [spin.until(lambda: False) for _ in range(MOST)]
+    assert answers == [False] * MOST
+    assert not spin.until(lambda: True)
+
+
+def test_failures_in_a_row_are_bounded_after_many_successes() -> None:
+    """What was earned long ago does not keep a thread awake."""
+    spin = Spin()
+    for _ in range(5 * MOST):
+        look(spin, Poller(answers_after=1))
+    pollers = [Poller() for _ in range(2 * MOST)]
+    for poller in pollers:
+        look(spin, poller)
+    assert [poller.looks > 0 for poller in pollers] == [True] * MOST + [False] * MOST
+
+
 def test_looking_is_taken_up_again_when_it_pays() -> None:
     """One success after a rare attempt earns further ones."""
     spin = Spin()

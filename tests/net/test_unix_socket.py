@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from potluck.net import unix_socket
-from potluck.net.unix_socket import Offer
-from potluck.wire_messages import Shortcut
+from potluck.net.unix_socket import UnixSocketOffer
+from potluck.wire_messages import UnixSocketHint
 from support.doors import LOOPBACKS, socket_pair
 from support.shortcuts import shortcuts
 from support.threads import Background
@@ -36,9 +36,9 @@ def soon() -> float:
 
 
 @contextlib.contextmanager
-def offered(dialler: socket.socket) -> Iterator[Offer]:
+def offered(dialler: socket.socket) -> Iterator[UnixSocketOffer]:
     """An offer over this connection, which there must be."""
-    offer = Offer.over(dialler)
+    offer = UnixSocketOffer.over(dialler)
     assert offer is not None
     with contextlib.closing(offer):
         yield offer
@@ -62,14 +62,14 @@ def test_a_connection_from_another_address_gets_no_offer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0))
         with shortcuts(), sock:
-            assert Offer.over(sock) is None
+            assert UnixSocketOffer.over(sock) is None
 
 
 def test_turned_off_nobody_offers_and_nobody_takes(line: Pair) -> None:
     """One end is enough: they stay with TCP."""
     dialler, called = line
     with offered(dialler) as offer, shortcuts("off"):
-        assert Offer.over(dialler) is None
+        assert UnixSocketOffer.over(dialler) is None
         assert unix_socket.take(offer.message, called) is None
 
 
@@ -158,7 +158,7 @@ def test_a_dialler_that_leaves_is_noticed(line: Pair) -> None:
         unix_socket.await_dialler(there, called, soon())
 
 
-def test_somebody_else_at_the_end_of_a_shortcut_is_not_the_dialler(line: Pair) -> None:
+def test_another_process_at_the_end_of_a_shortcut_is_not_the_dialler(line: Pair) -> None:
     """It would have said so."""
     _, called = line
     with pretended(called) as (listener, message):
@@ -166,14 +166,14 @@ def test_somebody_else_at_the_end_of_a_shortcut_is_not_the_dialler(line: Pair) -
         assert there is not None
         with there, listener.accept()[0] as other:
             other.sendall(b"x")
-            with pytest.raises(ConnectionError, match="somebody else"):
+            with pytest.raises(ConnectionError, match="another process"):
                 unix_socket.await_dialler(there, called, soon())
 
 
 @contextlib.contextmanager
 def pretended(
     called: socket.socket, name: bytes | str = ""
-) -> Iterator[tuple[socket.socket, Shortcut]]:
+) -> Iterator[tuple[socket.socket, UnixSocketHint]]:
     """A listener of our own user, and an offer that leads there and is in order otherwise."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
@@ -181,7 +181,7 @@ def pretended(
         bound = listener.getsockname()
         ends = unix_socket._ends(called.getpeername(), called.getsockname())
         assert ends is not None
-        yield listener, Shortcut(os.fsencode(bound), bytes(32), ends)
+        yield listener, UnixSocketHint(os.fsencode(bound), bytes(32), ends)
 
 
 @pytest.mark.parametrize("name", [b"door", b"\0/tmp/.X11-unix/X99", b"\0abcdef", b"\0ABCDE"])
@@ -230,7 +230,7 @@ def test_a_member_elsewhere_sends_nobody_to_a_listener_here() -> None:
             listener.bind("")
             listener.listen()
             ends = [f"{host}:{port}" for host, port in (dialler.getsockname(), door.getsockname())]
-            message = Shortcut(listener.getsockname(), bytes(32), ends)
+            message = UnixSocketHint(listener.getsockname(), bytes(32), ends)
             assert unix_socket.take(message, called) is None
 
 
@@ -280,5 +280,5 @@ def test_without_descriptors_there_is_no_shortcut(
             raise OSError(24, "Too many open files")
 
         monkeypatch.setattr(socket, "socket", refuse)
-        assert Offer.over(dialler) is None
+        assert UnixSocketOffer.over(dialler) is None
         assert unix_socket.take(offer.message, called) is None

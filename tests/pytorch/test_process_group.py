@@ -17,7 +17,7 @@ from potluck.arrays.base import Access
 from potluck.cluster import metrics_endpoint
 from potluck.cluster.metrics_endpoint import process_metrics
 from potluck.errors import InvalidRank, UnsupportedOperation
-from potluck.torch.process_group import Bundle, ProcessGroup
+from potluck.torch.process_group import ProcessGroup, TensorBundle
 from potluck.torch.store import Options
 from support.threads import PATIENCE, eventually, together
 
@@ -83,10 +83,13 @@ def test_it_is_called_as_pytorch_calls_it(groups: list[ProcessGroup]) -> None:
         (lambda g: g.allgather([torch.ones(1)], torch.ones(1)), "one tensor for each"),
         (lambda g: g.all_gather_single(torch.ones(3), torch.ones(1)), "2 times as large"),
         (lambda g: g.reduce_scatter_single(torch.ones(1), torch.ones(5)), "2 times as large"),
-        (lambda g: g.alltoall_base(torch.ones(3), torch.ones(3), [], []), "not the same for 2"),
+        (
+            lambda g: g.alltoall_base(torch.ones(3), torch.ones(3), [], []),
+            "split evenly over 2 ranks",
+        ),
         (lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [2], [1, 1]), "one tensor for"),
         (lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [1, 1], [2, 2]), "4 rows"),
-        (lambda g: g.allreduce([torch.ones(1), torch.ones(1).int()]), "one type"),
+        (lambda g: g.allreduce([torch.ones(1), torch.ones(1).int()]), "the same dtype"),
         (lambda g: g.allreduce_coalesced([torch.ones(1).to_sparse()]), "one by one"),
         (lambda g: g.allreduce_coalesced([]), "at least one"),
         (lambda g: g.allgather([], torch.ones(1)), "one tensor for each"),
@@ -94,8 +97,8 @@ def test_it_is_called_as_pytorch_calls_it(groups: list[ProcessGroup]) -> None:
         (lambda g: g.all_gather_single_coalesced([], [torch.ones(1)]), "Each input needs"),
         (lambda g: g.allreduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), "can be summed"),
         (lambda g: g.allreduce(torch.ones(1).bool(), dist.ReduceOp.AVG), "mean"),
-        (lambda g: g.allreduce(torch.ones(1), "sum"), "no reduction"),
-        (lambda g: g._get_backend(torch.device("cuda")), "of the CPU, not of cuda"),
+        (lambda g: g.allreduce(torch.ones(1), "sum"), "not support the reduction"),
+        (lambda g: g._get_backend(torch.device("cuda")), "CPU tensors only, got 'cuda'"),
     ],
 )
 def test_mistakes_are_refused_before_anything_moves(
@@ -213,11 +216,11 @@ def test_they_are_served_where_the_environment_says_so(
 def test_neighbours_are_one_vector_without_a_copy() -> None:
     """Parts of one tensor, as sharded models have them, are used where they are."""
     whole = torch.arange(12.0)
-    bundle = Bundle(whole.split([5, 0, 7]), Access.UPDATE)  # type: ignore[no-untyped-call]
+    bundle = TensorBundle(whole.split([5, 0, 7]), Access.UPDATE)  # type: ignore[no-untyped-call]
     assert not bundle.is_copy
     assert bundle.vector.data_ptr() == whole.data_ptr()
     before = whole._version
-    bundle.give_back()
+    bundle.commit()
     assert whole._version > before
 
 
@@ -235,19 +238,19 @@ def test_neighbours_are_one_vector_without_a_copy() -> None:
 def test_others_are_copied_there_and_back(tensors: list[torch.Tensor]) -> None:
     """What was in them is in the vector, and what was done to that is in them."""
     expected = [tensor.clone() * 2 for tensor in tensors]
-    bundle = Bundle(tensors, Access.UPDATE)
+    bundle = TensorBundle(tensors, Access.UPDATE)
     assert bundle.is_copy
     bundle.vector *= 2
-    bundle.give_back()
+    bundle.commit()
     assert all(map(torch.equal, tensors, expected))
 
 
 def test_what_is_only_read_stays_as_it_is() -> None:
     """A copy that was scribbled on does not come home."""
     tensors = [torch.ones(2), torch.ones(3)]
-    bundle = Bundle(tensors, Access.READ)
+    bundle = TensorBundle(tensors, Access.READ)
     bundle.vector.zero_()
-    bundle.give_back()
+    bundle.commit()
     assert all(bool((tensor == 1).all()) for tensor in tensors)
 
 
@@ -255,11 +258,11 @@ def test_what_is_only_read_stays_as_it_is() -> None:
     ("tensors", "reason"),
     [
         ([], "at least one"),
-        ([torch.ones(1), torch.ones(1, dtype=torch.int32)], "one type"),
-        ([torch.ones(2, 2).to_sparse()], "Sparse"),
+        ([torch.ones(1), torch.ones(1, dtype=torch.int32)], "the same dtype"),
+        ([torch.ones(2, 2).to_sparse()], "accepts sparse tensors"),
     ],
 )
 def test_what_cannot_be_one_vector_is_refused(tensors: list[torch.Tensor], reason: str) -> None:
     """Before anything has moved."""
     with pytest.raises((ValueError, TypeError), match=reason):
-        Bundle(tensors, Access.READ)
+        TensorBundle(tensors, Access.READ)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from potluck.torch import store
-from potluck.torch.store import Shelf
+from potluck.torch.store import StoreServer
 
 
 def test_values_are_kept_counted_swapped_and_forgotten() -> None:
     """As PyTorch's own stores do it."""
-    kept = Shelf()
+    kept = StoreServer()
     kept.shelf_set("a", b"1")
     assert kept.shelf_add("a", 4) == 5
     assert kept.shelf_missing(["a", "b"]) == ["b"]
@@ -24,13 +24,13 @@ def test_values_are_kept_counted_swapped_and_forgotten() -> None:
     with pytest.raises(KeyError):
         kept.shelf_get("a")
     assert {each.__name__ for each in kept.functions()} == {
-        name for name in vars(Shelf) if name.startswith("shelf_")
+        name for name in vars(StoreServer) if name.startswith("shelf_")
     }
 
 
 def test_nobody_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither with one value nor with many, nor with keys."""
-    kept = Shelf()
+    kept = StoreServer()
     with pytest.raises(ValueError, match="not more"):
         kept.shelf_set("a", bytes(store.LARGEST + 1))
     with pytest.raises(ValueError, match="characters at most"):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from potluck.collective.call import Work
 from potluck.errors import PeerLost, Timeout
-from potluck.torch.work import AllWork, Hold, PotluckWork
+from potluck.torch.work import AllWork, PotluckWork, StorageHold
 from support.threads import together
 
 RESIZES: dict[str, Callable[[torch.Tensor], object]] = {
@@ -29,7 +29,7 @@ def test_a_held_storage_cannot_be_resized(way: str) -> None:
     """Its memory stays where it is, and what it holds can be read and changed."""
     tensor = torch.ones(6)
     storage, address = tensor.untyped_storage(), tensor.data_ptr()
-    hold = Hold([tensor, tensor[2:]])
+    hold = StorageHold([tensor, tensor[2:]])
     with pytest.raises(RuntimeError, match="not resizable"):
         RESIZES[way](tensor.view(6))
     assert (tensor.data_ptr(), storage.nbytes()) == (address, 24)
@@ -44,7 +44,7 @@ def test_uses_may_end_in_any_order() -> None:
     """The last one counts, and a second release of one does not."""
     tensor = torch.ones(6)
     storage = tensor.untyped_storage()
-    holds = [Hold([tensor]) for _ in range(3)]
+    holds = [StorageHold([tensor]) for _ in range(3)]
     for hold in (holds[0], holds[0], holds[2]):
         hold.release()
         assert not storage.resizable()
@@ -55,7 +55,7 @@ def test_uses_may_end_in_any_order() -> None:
 def test_a_use_that_is_forgotten_has_ended() -> None:
     """The operation was refused before it began."""
     tensor = torch.ones(6)
-    hold = Hold([tensor])
+    hold = StorageHold([tensor])
     assert not tensor.untyped_storage().resizable()
     del hold
     gc.collect()
@@ -66,13 +66,13 @@ def test_memory_outlives_its_tensor_and_its_hold_outlives_it() -> None:
     """Whichever goes first, nothing is freed twice."""
     for _ in range(100):
         tensor = torch.ones(100_000)
-        hold = Hold([tensor])
+        hold = StorageHold([tensor])
         alias = tensor.view(-1)
         del tensor
         assert alias.sum() == 100_000
         hold.release()
         assert alias.sum() == 100_000
-        last = Hold([alias])
+        last = StorageHold([alias])
         del alias
         last.release()
 
@@ -83,7 +83,9 @@ def test_other_memory_is_left_alone() -> None:
     foreign = torch.ones(6)
     foreign.numpy()
     empty = torch.ones(0)
-    hold = Hold([shared, foreign, empty, torch.ones(2, device="meta"), torch.eye(2).to_sparse()])
+    hold = StorageHold(
+        [shared, foreign, empty, torch.ones(2, device="meta"), torch.eye(2).to_sparse()]
+    )
     assert shared.is_shared()
     hold.release()
     assert shared.is_shared()
@@ -98,7 +100,7 @@ def test_many_threads_may_hold_one_storage() -> None:
 
     def use(seed: int) -> None:
         chance = random.Random(seed)
-        holds: list[Hold] = []
+        holds: list[StorageHold] = []
         for _ in range(500):
             if holds and chance.random() < 0.5:
                 hold = holds.pop(chance.randrange(len(holds)))
@@ -106,7 +108,7 @@ def test_many_threads_may_hold_one_storage() -> None:
                     hold.release()
                 del hold
             else:
-                holds.append(Hold([tensor[chance.randrange(900) :]]))
+                holds.append(StorageHold([tensor[chance.randrange(900) :]]))
             assert tensor.sum() == whole
 
     together(*(lambda seed=seed: use(seed) for seed in range(4)))
@@ -155,7 +157,9 @@ def test_a_wait_gives_up_after_its_limit(limit: timedelta | float) -> None:
     """And says so in the words of whoever has set it; the work goes on."""
     work: Work[None] = Work(lambda: "all_reduce")
     made = PotluckWork(work)
-    with pytest.raises(Timeout, match=r"all_reduce .* the timeout of 0\.005 s"):
+    with pytest.raises(
+        Timeout, match=r"all_reduce timed out after 0\.005 s \(the timeout of the call"
+    ):
         made.wait(limit)
     work.succeed(None)
     assert made.wait(timedelta(0))

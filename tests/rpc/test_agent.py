@@ -32,12 +32,21 @@ from potluck import (
     SubBackend,
     TcpRpcBackend,
     Timeout,
+    _values,
 )
 from potluck.net.transport import Stream
 from potluck.rpc import agent
-from potluck.rpc.calls import Incoming
-from potluck.rpc.peer import PURPOSE
-from potluck.rpc.protocol import Frame, FrameKind, Hello, Mark, RpcRequest, RpcResponse, pack_frame
+from potluck.rpc.calls import IncomingCall
+from potluck.rpc.connection import PURPOSE
+from potluck.rpc.protocol import (
+    FrameFlag,
+    FrameKind,
+    RpcFrame,
+    RpcHello,
+    RpcRequest,
+    RpcResponse,
+    pack_frame,
+)
 from support.agents import Hold, Notes, agents
 from support.clusters import clusters, join, new_job
 from support.threads import PATIENCE, Background, eventually, interrupted_when, together
@@ -109,6 +118,28 @@ def test_calls_under_way_to_a_lost_node_fail_at_once() -> None:
 def echo(payload: bytes) -> bytes:
     """What came in."""
     return payload
+
+
+def test_a_value_with_endless_copies_is_refused_where_it_is_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the caller as an argument, by the server as a result; both go on working."""
+    monkeypatch.setattr(_values, "MAX_CONTAINERS", 10_000)
+
+    def bomb() -> list[object]:
+        value: list[object] = [1]
+        for _ in range(60):
+            value = [value, value]
+        return value
+
+    with agents() as (caller, server):
+        server.expose(bomb)
+        server.expose(len, name="length")
+        with pytest.raises(ValueError, match="more than 10,000 containers"):
+            caller.call(1, "length", bomb())
+        with pytest.raises(RpcError, match="more than 10,000 containers"):
+            caller.call(1, "bomb")
+        assert caller.call(1, "length", [1, 2]) == 2
 
 
 # --- registering ---
@@ -272,7 +303,7 @@ def test_a_node_can_be_named() -> None:
         with pytest.raises(RpcNoConnection, match="no connection to 'attic': no rank runs there"):
             group[0].rpc_sync("attic", "echo")
         for nonsense in (2.0, True, None, [2]):
-            with pytest.raises(TypeError, match="A rank is a whole number"):
+            with pytest.raises(TypeError, match="rank must be an integer"):
                 group[0].rpc_sync(nonsense, "echo")  # type: ignore[arg-type]
 
 
@@ -343,9 +374,9 @@ def test_bytes_and_values_are_not_mixed_up() -> None:
     with agents() as (caller, server):
         server.register("raw", echo)
         server.expose(lambda: 1, name="typed")
-        with pytest.raises(RpcInvalidMessage, match="'typed' is a function of values: use call"):
+        with pytest.raises(RpcInvalidMessage, match=r"'typed' is a function of values. Use call"):
             caller.rpc_sync(1, "typed")
-        with pytest.raises(RpcInvalidMessage, match="'raw' is a function of bytes: use rpc_sync"):
+        with pytest.raises(RpcInvalidMessage, match=r"'raw' is a function of bytes. Use rpc_sync"):
             caller.call(1, "raw")
 
 
@@ -360,7 +391,7 @@ def frame(kind: int, number: int, body: bytes, **more: int) -> bytes:
     return pack_frame(kind, number, len(body), **more) + body
 
 
-HELLO = frame(FrameKind.HELLO, 0, Hello(1 << 20, 1 << 30, 1 << 30).pack())
+HELLO = frame(FrameKind.HELLO, 0, RpcHello(1 << 20, 1 << 30, 1 << 30).pack())
 
 
 def request(number: int, name: str, payload: bytes = b"", patience: int = 600_000) -> bytes:
@@ -380,7 +411,7 @@ class Flood:
     def __init__(self, backend: SimulatedBackend, agent: RpcAgent) -> None:
         deadline = time.monotonic() + PATIENCE
         self._stream: Stream = backend.open_stream(0, PURPOSE, deadline, lambda: None).stream
-        self._peer = agent._office.peers[1]
+        self._peer = agent._endpoint.peers[1]
         self.write(HELLO)
         eventually(lambda: self._peer.connection is not None)
         connection = self._peer.connection
@@ -390,7 +421,7 @@ class Flood:
         self._last = 0  # the number of the last call that the agent has seen
         connection.accept = self._note  # type: ignore[method-assign]
 
-    def _note(self, frame: Frame, data: bytes | memoryview) -> Incoming:
+    def _note(self, frame: RpcFrame, data: bytes | memoryview) -> IncomingCall:
         self._last = frame.number
         return self._accept(frame, data)
 
@@ -445,7 +476,7 @@ def test_a_peer_that_takes_no_answers_gets_no_more_of_them(kind: str) -> None:
                 data += request(number, name, payload, patience=1 if kind == "late" else 600_000)
                 data += cancel(number) if kind == "cancelled" else b""
             flood.write(data)
-            most = max(most, flood.connection._outbox.octets)
+            most = max(most, flood.connection._outbox.total_bytes)
         assert flood.connection.is_congested
         flood.stop()
         hold.go.set()
@@ -461,13 +492,13 @@ def test_calls_that_were_cancelled_do_not_pile_up_behind_busy_workers() -> None:
         eventually(lambda: hold.running == 1)
         for _ in range(1000):
             assert caller.rpc_async(1, "hold", bytes(1000)).cancel()
-        connection = caller._office.peers[1].connection
+        connection = caller._endpoint.peers[1].connection
         assert connection is not None
         eventually(lambda: len(connection.sent) == 1)
-        assert len(server._office._workers) <= 200
+        assert len(server._endpoint._workers) <= 200
         hold.go.set()
         assert first.wait(PATIENCE) == b""
-        eventually(lambda: len(server._office._workers) == 0)
+        eventually(lambda: len(server._endpoint._workers) == 0)
         assert len(hold.calls) == 1  # what nobody wants is not run
 
 
@@ -481,7 +512,7 @@ def test_a_call_that_waited_and_was_cancelled_is_not_run() -> None:
         assert agent.rpc_async(0, "hold", b"second").cancel()
         hold.go.set()
         assert first.wait(PATIENCE) == b""
-        eventually(lambda: len(agent._office._workers) == 0)
+        eventually(lambda: len(agent._endpoint._workers) == 0)
         assert len(hold.calls) == 1
 
 
@@ -490,7 +521,7 @@ def test_a_peer_cannot_begin_any_number_of_tiny_messages() -> None:
     victim, enemy = SimulatedBackend.create_group(2)
     with victim, enemy, RpcAgent(victim) as agent:
         flood = Flood(enemy, agent)
-        flood.write(frame(FrameKind.REQUEST, 1, b"x", marks=Mark.MORE, total=2))
+        flood.write(frame(FrameKind.REQUEST, 1, b"x", marks=FrameFlag.MORE, total=2))
         eventually(lambda: not flood.is_welcome)
         flood.stop()
 
@@ -501,7 +532,7 @@ def test_calls_to_oneself_are_bounded_too() -> None:
         hold = Hold()
         agent.register("hold", hold)
         futures = [agent.rpc_async(0, "hold") for _ in range(4)]
-        with pytest.raises(RpcBusy, match="4 calls of rank 0 to itself wait already"):
+        with pytest.raises(RpcBusy, match="4 calls of rank 0 to itself are already waiting"):
             agent.rpc_async(0, "hold", timeout=0.05)
         one_more = Background(lambda: agent.rpc_async(0, "hold").wait(PATIENCE))
         hold.go.set()
@@ -519,11 +550,11 @@ def test_a_long_error_does_not_cost_a_connection_with_a_small_limit() -> None:
 
         server.register("echo", lambda payload: payload)
         assert caller.rpc_sync(1, "echo", b"x") == b"x"
-        connection = caller._office.peers[1].connection
+        connection = caller._endpoint.peers[1].connection
         with pytest.raises(RpcRemoteError, match="ValueError on rank 1"):
             caller.rpc_sync(1, "fail")
         assert caller.rpc_sync(1, "echo", b"x") == b"x"
-        assert caller._office.peers[1].connection is connection
+        assert caller._endpoint.peers[1].connection is connection
 
 
 def test_functions_that_call_back_do_not_hold_up_the_end_of_a_connection() -> None:
@@ -544,7 +575,7 @@ def test_functions_that_call_back_do_not_hold_up_the_end_of_a_connection() -> No
         server.register("echo", lambda payload: payload)
         lost = caller.rpc_async(1, "there")
         eventually(lambda: hold.running == 1)
-        connection = caller._office.peers[1].connection
+        connection = caller._endpoint.peers[1].connection
         assert connection is not None
         connection.wire.stream.close()
         with pytest.raises(RpcNoConnection):
@@ -594,7 +625,7 @@ def test_a_connection_that_has_ended_is_not_congested() -> None:
         flood.write(b"".join(request(number, "give") for number in range(100)))
         eventually(lambda: flood.connection.is_congested)
         flood.stop()
-        eventually(lambda: len(agent._office._workers) == 0)
+        eventually(lambda: len(agent._endpoint._workers) == 0)
         assert not flood.connection.is_congested
 
 
@@ -631,7 +662,7 @@ def test_a_call_ends_at_its_deadline() -> None:
         server.register("hold", hold)
         server.register("echo", lambda payload: payload)
         began = time.monotonic()
-        with pytest.raises(RpcTimeout, match=r"'hold' on rank 1 gave no answer within 0.2 s"):
+        with pytest.raises(RpcTimeout, match=r"'hold' on rank 1 did not answer within 0.2 s"):
             caller.rpc_sync(1, "hold", timeout=0.2)
         assert 0.15 < time.monotonic() - began < PATIENCE
         assert caller.rpc_sync(1, "echo", b"on") == b"on"
@@ -731,7 +762,7 @@ def test_a_cancelled_call_that_has_not_begun_never_does() -> None:
         eventually(lambda: hold.running == 1)
         futures = [caller.rpc_async(1, "mark", b"%d" % number) for number in range(3)]
         assert futures[1].cancel()
-        connection = server._office.peers[0].connection
+        connection = server._endpoint.peers[0].connection
         assert connection is not None
         eventually(lambda: len(connection.received) == 3)
         hold.go.set()
@@ -746,7 +777,7 @@ def test_a_long_call_that_is_cancelled_half_way_never_runs() -> None:
         server.register("mark", ran)
         server.register("echo", lambda payload: payload)
         caller.rpc_sync(1, "echo")
-        connection = server._office.peers[0].connection
+        connection = server._endpoint.peers[0].connection
         assert connection is not None
         payload = bytearray(8 << 20)
         with connection.reading:  # the server reads nothing meanwhile
@@ -754,10 +785,10 @@ def test_a_long_call_that_is_cancelled_half_way_never_runs() -> None:
             behind = caller.rpc_async(1, "mark", bytearray(60 << 20))
             assert begun.cancel()
             assert behind.cancel()
-        server._office._loop._call()
+        server._endpoint._loop._call()
         payload[:] = b"x" * len(payload)
         assert caller.rpc_sync(1, "echo", b"on") == b"on"
-        ours = caller._office.peers[1].connection
+        ours = caller._endpoint.peers[1].connection
         assert ours is not None
         eventually(lambda: not ours.sent)
         assert ran.taken == []
@@ -844,7 +875,7 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
 def test_a_backend_has_one_agent_at_a_time() -> None:
     """The next may come after it."""
     with SimulatedBackend.create_group(1)[0] as backend:
-        with RpcAgent(backend), pytest.raises(ValueError, match="an agent already"):
+        with RpcAgent(backend), pytest.raises(ValueError, match="already has an RpcAgent"):
             RpcAgent(backend)
         with RpcAgent(backend) as agent:
             agent.register("echo", echo)
@@ -852,7 +883,7 @@ def test_a_backend_has_one_agent_at_a_time() -> None:
         with pytest.raises(RpcNoConnection, match="closed"):
             agent.rpc_sync(0, "echo", b"x")
         agent.close()
-    with pytest.raises(TypeError, match=r"stands on a potluck\.Backend"):
+    with pytest.raises(TypeError, match=r"needs a potluck\.Backend"):
         RpcAgent("backend")  # type: ignore[arg-type]
 
 
@@ -865,7 +896,7 @@ def test_the_agent_ends_with_its_backend() -> None:
         assert caller.rpc_sync(1, "echo", b"x") == b"x"
         right.close()
         assert server.is_closed
-        eventually(lambda: caller._office.peers[1].connection is None)
+        eventually(lambda: caller._endpoint.peers[1].connection is None)
         with pytest.raises(RpcNoConnection, match="no connection to rank 1"):
             caller.rpc_sync(1, "echo", b"x")
 
@@ -878,20 +909,20 @@ def test_an_agent_may_come_back() -> None:
             with RpcAgent(right) as server:
                 server.register("word", lambda _, word=word: word)
                 assert caller.rpc_sync(1, "word", timeout=PATIENCE, idempotent=True) == word
-            eventually(lambda: caller._office.peers[1].connection is None)
+            eventually(lambda: caller._endpoint.peers[1].connection is None)
 
 
 def test_limits_that_cannot_work_are_refused() -> None:
     """When they are given."""
     with pytest.raises(ValueError, match="workers must be more than 0"):
         RpcConfig(workers=0)
-    with pytest.raises(ValueError, match="max_message can be"):
+    with pytest.raises(ValueError, match="max_message must be"):
         RpcConfig(max_message=1 << 33)
-    with pytest.raises(ValueError, match="max_message can be"):
+    with pytest.raises(ValueError, match="max_message must be"):
         RpcConfig(max_message=100)
     with pytest.raises(ValueError, match="at most"):
         RpcConfig(calls=1 << 32)
-    with pytest.raises(TypeError, match="A value for octets is a whole number"):
+    with pytest.raises(TypeError, match="octets must be an integer"):
         RpcConfig(octets=1e6)  # type: ignore[arg-type]
 
 
@@ -1120,7 +1151,7 @@ def test_looking_at_a_call_again_and_again_leaves_nothing_behind() -> None:
             future = caller.rpc_async(rank, "hold", timeout=PATIENCE)
             for _ in range(100):
                 for ask in (future.wait, future.result, future.exception):
-                    with pytest.raises(Timeout, match="not done yet"):
+                    with pytest.raises(Timeout, match=r"timed out after|is not done yet"):
                         ask(0.0001)
             assert future._sleepers == ()
             hold.go.set()

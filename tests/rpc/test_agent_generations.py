@@ -28,8 +28,8 @@ from potluck import (
     TcpBackend,
 )
 from potluck.net.transport import Stream
-from potluck.rpc.peer import PURPOSE
-from potluck.rpc.protocol import FrameKind, Hello, Mark, RpcRequest, RpcResponse, pack_frame
+from potluck.rpc.connection import PURPOSE
+from potluck.rpc.protocol import FrameFlag, FrameKind, RpcHello, RpcRequest, RpcResponse, pack_frame
 from support.agents import Hold, agents
 from support.clusters import clusters
 from support.ports import free_port
@@ -113,7 +113,7 @@ def test_an_agent_that_closed_and_was_not_made_anew_is_named_at_once(closing: in
     """Whichever of the two dials; a new one can be called again."""
     backends = SimulatedBackend.create_group(2)
     with backends[0], backends[1], RpcAgent(backends[1 - closing]) as caller:
-        peer = caller._office.peers[closing]
+        peer = caller._endpoint.peers[closing]
         for word in (b"first", b"second"):
             with RpcAgent(backends[closing]) as server:
                 server.register("word", lambda _, word=word: word)
@@ -135,7 +135,7 @@ def test_a_call_waits_for_the_agent_of_its_own_generation() -> None:
             assert first.rpc_sync(1, "word", timeout=PATIENCE) == b"old"
         with RpcAgent(left) as second:
             early = second.rpc_async(1, "word", timeout=PATIENCE)
-            peer = second._office.peers[1]
+            peer = second._endpoint.peers[1]
             eventually(lambda: bool(peer.connection and peer.connection.allowance))
             assert not early.done
             old.close()
@@ -186,7 +186,7 @@ def frame(kind: int, number: int, body: bytes, **more: int) -> bytes:
     return pack_frame(kind, number, len(body), **more) + body
 
 
-HELLO = frame(FrameKind.HELLO, 0, Hello(10, 1 << 20, 1 << 20).pack())
+HELLO = frame(FrameKind.HELLO, 0, RpcHello(10, 1 << 20, 1 << 20).pack())
 
 
 def request(number: int, payload: bytes = b"", name: str = "echo") -> bytes:
@@ -206,14 +206,14 @@ ATTACKS: dict[str, bytes] = {
     + frame(FrameKind.REQUEST, 1, RpcRequest(2, "echo", b"").serialize()),
     "a request that is none": HELLO + frame(FrameKind.REQUEST, 1, b"hello"),
     "more than is allowed": HELLO
-    + pack_frame(FrameKind.REQUEST, 1, 1, marks=Mark.MORE, total=(1 << 20) + 1),
+    + pack_frame(FrameKind.REQUEST, 1, 1, marks=FrameFlag.MORE, total=(1 << 20) + 1),
     "two halves of too much": HELLO
-    + frame(FrameKind.REQUEST, 1, b"x", marks=Mark.MORE, total=900_000)
-    + frame(FrameKind.REQUEST, 2, b"x", marks=Mark.MORE, total=900_000),
+    + frame(FrameKind.REQUEST, 1, b"x", marks=FrameFlag.MORE, total=900_000)
+    + frame(FrameKind.REQUEST, 2, b"x", marks=FrameFlag.MORE, total=900_000),
     "too many calls": HELLO + b"".join(request(number, name="hold") for number in range(50)),
     "too many bytes": HELLO
     + b"".join(request(number, bytes(30_000), name="hold") for number in range(50)),
-    "a piece of nothing": HELLO + frame(FrameKind.REQUEST, 9, b"x", marks=Mark.LATER, total=5),
+    "a piece of nothing": HELLO + frame(FrameKind.REQUEST, 9, b"x", marks=FrameFlag.LATER, total=5),
 }
 
 
@@ -279,7 +279,7 @@ def test_noise_of_every_kind_is_survived() -> None:
             write(stream, draw.choice([cut, bytes(flipped), cut + draw.randbytes(200)]))
             stream.close()
             assert other.rpc_sync(0, "echo", b"x", timeout=PATIENCE) == b"x"
-        eventually(lambda: agent._office.peers[2].connection is None)
+        eventually(lambda: agent._endpoint.peers[2].connection is None)
 
 
 @pytest.mark.parametrize("_", range(5))  # whether the calls are read at once is up to chance
@@ -297,9 +297,9 @@ def test_a_peer_that_takes_no_answers_gets_no_functions_run(_: int) -> None:
 
         stream = enemy.open_stream(0, PURPOSE, time.monotonic() + PATIENCE, lambda: None).stream
         write(stream, HELLO + b"".join(request(number, name="give") for number in range(100)))
-        connection = agent._office.peers[1]
+        connection = agent._endpoint.peers[1]
         eventually(lambda: connection.connection is not None and connection.connection.is_congested)
-        eventually(lambda: len(agent._office._workers) > 90)
+        eventually(lambda: len(agent._endpoint._workers) > 90)
         assert len(runs) < 10
         stream.close()
         eventually(lambda: connection.connection is None)
@@ -345,7 +345,7 @@ def test_whoever_makes_too_many_calls_waits() -> None:
         hold = Hold()
         server.register("hold", hold)
         futures = [caller.rpc_async(1, "hold") for _ in range(6)]
-        with pytest.raises(RpcBusy, match="4 calls to rank 1 wait already"):
+        with pytest.raises(RpcBusy, match="4 calls to rank 1 are already waiting"):
             caller.rpc_async(1, "hold", timeout=0.05)
         one_more = Background(lambda: caller.rpc_async(1, "hold").wait(PATIENCE))
         hold.go.set()
@@ -398,7 +398,7 @@ def test_only_idempotent_calls_are_made_again() -> None:
         once = caller.rpc_async(1, "hold", b"once")
         again = caller.rpc_async(1, "hold", b"again", idempotent=True)
         eventually(lambda: hold.running == 2)
-        connection = caller._office.peers[1].connection
+        connection = caller._endpoint.peers[1].connection
         assert connection is not None
         connection.wire.stream.close()
         with pytest.raises(RpcNoConnection):
@@ -416,7 +416,7 @@ def test_whatever_interrupts_the_reading_thread_costs_one_connection(
         for agent in (server, other):
             agent.register("echo", lambda payload: payload)
         assert caller.rpc_sync(1, "echo", b"on") == b"on"
-        connection = caller._office.peers[1].connection
+        connection = caller._endpoint.peers[1].connection
         assert connection is not None
         ended = mock.patch.object(connection._reader, "read", side_effect=SystemExit)
         with ended, pytest.raises(RpcNoConnection):
@@ -463,9 +463,9 @@ def test_only_calls_that_may_be_repeated_go_on_in_the_next_view() -> None:
         with pytest.raises(RpcNoConnection) as caught:
             once.wait(PATIENCE)
         assert caught.value.recoverable
-        words = ("the cluster changed meanwhile: ", "or it has gone on to the next view")
+        words = ("the members of the job have changed: ", "or it is already in the next view")
         assert any(each in str(caught.value) for each in words)  # whoever learns of it first
-        assert "Whether the function ran is not known" in str(caught.value)
+        assert "not known whether the function ran" in str(caught.value)
         with contextlib.suppress(RpcNoConnection):  # unless it is answered before it is gone
             assert lost.wait(PATIENCE) == b"lost"
         eventually(lambda: holds[2].running == 3)
@@ -498,8 +498,8 @@ def test_waiting_for_a_view_is_part_of_the_time_of_a_call() -> None:
     """A cluster that is paused does not make a call wait twice as long as it may."""
     with clusters(2) as nodes:
         agent = RpcAgent(nodes[0], RpcConfig(timeout=0.2))
-        stages = nodes[0]._stages
-        stages.pause("half of the members are away")
+        sessions = nodes[0]._sessions
+        sessions.pause("half of the members are away")
         try:
             began = time.monotonic()
             with pytest.raises(RpcTimeout, match="half of the members are away") as caught:
@@ -507,7 +507,7 @@ def test_waiting_for_a_view_is_part_of_the_time_of_a_call() -> None:
             assert caught.value.seconds == 0.2
             assert time.monotonic() - began >= 0.2
         finally:
-            stages.pause(None)
+            sessions.pause(None)
 
 
 def test_a_call_that_is_started_during_a_pause_returns_at_once() -> None:
@@ -516,8 +516,8 @@ def test_a_call_that_is_started_during_a_pause_returns_at_once() -> None:
         agents = [RpcAgent(node) for node in nodes]
         for agent in agents:
             agent.register("echo", lambda payload: payload)
-        agent, stages = agents[0], nodes[0]._stages
-        stages.pause("half of the members are away")
+        agent, sessions = agents[0], nodes[0]._sessions
+        sessions.pause("half of the members are away")
         try:
             ends = [agent.rpc_async(rank, "echo", b"on", timeout=PATIENCE) for rank in (0, 1)]
             missing = agent.rpc_async(7, "echo", timeout=PATIENCE)
@@ -532,16 +532,16 @@ def test_a_call_that_is_started_during_a_pause_returns_at_once() -> None:
             assert unwanted.cancel()
             assert not any(future.done for future in ends)
         finally:
-            stages.pause(None)
+            sessions.pause(None)
         assert [future.wait(PATIENCE) for future in ends] == [b"on", b"on"]
         with pytest.raises(InvalidRank):
             missing.wait(PATIENCE)
-        stages.pause("again")
+        sessions.pause("again")
         left = agent.rpc_async(1, "echo", timeout=PATIENCE)
         agent.close()
         with pytest.raises(RpcNoConnection, match="the agent of this rank was closed"):
             left.wait(PATIENCE)
-        stages.pause(None)
+        sessions.pause(None)
 
 
 def test_an_agent_can_be_closed_and_made_anew_within_a_view() -> None:
@@ -550,7 +550,7 @@ def test_an_agent_can_be_closed_and_made_anew_within_a_view() -> None:
         with RpcAgent(nodes[1]) as server:
             server.register("word", lambda _: b"first")
             caller = RpcAgent(nodes[0])
-            with pytest.raises(ValueError, match="has an agent already"):
+            with pytest.raises(ValueError, match="already has an RpcAgent"):
                 RpcAgent(nodes[0])
             assert caller.rpc_sync(1, "word") == b"first"
         with RpcAgent(nodes[1]) as server:

@@ -7,7 +7,7 @@ import pytest
 
 from potluck import RpcAgent, RpcNoConnection, SimulatedBackend, SubBackend, TcpBackend
 from potluck.identity.node import NodeIdentity
-from potluck.rpc.peer import name_of, places_of
+from potluck.rpc.connection import name_of, places_of
 from support.ports import free_port
 from support.threads import PATIENCE, together
 

@@ -29,22 +29,23 @@ from potluck.rpc.protocol import (
     HEADER_SIZE,
     HELLO_SIZE,
     MAX_RPC_MSG_SIZE,
+    SHORT,
     TEXT,
     Assembly,
-    Failure,
+    Budget,
+    CallFailure,
+    CallOutbox,
     FairQueue,
-    Frame,
+    FrameFlag,
     FrameKind,
-    Hello,
-    Mark,
-    Outbox,
-    Pace,
+    HandlerPace,
+    RankAddress,
     Reason,
+    RpcFrame,
+    RpcHello,
     RpcRequest,
     RpcResponse,
-    Stall,
-    Whereabouts,
-    Window,
+    StallDetector,
     error_of,
     find_rank,
     milliseconds,
@@ -61,7 +62,7 @@ from potluck.rpc.protocol import (
 
 def test_a_window_bounds_calls_and_bytes() -> None:
     """And lets a single message of any size through."""
-    window = Window(2, 100)
+    window = Budget(100, messages=2)
     window.add(60)
     assert window.admits(40)
     assert not window.admits(41)
@@ -69,13 +70,27 @@ def test_a_window_bounds_calls_and_bytes() -> None:
     assert not window.admits(0)
     window.remove(60)
     window.remove(40)
-    assert (window.calls, window.octets) == (0, 0)
+    assert (window.messages, window.nbytes) == (0, 0)
     assert window.admits(1 << 40)
+
+
+def test_the_longest_short_message_does_not_wait_for_long_ones() -> None:
+    """They have bytes of their own; one byte more is a long message."""
+    window = Budget(2 * SHORT)
+    window.add(2 * SHORT)
+    assert window.admits(SHORT)
+    assert not window.admits(SHORT + 1)
+    window.add(SHORT)
+    assert window.nbytes == 3 * SHORT
+    window.remove(2 * SHORT)
+    assert window.admits(2 * SHORT)
+    window.remove(SHORT)
+    assert (window.nbytes, window.messages) == (0, 0)
 
 
 def test_long_messages_have_a_budget_beside_the_short_ones() -> None:
     """What has ended makes room again, of either kind."""
-    window = Window(10, 100_000)
+    window = Budget(100_000, messages=10)
     window.add(100_000)
     assert not window.admits(90_000)
     assert window.admits(10)
@@ -91,7 +106,7 @@ def test_long_messages_have_a_budget_beside_the_short_ones() -> None:
 
 def test_a_function_earns_trust_by_quick_runs() -> None:
     """One slow run after many quick ones is forgiven, two are not."""
-    pace = Pace()
+    pace = HandlerPace()
     assert not pace.is_quick
     for _ in range(20):
         pace.observe(1e-6)
@@ -101,14 +116,14 @@ def test_a_function_earns_trust_by_quick_runs() -> None:
     pace.observe(1.0)
     pace.observe(1.0)
     assert not pace.is_quick
-    for _ in range(Pace.ENOUGH):
+    for _ in range(HandlerPace.ENOUGH):
         pace.observe(1e-6)
     assert pace.is_quick
 
 
 def test_all_workers_waiting_for_long_is_a_stall() -> None:
     """Not if one of them works, nor if one got its answer meanwhile."""
-    stall = Stall(workers=2, after=0.5)
+    stall = StallDetector(workers=2, after=0.5)
     stall.begin_waiting(10.0)
     assert not stall.is_stalled(20.0)
     stall.begin_waiting(20.0)
@@ -130,7 +145,7 @@ def test_a_reason_arrives_before_the_caller_gives_up() -> None:
 def test_a_node_is_found_by_its_name() -> None:
     """In short or in full; several ranks on one machine need a number."""
     names = ["kitchen at 10.0.0.2:1", "attic at 10.0.0.3:1", "attic at 10.0.0.3:2"]
-    ranks = {rank: Whereabouts(name) for rank, name in enumerate(names)}
+    ranks = {rank: RankAddress(name) for rank, name in enumerate(names)}
     assert find_rank("kitchen", ranks) == 0
     assert find_rank("attic at 10.0.0.3:2", ranks) == 2
     with pytest.raises(RpcNoConnection, match=r"several ranks: 1, 2 \(attic at 10.0.0.3:1, attic"):
@@ -144,13 +159,13 @@ def test_a_node_is_found_by_its_name() -> None:
 def test_a_node_is_found_by_its_id_or_the_beginning_of_it() -> None:
     """A process by the id of its node and its start; too few characters stand for nobody."""
     ranks = {
-        0: Whereabouts("kitchen", "a" * 32, 7),
-        1: Whereabouts("attic", "a" * 31 + "b", 7),
-        2: Whereabouts("attic", "b" * 32, 7),
-        3: Whereabouts("attic", "b" * 32, 71),
-        4: Whereabouts("shed"),
-        5: Whereabouts("cellar", "c" * 32, 1_731_700_004_711),
-        6: Whereabouts("cellar", "c" * 32),
+        0: RankAddress("kitchen", "a" * 32, 7),
+        1: RankAddress("attic", "a" * 31 + "b", 7),
+        2: RankAddress("attic", "b" * 32, 7),
+        3: RankAddress("attic", "b" * 32, 71),
+        4: RankAddress("shed"),
+        5: RankAddress("cellar", "c" * 32, 1_731_700_004_711),
+        6: RankAddress("cellar", "c" * 32),
     }
     assert find_rank("cccccccc/1731700004711", ranks) == 5
     assert find_rank(str(ProcessId(NodeId("c" * 32), 1_731_700_004_711)), ranks) == 5
@@ -165,17 +180,17 @@ def test_a_node_is_found_by_its_id_or_the_beginning_of_it() -> None:
             find_rank(stranger, ranks)
 
 
-def test_a_name_that_cannot_travel_is_refused() -> None:
+def test_a_name_that_cannot_be_sent_is_refused() -> None:
     """Before anything is sent, and in words."""
     assert name_in_bytes("süß") == b"s\xc3\xbc\xc3\x9f"
     for name, words in (
-        ("", "1 to 1024 bytes, not 0"),
-        ("x" * 1025, "1 to 1024 bytes, not 1025"),
-        ("\ud800", "cannot travel"),
+        ("", "1 to 1024 bytes, got 0"),
+        ("x" * 1025, "1 to 1024 bytes, got 1025"),
+        ("\ud800", "cannot be sent"),
     ):
         with pytest.raises(ValueError, match=words):
             name_in_bytes(name)
-    with pytest.raises(TypeError, match="a str, not by 5"):
+    with pytest.raises(TypeError, match="must be a str, got 5"):
         name_in_bytes(5)  # type: ignore[arg-type]
 
 
@@ -183,32 +198,32 @@ def test_a_name_that_cannot_travel_is_refused() -> None:
 # No memory is taken for what is not allowed, and no piece goes where it does not belong.
 
 
-def piece(number: int, length: int, total: int, marks: int = 0) -> Frame:
+def piece(number: int, length: int, total: int, marks: int = 0) -> RpcFrame:
     """The header of a piece."""
-    return Frame(FrameKind.REQUEST, marks, length, number, total, 0)
+    return RpcFrame(FrameKind.REQUEST, marks, length, number, total, 0)
 
 
 def begun(total: int = 10) -> Assembly:
     """Five bytes of message 1 are here."""
     assembly = Assembly(100)
-    whole = assembly.accept(piece(1, 5, total, Mark.MORE))
+    whole = assembly.accept(piece(1, 5, total, FrameFlag.MORE))
     whole.filled += 5
     return assembly
 
 
 BAD = {
-    "it did not begin": piece(2, 5, 10, Mark.LATER),
-    "it announced another length": piece(1, 5, 11, Mark.LATER),
-    "it begins twice": piece(1, 5, 10, Mark.MORE),
-    "it goes beyond its end": piece(1, 6, 10, Mark.LATER),
-    "it ends too soon": piece(1, 4, 10, Mark.LATER),
-    "it should have ended": piece(1, 5, 10, Mark.LATER | Mark.MORE),
-    "it is too much beside another": piece(2, 5, 91, Mark.MORE),
+    "it did not begin": piece(2, 5, 10, FrameFlag.LATER),
+    "it announced another length": piece(1, 5, 11, FrameFlag.LATER),
+    "it begins twice": piece(1, 5, 10, FrameFlag.MORE),
+    "it goes beyond its end": piece(1, 6, 10, FrameFlag.LATER),
+    "it ends too soon": piece(1, 4, 10, FrameFlag.LATER),
+    "it should have ended": piece(1, 5, 10, FrameFlag.LATER | FrameFlag.MORE),
+    "it is too much beside another": piece(2, 5, 91, FrameFlag.MORE),
 }
 
 
 @pytest.mark.parametrize("frame", BAD.values(), ids=BAD)
-def test_a_piece_that_does_not_belong_is_refused(frame: Frame) -> None:
+def test_a_piece_that_does_not_belong_is_refused(frame: RpcFrame) -> None:
     """Whoever sends it does not keep to the protocol."""
     with pytest.raises(RpcInvalidMessage):
         begun().accept(frame)
@@ -217,28 +232,28 @@ def test_a_piece_that_does_not_belong_is_refused(frame: Frame) -> None:
 def test_the_last_piece_completes_it() -> None:
     """And what it had taken is free again."""
     assembly = begun()
-    whole = assembly.accept(piece(1, 5, 10, Mark.LATER))
+    whole = assembly.accept(piece(1, 5, 10, FrameFlag.LATER))
     assert whole.filled == 5
     assert assembly.has(FrameKind.REQUEST, 1)
     assembly.finish(whole)
     assert not assembly.has(FrameKind.REQUEST, 1)
-    assert (len(assembly), assembly.octets) == (0, 0)
+    assert (len(assembly), assembly.total_bytes) == (0, 0)
 
 
 def test_everything_can_be_forgotten() -> None:
     """When the connection ends."""
     assembly = begun()
     assembly.clear()
-    assert (len(assembly), assembly.octets) == (0, 0)
+    assert (len(assembly), assembly.total_bytes) == (0, 0)
 
 
 def test_a_short_message_is_not_cut() -> None:
     """Else a peer could begin any number of messages of two bytes, each with memory of its own."""
     assembly = Assembly(100, least=11)
-    with pytest.raises(RpcInvalidMessage, match="a message of 10 bytes, which nobody cuts"):
-        assembly.accept(piece(1, 5, 10, Mark.MORE))
+    with pytest.raises(RpcInvalidMessage, match="a message of only 10 bytes in pieces"):
+        assembly.accept(piece(1, 5, 10, FrameFlag.MORE))
     assert len(assembly) == 0
-    assert assembly.accept(piece(1, 5, 11, Mark.MORE)).filled == 0
+    assert assembly.accept(piece(1, 5, 11, FrameFlag.MORE)).filled == 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -372,7 +387,7 @@ KINDS: dict[Reason, type[RpcError]] = {
 @pytest.mark.parametrize("reason", KINDS)
 def test_every_reason_has_its_error(reason: Reason) -> None:
     """Which names the rank."""
-    reply = RpcResponse.deserialize(reply_with(3, Failure(reason, words="why"), rank=2))
+    reply = RpcResponse.deserialize(reply_with(3, CallFailure(reason, words="why"), rank=2))
     error = error_of(reply, rank=2)
     assert type(error) is KINDS[reason]
     assert error.rank == 2
@@ -381,9 +396,9 @@ def test_every_reason_has_its_error(reason: Reason) -> None:
 
 def test_a_reply_has_the_words_of_the_origin() -> None:
     """For somebody who reads nothing else."""
-    missing = RpcResponse.deserialize(reply_with(3, Failure("missing", name="ad"), rank=2))
+    missing = RpcResponse.deserialize(reply_with(3, CallFailure("missing", name="ad"), rank=2))
     assert missing.error == "function 'ad' not registered on rank 2"
-    raised = Failure("raised", name="ValueError", words="no such step")
+    raised = CallFailure("raised", name="ValueError", words="no such step")
     assert RpcResponse.deserialize(reply_with(3, raised, 0)).error == "ValueError: no such step"
 
 
@@ -396,7 +411,7 @@ def test_words_alone_are_an_error_too() -> None:
 
 def test_what_a_function_raised_keeps_type_message_and_traceback() -> None:
     """Of a long text, the end."""
-    failure = Failure("raised", name="KeyError", words="'x'", traceback="a" * TEXT + "line 3")
+    failure = CallFailure("raised", name="KeyError", words="'x'", traceback="a" * TEXT + "line 3")
     error = error_of(RpcResponse.deserialize(reply_with(1, failure, 0)), 0)
     assert isinstance(error, RpcRemoteError)
     assert (error.remote_type, error.remote_message) == ("KeyError", "'x'")
@@ -422,12 +437,12 @@ def test_the_errors_say_what_to_do() -> None:
 def test_a_reply_is_no_larger_than_its_caller_takes(limit: int) -> None:
     """It loses words rather than the connection, and is still the same error."""
     long = "x" * 100_000
-    raised = Failure("raised", name="KeyError", words=long, traceback=long + "line 3")
+    raised = CallFailure("raised", name="KeyError", words=long, traceback=long + "line 3")
     reply = reply_with(1, raised, 0, limit)
     assert limit / 100 < len(reply) <= limit
     error = error_of(RpcResponse.deserialize(reply), 0)
     assert isinstance(error, RpcRemoteError)
-    missing = reply_with(1, Failure("missing", name=long, near=[long]), 0, limit)
+    missing = reply_with(1, CallFailure("missing", name=long, near=[long]), 0, limit)
     assert len(missing) <= limit
     assert type(error_of(RpcResponse.deserialize(missing), 0)) is RpcFunctionNotFound
     shortest = RpcResponse.deserialize(reply_with(1, raised, 0, 1))  # of a caller who takes nothing
@@ -505,7 +520,7 @@ LIMIT = 1 << 20
 def test_a_header_byte_by_byte() -> None:
     """Kind, flags, zero, length, number, total, patience; little-endian."""
     header = pack_frame(
-        FrameKind.REQUEST, 0x0A0B, 5, marks=Mark.MORE | Mark.TYPED, total=9, patience=300
+        FrameKind.REQUEST, 0x0A0B, 5, marks=FrameFlag.MORE | FrameFlag.TYPED, total=9, patience=300
     )
     assert header.hex(" ") == (
         "02 05 00 00 05 00 00 00 0b 0a 00 00 00 00 00 00 09 00 00 00 2c 01 00 00"
@@ -521,15 +536,15 @@ FRAMES_BAD = {
     "an unknown mark": pack_frame(FrameKind.REQUEST, 0, 1, marks=64),
     "something where zero must be": b"\x02\0\x01\0" + pack_frame(FrameKind.REQUEST, 0, 1)[4:],
     "a piece over the limit": pack_frame(
-        FrameKind.REQUEST, 1, PIECE + 1, marks=Mark.MORE, total=PIECE + 2
+        FrameKind.REQUEST, 1, PIECE + 1, marks=FrameFlag.MORE, total=PIECE + 2
     ),
-    "more than the whole": pack_frame(FrameKind.REQUEST, 1, 6, marks=Mark.MORE, total=5),
+    "more than the whole": pack_frame(FrameKind.REQUEST, 1, 6, marks=FrameFlag.MORE, total=5),
     "less than the whole without a mark": pack_frame(FrameKind.RESPONSE, 1, 4, total=5),
     "nothing at all": pack_frame(FrameKind.RESPONSE, 1, 0),
-    "an empty piece": pack_frame(FrameKind.REQUEST, 1, 0, marks=Mark.MORE, total=5),
+    "an empty piece": pack_frame(FrameKind.REQUEST, 1, 0, marks=FrameFlag.MORE, total=5),
     "a cancel with a body": pack_frame(FrameKind.CANCEL, 1, 3),
     "a hello of another size": pack_frame(FrameKind.HELLO, 1, HELLO_SIZE + 1),
-    "half a hello": pack_frame(FrameKind.HELLO, 1, HELLO_SIZE, marks=Mark.LATER),
+    "half a hello": pack_frame(FrameKind.HELLO, 1, HELLO_SIZE, marks=FrameFlag.LATER),
     "a goodbye that announces more": pack_frame(FrameKind.GOODBYE, 1, 0, total=3),
 }
 
@@ -544,7 +559,9 @@ def test_a_header_that_cannot_be_is_refused(header: bytes) -> None:
 def test_a_message_over_the_limit_is_refused() -> None:
     """By its first piece, however small that is."""
     with pytest.raises(RpcTooLarge, match=r"size 1048577 exceeds maximum allowed size 1048576"):
-        read_frame(pack_frame(FrameKind.REQUEST, 1, 1, marks=Mark.MORE, total=LIMIT + 1), 0, LIMIT)
+        read_frame(
+            pack_frame(FrameKind.REQUEST, 1, 1, marks=FrameFlag.MORE, total=LIMIT + 1), 0, LIMIT
+        )
 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE))
@@ -563,22 +580,24 @@ def test_the_short_way_writes_the_same_bytes(
 ) -> None:
     """As header and message do one after the other."""
     body = request_head(number, name, len(payload)) + payload
-    header = pack_frame(FrameKind.REQUEST, number, len(body), marks=Mark.TYPED, patience=patience)
-    assert short_request(number, name, payload, Mark.TYPED, patience) == header + body
+    header = pack_frame(
+        FrameKind.REQUEST, number, len(body), marks=FrameFlag.TYPED, patience=patience
+    )
+    assert short_request(number, name, payload, FrameFlag.TYPED, patience) == header + body
     body = RpcResponse(number, payload).serialize()
-    header = pack_frame(FrameKind.RESPONSE, number, len(body), marks=Mark.NESTED)
-    assert short_response(number, payload, Mark.NESTED) == header + body
+    header = pack_frame(FrameKind.RESPONSE, number, len(body), marks=FrameFlag.NESTED)
+    assert short_response(number, payload, FrameFlag.NESTED) == header + body
 
 
 def test_a_hello_says_what_is_allowed() -> None:
     """And which protocol it is; somebody else's is refused, and one that allows nothing."""
-    hello = Hello(16, 1 << 40, 1 << 30)
-    assert Hello.unpack(hello.pack()) == hello
+    hello = RpcHello(16, 1 << 40, 1 << 30)
+    assert RpcHello.unpack(hello.pack()) == hello
     assert len(hello.pack()) == HELLO_SIZE
     with pytest.raises(RpcInvalidMessage, match="another protocol"):
-        Hello.unpack(b"other" + hello.pack()[5:])
+        RpcHello.unpack(b"other" + hello.pack()[5:])
     with pytest.raises(RpcInvalidMessage, match="no call at all"):
-        Hello.unpack(hello._replace(calls=0).pack())
+        RpcHello.unpack(hello._replace(calls=0).pack())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -587,19 +606,19 @@ def test_a_hello_says_what_is_allowed() -> None:
 KIND = FrameKind.REQUEST
 
 
-def add_long(outbox: Outbox, number: int, size: int) -> None:
+def add_long(outbox: CallOutbox, number: int, size: int) -> None:
     """A message of that many bytes."""
     outbox.add_long(KIND, number, [memoryview(bytes([number]) * size)])
 
 
-def numbers(outbox: Outbox, count: int) -> list[int]:
+def numbers(outbox: CallOutbox, count: int) -> list[int]:
     """The numbers of the next long messages of which a piece is taken."""
     return [read_frame(outbox.take()[0], 0, 1 << 20).number for _ in range(count)]
 
 
 def test_short_messages_pass_a_long_one() -> None:
     """All of them at once, after at most one piece."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     add_long(outbox, 1, 25)
     outbox.add_short(b"short one")
     outbox.add_short(b"short two")
@@ -611,7 +630,7 @@ def test_short_messages_pass_a_long_one() -> None:
 
 def test_short_messages_never_stop_a_long_one() -> None:
     """After each batch comes a piece."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     add_long(outbox, 1, 25)
     pieces = 0
     for _ in range(6):
@@ -622,7 +641,7 @@ def test_short_messages_never_stop_a_long_one() -> None:
 
 def test_a_batch_is_bounded() -> None:
     """In messages and in bytes."""
-    outbox = Outbox(piece=1000)
+    outbox = CallOutbox(piece=1000)
     for _ in range(2 * BATCH):
         outbox.add_short(b"x")
     assert len(outbox.take()) == BATCH
@@ -634,7 +653,7 @@ def test_a_batch_is_bounded() -> None:
 
 def test_long_messages_take_turns_as_far_as_allowed() -> None:
     """What is allowed at a time begins; the next begins when there is room for it."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     outbox.allow(45)
     for number in (1, 2, 3):
         add_long(outbox, number, 20)
@@ -644,7 +663,7 @@ def test_long_messages_take_turns_as_far_as_allowed() -> None:
 
 def test_a_message_over_everything_allowed_goes_alone() -> None:
     """It would never go otherwise."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     outbox.allow(5)
     add_long(outbox, 1, 20)
     add_long(outbox, 2, 20)
@@ -653,7 +672,7 @@ def test_a_message_over_everything_allowed_goes_alone() -> None:
 
 def test_a_message_that_has_not_begun_can_be_withdrawn() -> None:
     """One that has begun cannot."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     add_long(outbox, 1, 20)
     add_long(outbox, 2, 20)
     outbox.take()
@@ -668,26 +687,26 @@ def test_a_message_that_has_not_begun_can_be_withdrawn() -> None:
 
 def test_what_waits_is_counted() -> None:
     """Down to nothing."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     assert outbox.is_empty
     add_long(outbox, 1, 25)
     outbox.add_short(b"short")
-    assert outbox.octets == 30
+    assert outbox.total_bytes == 30
     while outbox.take():
         pass
-    assert outbox.octets == 0
+    assert outbox.total_bytes == 0
     assert outbox.is_empty
 
 
 def test_one_large_answer_is_not_owed_and_the_next_ones_are() -> None:
     """A peer may be slow to fetch one; with more than that it takes without end."""
-    outbox = Outbox(piece=10)
+    outbox = CallOutbox(piece=10)
     outbox.allow(15)
     for number in (1, 2):
         outbox.add_long(FrameKind.RESPONSE, number, [memoryview(bytes(20))])
-    assert (outbox.octets, outbox.owed) == (40, 20)
+    assert (outbox.total_bytes, outbox.owed) == (40, 20)
     assert numbers(outbox, 4) == [1, 1, 2, 2]
-    assert (outbox.octets, outbox.owed) == (0, 0)
+    assert (outbox.total_bytes, outbox.owed) == (0, 0)
     outbox.add_long(FrameKind.RESPONSE, 3, [memoryview(bytes(20))])
     assert outbox.owed == 0
     outbox.add_long(FrameKind.RESPONSE, 4, [memoryview(bytes(12))])
@@ -703,7 +722,7 @@ def test_what_is_cut_is_put_together_again(
     messages: list[list[bytes]], piece: int, allowed: int
 ) -> None:
     """Whatever the parts and pieces; the other side never holds more than it allows."""
-    outbox, assembly = Outbox(piece), Assembly(allowed)
+    outbox, assembly = CallOutbox(piece), Assembly(allowed)
     outbox.allow(allowed)
     expected = {number: b"".join(parts) for number, parts in enumerate(messages) if any(parts)}
     for number, parts in enumerate(messages):
@@ -719,9 +738,9 @@ def test_what_is_cut_is_put_together_again(
         whole.view[whole.filled : whole.filled + len(body)] = body
         whole.filled += len(body)
         large = [len(each) for each in expected.values() if len(each) > allowed]
-        assert assembly.octets <= allowed + max(large, default=0)
-        if not header.marks & Mark.MORE:
+        assert assembly.total_bytes <= allowed + max(large, default=0)
+        if not header.marks & FrameFlag.MORE:
             assembly.finish(whole)
             found[header.number] = bytes(whole.view)
     assert found == expected
-    assert (len(assembly), assembly.octets) == (0, 0)
+    assert (len(assembly), assembly.total_bytes) == (0, 0)

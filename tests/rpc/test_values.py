@@ -3,6 +3,8 @@
 import contextlib
 import datetime as dt
 import decimal
+import gc
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck import RpcInvalidMessage
-from potluck.rpc.values import ALIGNMENT, Values
+from potluck.rpc.values import ALIGNMENT, ValueCodec, joined
 from support.agents import agents
 
 
@@ -28,9 +30,9 @@ class Point:
     norm: float = field(default=0.0, init=False)
 
 
-def again(value: Any, values: Values | None = None) -> Any:
+def again(value: Any, values: ValueCodec | None = None) -> Any:
     """A value after its travel."""
-    values = values or Values()
+    values = values or ValueCodec()
     return values.unpack(b"".join(values.pack(value)))
 
 
@@ -71,7 +73,7 @@ def test_arrays_come_back_as_they_were(dtype: Any, shape: tuple[int, ...]) -> No
 
 def test_the_bytes_of_arrays_are_not_copied() -> None:
     """What is sent is the array's own memory, what arrives a view of what came in."""
-    values = Values()
+    values = ValueCodec()
     array = np.arange(1000.0)
     parts = values.pack([1, array, array])
     assert np.shares_memory(np.frombuffer(parts[2], np.uint8), array)
@@ -93,13 +95,13 @@ def test_tensors_and_strided_arrays_arrive_as_arrays() -> None:
 
 def test_dataclasses_need_to_be_named() -> None:
     """By whoever sends them, by an annotation, or by hand."""
-    values = Values()
+    values = ValueCodec()
     data = b"".join(values.pack([Point(1, (2, np.ones(2)))]))
     back = values.unpack(data)[0]
     assert (back.x, back.y[0]) == (1, 2)
-    with pytest.raises(RpcInvalidMessage, match=r"'Point' is not known here.*agent\.share"):
-        Values().unpack(data)
-    by_hand, by_annotation = Values(), Values()
+    with pytest.raises(RpcInvalidMessage, match=r"'Point' is not shared here.*agent\.share"):
+        ValueCodec().unpack(data)
+    by_hand, by_annotation = ValueCodec(), ValueCodec()
     assert by_hand.share(Point) is Point
 
     def function(points: list[Point] | None) -> None:
@@ -112,23 +114,23 @@ def test_dataclasses_need_to_be_named() -> None:
 
 def test_only_dataclasses_can_be_shared_and_one_of_a_name() -> None:
     """Or one would be taken for the other."""
-    values = Values()
-    with pytest.raises(TypeError, match="is no dataclass"):
+    values = ValueCodec()
+    with pytest.raises(TypeError, match="needs a dataclass"):
         values.share(int)
     values.share(Point)
     other: Any = dataclass(type("Point", (), {"__annotations__": {"x": int}}))
-    with pytest.raises(ValueError, match="Another dataclass is known as Point"):
+    with pytest.raises(ValueError, match="Another dataclass is already shared as Point"):
         values.share(other)
     values.learn_from(len)  # annotations may be missing, or anything
 
 
 def test_a_dataclass_of_another_version_is_refused() -> None:
     """Its fields differ."""
-    there, here = Values(), Values()
+    there, here = ValueCodec(), ValueCodec()
     here.share(Point)
     other: Any = dataclass(type("Point", (), {"__annotations__": {"x": int, "z": int}}))
     data = b"".join(there.pack(other(1, 2)))
-    with pytest.raises(RpcInvalidMessage, match="Point has other fields on the other side"):
+    with pytest.raises(RpcInvalidMessage, match="Point has different fields on the other side"):
         here.unpack(data)
 
 
@@ -138,7 +140,7 @@ def test_a_dataclass_of_another_version_is_refused() -> None:
 def test_other_things_do_not_travel(value: Any) -> None:
     """And that is noticed before anything is sent."""
     with pytest.raises(TypeError):
-        Values().pack(value)
+        ValueCodec().pack(value)
 
 
 def test_what_holds_itself_does_not_travel() -> None:
@@ -146,7 +148,7 @@ def test_what_holds_itself_does_not_travel() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ValueError, match="nested more than 64 deep"):
-        Values().pack(endless)
+        ValueCodec().pack(endless)
 
 
 def crafted(description: Any, rest: bytes = b"") -> bytes:
@@ -185,7 +187,7 @@ HOSTILE = {
 def test_what_nobody_can_have_sent_is_refused(data: bytes) -> None:
     """With the one error for it."""
     with pytest.raises(RpcInvalidMessage):
-        Values().unpack(data)
+        ValueCodec().unpack(data)
 
 
 @given(st.binary(max_size=200))
@@ -193,17 +195,17 @@ def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     """Nothing else is ever raised."""
     for message in (data, len(data).to_bytes(4, "little") + data):
         with contextlib.suppress(RpcInvalidMessage):
-            Values().unpack(message)
+            ValueCodec().unpack(message)
 
 
 def test_arguments_are_a_tuple_and_names() -> None:
     """Other values are no arguments."""
-    values = Values()
+    values = ValueCodec()
     data = b"".join(values.pack_arguments((1, "a"), {"b": dt.date(2026, 1, 2)}))
     assert values.unpack_arguments(data) == ((1, "a"), {"b": dt.date(2026, 1, 2)})
     wrongs: list[Any] = [5, ((), {}, 1), ([], {}), ((), {1: decimal.Decimal(2)})]
     for wrong in wrongs:
-        with pytest.raises(RpcInvalidMessage, match="these are no arguments"):
+        with pytest.raises(RpcInvalidMessage, match="the values are not arguments"):
             values.unpack_arguments(b"".join(values.pack(wrong)))
 
 
@@ -240,5 +242,21 @@ def test_large_arrays_lie_where_processors_like_them() -> None:
 @pytest.mark.parametrize("value", [object(), range(3), np.array([None]), np.array(["a"])])
 def test_what_cannot_travel_is_refused_with_a_list_of_what_can(value: object) -> None:
     """Before anything is sent."""
-    with pytest.raises(TypeError, match=r"cannot travel in a call: .*dataclasses and arrays"):
-        Values().pack(value)
+    with pytest.raises(TypeError, match=r"cannot be sent in a call: .*dataclasses and arrays"):
+        ValueCodec().pack(value)
+
+
+def test_arrays_are_released_with_the_message_and_not_by_the_garbage_collector() -> None:
+    """Packing and unpacking leave no cycles behind, which would keep large arrays in memory."""
+    codec, array = ValueCodec(), np.ones(1 << 16)
+    seen = weakref.ref(array)
+    gc.disable()
+    try:
+        data = joined(codec.pack([array]), 0)
+        (copy,) = codec.unpack(data)
+        copied = weakref.ref(copy)
+        del array, copy
+        assert seen() is None
+        assert copied() is None
+    finally:
+        gc.enable()

@@ -23,7 +23,7 @@ from potluck.schedule.cost import (
     timeline,
 )
 from potluck.schedule.schedule import Form
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 
 LINKS = LinkMatrix((1000, 500), (250, 2000), ((0, 7), (9, 0)))
 COSTS = Costs(Network(LINKS), piece=100, host=Host(piece=3, reduce_rate=1_000_000_000))
@@ -109,7 +109,7 @@ def work(collective: Collective, size: int, count: int) -> Task:
 def both(name: str, task: Task, costs: Costs, shares: tuple[int, ...]) -> tuple[int, int]:
     """The estimate, and the price of the schedule itself."""
     piece = 1 << 16 if name == "direct" else 1 << 40  # segments of a ring cost the same
-    layout = Layout(tuple(range(task.world_size)), shares, piece=piece)
+    layout = AlgorithmSettings(tuple(range(task.world_size)), shares, piece=piece)
     estimate = ESTIMATES[name, task.collective](task, layout, costs)
     return estimate, price(planner.schedule(name, task, layout), costs)
 
@@ -168,7 +168,7 @@ def costs(size: int) -> Costs:
 def test_an_all_reduce_is_near_its_schedule(size: int, count: int) -> None:
     """Also if some stand beyond the largest power of two: their hosts move one vector more."""
     task = Task.whole(Collective.ALL_REDUCE, size, count)
-    estimate = doubling_all_reduce(task, Layout.plain(size), costs(size))
+    estimate = doubling_all_reduce(task, AlgorithmSettings.plain(size), costs(size))
     walked = price(planner.schedule("doubling", task), costs(size))
     assert walked / 1.35 <= estimate <= walked * 1.35
 
@@ -178,7 +178,10 @@ def test_a_barrier_takes_a_hop_a_round(size: int) -> None:
     """⌈log₂ N⌉ of them."""
     task = Task.whole(Collective.BARRIER, size, 1)
     hop = costs(size).hop(0, 1, 0)
-    assert doubling_barrier(task, Layout.plain(size), costs(size)) == (size - 1).bit_length() * hop
+    assert (
+        doubling_barrier(task, AlgorithmSettings.plain(size), costs(size))
+        == (size - 1).bit_length() * hop
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
@@ -188,7 +191,7 @@ def test_a_gather_moves_everything_once(size: int) -> None:
     model = costs(size)
     hops = (size - 1).bit_length() * model.hop(0, 1, 0)
     moved = model.flow(0, 1, 4000 * (size - 1))
-    found = doubling_all_gather(task, Layout.plain(size), model)
+    found = doubling_all_gather(task, AlgorithmSettings.plain(size), model)
     assert found == pytest.approx(hops + moved, rel=0.001)
 
 
@@ -222,8 +225,8 @@ SIXTEEN_MB = 4 << 20  # elements of four bytes
 
 def seconds(name: str, links: LinkMatrix, count: int, **layout: object) -> float:
     """What an all-reduce costs."""
-    plain = Layout.plain(links.size)
-    knobs = Layout(plain.order, layout.get("shares", plain.shares))  # type: ignore[arg-type]
+    plain = AlgorithmSettings.plain(links.size)
+    knobs = AlgorithmSettings(plain.order, layout.get("shares", plain.shares))  # type: ignore[arg-type]
     task = Task.whole(Collective.ALL_REDUCE, links.size, count)
     return price(planner.schedule(name, task, knobs), Costs(Network(links))) / 1e9
 

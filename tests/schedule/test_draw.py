@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 from potluck._types import LinkMatrix
 from potluck.schedule import draw, planner
 from potluck.schedule.cost import Costs, Network
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 
 COSTS = Costs(Network(LinkMatrix.uniform(3, rate=1_000_000, latency=1000)))
 
@@ -28,7 +28,7 @@ def test_text_says_what_each_rank_does() -> None:
 def test_long_lists_are_cut() -> None:
     """A picture of a large schedule stays a picture."""
     task = Task.whole(Collective.ALL_REDUCE, 2, 1000)
-    lines = draw.text(planner.schedule("ring", task, Layout.plain(2, piece=10)), most=3)
+    lines = draw.text(planner.schedule("ring", task, AlgorithmSettings.plain(2, piece=10)), most=3)
     assert lines.count("… and 147 more") == 2
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from potluck._types import LinkMatrix
 from potluck.errors import UnsupportedOperation
+from potluck.net.unix_socket import SLOT_SIZE
 from potluck.schedule import planner as schedule_planner
 from potluck.schedule import verify
 from potluck.schedule.algorithms import central
@@ -36,8 +37,14 @@ from potluck.schedule.planner import (
     shortest,
 )
 from potluck.schedule.schedule import Algorithm
-from potluck.schedule.task import AllReduceStrategy, Collective, Layout, ReduceStrategy, Task
-from potluck.schedule.verify import Limits
+from potluck.schedule.task import (
+    AlgorithmSettings,
+    AllReduceStrategy,
+    Collective,
+    ReduceStrategy,
+    Task,
+)
+from potluck.schedule.verify import VerifyLimits
 from support.collectives import OFFERS, ROOTED, check, dice, layouts, task
 
 
@@ -225,19 +232,18 @@ def test_every_plan_can_be_carried_out(collective: Collective, size: int) -> Non
         check(schedule_planner.schedule(plan.algorithm, work, plan.layout(4)))
 
 
-def rows(size: int) -> st.SearchStrategy[list[bytes]]:
-    """What so many ranks may tell each other."""
-    length = 16 + 4 * size
-    row = st.binary(min_size=length, max_size=length)
-    return st.lists(row, min_size=size, max_size=size)
+def matrices(size: int) -> st.SearchStrategy[LinkMatrix]:
+    """Whatever the ranks may have measured."""
+    rates = st.tuples(*[st.integers(0, (1 << 56) - 1)] * size)
+    row = st.tuples(*[st.integers(0, (1 << 32) - 1)] * size)
+    return st.builds(LinkMatrix, rates, rates, st.tuples(*[row] * size))
 
 
-@given(st.integers(2, 6).flatmap(rows), st.integers(0, 1 << 30))
-def test_equal_bytes_give_equal_plans(sent: list[bytes], count: int) -> None:
-    """Whatever the ranks have told each other; nothing depends on anything else."""
-    sent = [row[:7] + b"\0" + row[8:15] + b"\0" + row[16:] for row in sent]  # rates of 56 bits
-    work = Task.whole(Collective.ALL_REDUCE, len(sent), count)
-    first, second = (Planner(LinkMatrix.from_rows(sent)).plan(work) for _ in range(2))
+@given(st.integers(2, 6).flatmap(matrices), st.integers(0, 1 << 30))
+def test_equal_links_give_equal_plans(links: LinkMatrix, count: int) -> None:
+    """Whatever was measured; nothing depends on anything else."""
+    work = Task.whole(Collective.ALL_REDUCE, links.size, count)
+    first, second = (Planner(links).plan(work) for _ in range(2))
     assert first == second
     assert first.identity == second.identity
     assert isinstance(first.price, int)
@@ -356,6 +362,21 @@ def test_pieces_fit_vector_links_and_memory(nbytes: int, links: LinkMatrix, piec
     assert piece_for(nbytes, Network(links)) == piece
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "size", "piece"),
+    [
+        (25 << 20, 4, 1 << 20),
+        (1 << 30, 2, 1 << 20),  # the largest there is
+        (1 << 30, 9, 1 << 19),  # 8 of them fit into the staging
+    ],
+)
+def test_pieces_within_a_machine_are_longer(nbytes: int, size: int, piece: int) -> None:
+    """Python's work on them is what takes time there."""
+    network = Network(even(size, rate=1_000_000_000))
+    assert piece_for(nbytes, network, within_machine=True) == piece
+    assert piece <= SLOT_SIZE
+
+
 def test_a_plan_says_what_would_be_dearer() -> None:
     """In one sentence, for the log and for people."""
     plan = all_reduce(even(4), 16 << 20)
@@ -398,7 +419,7 @@ def test_it_is_right_for_every_world_size(name: str, collective: Collective) -> 
     """From 1 to 64 ranks, also for empty vectors and for those shorter than the world."""
     for size in range(1, 65):
         work = task(collective, size, lengths(size), root=size // 3)
-        check(schedule_planner.schedule(name, work, Layout.plain(size, piece=7)))
+        check(schedule_planner.schedule(name, work, AlgorithmSettings.plain(size, piece=7)))
 
 
 @pytest.mark.parametrize(("name", "collective"), ROOTED, ids=str)
@@ -416,8 +437,8 @@ def test_it_is_proved_right_with_the_least_room(
 ) -> None:
     """Streams of one element and the prescribed staging suffice; in place as well as beside."""
     work = task(collective, size, 2 * size + 1, root=size - 1)
-    layout = Layout.plain(size, piece=2, arity=3)
-    verify.prove(schedule_planner.schedule(name, work, layout), limits=Limits(piece=2))
+    layout = AlgorithmSettings.plain(size, piece=2, arity=3)
+    verify.prove(schedule_planner.schedule(name, work, layout), limits=VerifyLimits(piece=2))
 
 
 @given(st.data())
@@ -430,7 +451,7 @@ def test_it_is_right_however_things_interleave(data: st.DataObject) -> None:
     layout = data.draw(layouts(size))
     work = task(collective, size, data.draw(st.integers(0, 40)), root)
     longer = data.draw(st.integers(0, 5))
-    limits = Limits(layout.piece + longer, capacity=data.draw(st.integers(1, 12)))
+    limits = VerifyLimits(layout.piece + longer, capacity=data.draw(st.integers(1, 12)))
     seed = data.draw(st.integers(0, 2**32))
     schedule = schedule_planner.schedule(name, work, layout)
     verify.prove(schedule, limits=limits, dice=dice(seed))
@@ -445,8 +466,10 @@ def test_it_is_proved_right_for_every_world_size_and_root(
     for size in range(1, 65):
         for root in roots_of(name, size) if collective.has_root else (0,):
             work = task(collective, size, size + 3, root)
-            layout = Layout.plain(size, piece=1)
-            verify.prove(schedule_planner.schedule(name, work, layout), limits=Limits(piece=1))
+            layout = AlgorithmSettings.plain(size, piece=1)
+            verify.prove(
+                schedule_planner.schedule(name, work, layout), limits=VerifyLimits(piece=1)
+            )
 
 
 def test_every_collective_is_offered_by_somebody() -> None:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from potluck.errors import InvalidRank, UnsupportedOperation
 from potluck.schedule.planner import find
-from potluck.schedule.schedule import Draft, Form, Hazards, Place, Program, Schedule, Step
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.schedule import Draft, Form, Hazards, Operand, Program, Schedule, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 
 
 def test_what_it_does_not_offer_is_refused() -> None:
@@ -21,13 +21,13 @@ def test_a_layout_for_another_group_is_refused() -> None:
     """Before any program is made."""
     task = Task.whole(Collective.ALL_REDUCE, world_size=3, count=1)
     with pytest.raises(ValueError, match="layout is for 2 ranks, the task for 3"):
-        find("ring").schedule(task, Layout.plain(2))
+        find("ring").schedule(task, AlgorithmSettings.plain(2))
 
 
 def test_without_a_layout_the_plain_one_is_used() -> None:
     """Ranks in their own order with equal shares."""
     task = Task.whole(Collective.ALL_REDUCE, world_size=3, count=1)
-    assert find("ring").schedule(task).layout == Layout.plain(3)
+    assert find("ring").schedule(task).layout == AlgorithmSettings.plain(3)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ def draft() -> Draft:
 
 def test_a_step_says_what_kind_it_is() -> None:
     """Sends, moves and combinations are told apart; lengths and operands are counted."""
-    send = Step(0, 4, own=Place.INPUT, to=(2,))
-    move = Step(0, 4, (0,), (Form.DATA,), into=Place.OUTPUT)
-    relay = Step(0, 4, (0,), (Form.DATA,), own=Place.INPUT, to=(2,))
+    send = ScheduleStep(0, 4, own=Operand.INPUT, to=(2,))
+    move = ScheduleStep(0, 4, (0,), (Form.DATA,), into=Operand.OUTPUT)
+    relay = ScheduleStep(0, 4, (0,), (Form.DATA,), own=Operand.INPUT, to=(2,))
     assert (send.only_sends, move.only_sends, relay.only_sends) == (True, False, False)
     assert (send.moves, move.moves, relay.moves) == (False, True, False)
     assert (send.operands, move.operands, relay.operands) == (1, 1, 2)
@@ -118,8 +118,8 @@ def test_without_common_memory_nothing_waits() -> None:
 def test_what_is_read_must_have_been_written() -> None:
     """A step that forwards partial sums waits for the one that stored them."""
     program = draft()
-    program.add(Step(*SPAN, (0,), (Form.DATA,), own=Place.INPUT, into=Place.SUM))
-    program.send(SPAN, to=(2,), own=Place.SUM, gives=Form.PARTIAL)
+    program.add(ScheduleStep(*SPAN, (0,), (Form.DATA,), own=Operand.INPUT, into=Operand.SUM))
+    program.send(SPAN, to=(2,), own=Operand.SUM, gives=Form.PARTIAL)
     finished = program.finish()
     assert finished.steps[1].reads == (0,)
     assert finished.needs_sum
@@ -129,8 +129,8 @@ def test_what_is_read_must_have_been_written() -> None:
 def test_a_program_knows_its_streams() -> None:
     """For each peer the steps that its stream feeds, and those whose values go there."""
     steps = (
-        Step(0, 4, own=Place.INPUT, to=(2, 0)),
-        Step(0, 4, (0, 2), (Form.DATA,) * 2, into=Place.OUTPUT, to=(2,)),
+        ScheduleStep(0, 4, own=Operand.INPUT, to=(2, 0)),
+        ScheduleStep(0, 4, (0, 2), (Form.DATA,) * 2, into=Operand.OUTPUT, to=(2,)),
     )
     program = Program(1, SPAN, SPAN, steps)
     assert program.outgoing == {2: (0, 1), 0: (0,)}
@@ -146,7 +146,7 @@ def test_programs_are_made_when_asked_for() -> None:
         return Program(rank, SPAN, SPAN, ())
 
     task = Task.whole(Collective.ALL_REDUCE, 3, 4)
-    schedule = Schedule(task, Layout.plain(3), "none", maker)
+    schedule = Schedule(task, AlgorithmSettings.plain(3), "none", maker)
     assert schedule.program(2) is schedule.program(2)
     assert made == [2]
     assert [program.rank for program in schedule.programs] == [0, 1, 2]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.schedule import planner
 from potluck.schedule.task import (
+    AlgorithmSettings,
     AllReduceStrategy,
     BroadcastStrategy,
     Collective,
     CollectiveConfig,
-    Layout,
     ReduceStrategy,
     Span,
     Strategy,
@@ -301,11 +301,11 @@ def test_an_impossible_layout_is_refused(
 ) -> None:
     """An order that is none, shares of nobody, trees without branches, empty pieces."""
     with pytest.raises(ValueError, match=r"order names|shares of zero|at least 1"):
-        Layout(order, shares, arity, piece)
+        AlgorithmSettings(order, shares, arity, piece)
 
 
 def test_an_order_can_begin_at_a_root() -> None:
     """For a tree the root moves to the front, a ring is entered there."""
-    layout = Layout((2, 0, 3, 1), (1,) * 4)
+    layout = AlgorithmSettings((2, 0, 3, 1), (1,) * 4)
     assert layout.headed_by(3) == (3, 2, 0, 1)
     assert layout.turned_to(3) == (3, 1, 2, 0)

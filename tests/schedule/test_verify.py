@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from potluck.schedule import planner, verify
 from potluck.schedule.reduce import ReduceOp, Reducer
-from potluck.schedule.schedule import Draft, Form, Place, Program, Schedule, Step
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.schedule import Draft, Form, Operand, Program, Schedule, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 from potluck.schedule.verify import (
     Actor,
     Deadlock,
-    Limits,
-    Machine,
-    Memory,
+    ElementStream,
     Rank,
-    Receiver,
-    Sender,
-    Stage,
-    Stream,
+    RankMemory,
+    ScheduleRun,
+    StepState,
+    StreamReceiver,
+    StreamSender,
+    VerifyLimits,
     complaints,
     straight,
 )
@@ -31,16 +31,16 @@ SUM = Reducer.of(ReduceOp.SUM, "i8")
 HALF = Reducer.of(ReduceOp.SUM, "f2")
 
 
-def rank_with(*steps: Step, piece: int = 2) -> Rank:
+def rank_with(*steps: ScheduleStep, piece: int = 2) -> Rank:
     """Rank 1 with eight cells and these steps."""
     program = Program(1, Span(0, 8), Span(0, 8), steps)
-    memory = Memory(program, np.arange(8), SUM, world_size=3, in_place=True)
+    memory = RankMemory(program, np.arange(8), SUM, world_size=3, in_place=True)
     return Rank(program, memory, SUM, piece)
 
 
 def test_a_stream_keeps_order_and_its_bounds() -> None:
     """Chunks are cut as needed; the room that is left is known."""
-    stream = Stream(capacity=5)
+    stream = ElementStream(capacity=5)
     stream.push(np.array([1, 2, 3]))
     stream.push(np.array([4, 5]))
     assert stream.room == 0
@@ -57,11 +57,11 @@ def test_a_stream_keeps_order_and_its_bounds() -> None:
 def test_in_place_means_the_same_cells() -> None:
     """Input and output overlap where their coordinates do."""
     program = Program(0, Span(2, 4), Span(0, 6), ())
-    memory = Memory(program, np.array([7, 8]), SUM, world_size=2, in_place=True)
-    assert memory.cells(Place.OUTPUT, 2, 4).tolist() == [7, 8]
-    memory.cells(Place.OUTPUT, 3, 4)[:] = 9
+    memory = RankMemory(program, np.array([7, 8]), SUM, world_size=2, in_place=True)
+    assert memory.cells(Operand.OUTPUT, 2, 4).tolist() == [7, 8]
+    memory.cells(Operand.OUTPUT, 3, 4)[:] = 9
     assert memory.input.tolist() == [7, 9]
-    apart = Memory(program, np.array([7, 8]), SUM, world_size=2)
+    apart = RankMemory(program, np.array([7, 8]), SUM, world_size=2)
     apart.output[:] = 0
     assert apart.input.tolist() == [7, 8]
 
@@ -69,29 +69,29 @@ def test_in_place_means_the_same_cells() -> None:
 def test_partial_values_rest_in_the_output_unless_they_are_wider() -> None:
     """Then they have memory of their own."""
     program = Program(0, Span(0, 2), Span(0, 2), ())
-    same = Memory(program, np.zeros(2, "i8"), SUM, world_size=2)
-    same.cells(Place.SUM, 0, 1)[:] = 5
+    same = RankMemory(program, np.zeros(2, "i8"), SUM, world_size=2)
+    same.cells(Operand.SUM, 0, 1)[:] = 5
     assert same.output[0] == 5
-    wider = Memory(program, np.zeros(2, "f2"), HALF, world_size=2)
-    assert wider.cells(Place.SUM, 0, 2).dtype == np.float32
+    wider = RankMemory(program, np.zeros(2, "f2"), HALF, world_size=2)
+    assert wider.cells(Operand.SUM, 0, 2).dtype == np.float32
 
 
 def test_a_step_is_done_when_all_have_it() -> None:
     """The value must be there and be handed to every stream."""
-    stage = Stage(Step(0, 8, (0,), (Form.DATA,), into=Place.OUTPUT, to=(0, 2)), SUM)
+    stage = StepState(ScheduleStep(0, 8, (0,), (Form.DATA,), into=Operand.OUTPUT, to=(0, 2)), SUM)
     stage.value = 6
     stage.sent = {0: 4, 2: 5}
     assert stage.done == 4
-    alone = Stage(Step(0, 8, (0,), (Form.DATA,), into=Place.OUTPUT), SUM)
+    alone = StepState(ScheduleStep(0, 8, (0,), (Form.DATA,), into=Operand.OUTPUT), SUM)
     assert alone.done == 0
 
 
 def test_a_frontier_is_what_the_unfinished_allow() -> None:
     """A step may go as far as those it waits for; finished ones do not count any more."""
     steps = (
-        Step(0, 4, (0,), (Form.DATA,), into=Place.OUTPUT),
-        Step(4, 8, (0,), (Form.DATA,), into=Place.OUTPUT),
-        Step(0, 8, own=Place.OUTPUT, to=(2,), reads=(0, 1)),
+        ScheduleStep(0, 4, (0,), (Form.DATA,), into=Operand.OUTPUT),
+        ScheduleStep(4, 8, (0,), (Form.DATA,), into=Operand.OUTPUT),
+        ScheduleStep(0, 8, own=Operand.OUTPUT, to=(2,), reads=(0, 1)),
     )
     rank = rank_with(*steps)
     assert rank.readable(steps[2]) == 0
@@ -105,15 +105,15 @@ def test_a_frontier_is_what_the_unfinished_allow() -> None:
 
 def test_a_receiver_fills_no_more_than_the_prescribed_pieces() -> None:
     """One for a step that stores, two for one that passes on, and it takes them at once."""
-    own, out = Place.INPUT, Place.OUTPUT
+    own, out = Operand.INPUT, Operand.OUTPUT
     for step, pieces in (
-        (Step(0, 8, (0,), (Form.DATA,), own=own, into=out, final=True), 1),
-        (Step(0, 8, (0,), (Form.DATA,), own=own, to=(2,)), 2),
+        (ScheduleStep(0, 8, (0,), (Form.DATA,), own=own, into=out, final=True), 1),
+        (ScheduleStep(0, 8, (0,), (Form.DATA,), own=own, to=(2,)), 2),
     ):
         rank = rank_with(step)
-        stream = Stream(capacity=8)
+        stream = ElementStream(capacity=8)
         stream.push(np.arange(8))
-        receiver = Receiver(rank, 0, stream)
+        receiver = StreamReceiver(rank, 0, stream)
         receiver.combiners[rank.stages[0]] = combiner = Actor(rank)  # type: ignore[assignment]
         assert receiver.act(straight) == [combiner]
         assert receiver.act(straight) is None
@@ -122,9 +122,9 @@ def test_a_receiver_fills_no_more_than_the_prescribed_pieces() -> None:
 
 def test_a_sender_waits_for_room_and_for_its_value() -> None:
     """And has nothing to do at the end."""
-    rank = rank_with(Step(0, 3, own=Place.INPUT, to=(2,)))
-    stream = Stream(capacity=2)
-    sender = Sender(rank, 2, stream)
+    rank = rank_with(ScheduleStep(0, 3, own=Operand.INPUT, to=(2,)))
+    stream = ElementStream(capacity=2)
+    sender = StreamSender(rank, 2, stream)
     assert sender.act(straight) == []
     assert sender.act(straight) is None
     stream.pull(2)
@@ -142,21 +142,23 @@ def test_an_actor_by_itself_can_do_nothing() -> None:
 # --------------------------------------------------------------------------------------------------
 # Reading a schedule tells what is wrong with it: each planted fault is found.
 
-INPUT, OUTPUT, CHECKS_SUM = Place.INPUT, Place.OUTPUT, Place.SUM
+INPUT, OUTPUT, CHECKS_SUM = Operand.INPUT, Operand.OUTPUT, Operand.SUM
 DATA, PARTIAL = Form.DATA, Form.PARTIAL
 
 
-def found(collective: Collective, *programs: list[Step], count: int = 4) -> str:
+def found(collective: Collective, *programs: list[ScheduleStep], count: int = 4) -> str:
     """What there is to complain about these programs."""
     work = Task.whole(collective, len(programs), count)
     made = [
         Program(rank, work.input(rank), work.output(rank), tuple(steps))
         for rank, steps in enumerate(programs)
     ]
-    return "\n".join(complaints(Schedule(work, Layout.plain(len(made)), "", made.__getitem__)))
+    return "\n".join(
+        complaints(Schedule(work, AlgorithmSettings.plain(len(made)), "", made.__getitem__))
+    )
 
 
-def alone(*steps: Step) -> str:
+def alone(*steps: ScheduleStep) -> str:
     """What there is to complain about the first of two ranks in an all-reduce."""
     return found(Collective.ALL_REDUCE, list(steps), [])
 
@@ -171,71 +173,86 @@ def test_what_the_algorithms_write_is_without_complaint(data: st.DataObject) -> 
 
 
 FAULTS: list[tuple[str, Callable[[], str]]] = [
-    ("2 is no other rank", lambda: alone(Step(0, 4, own=INPUT, to=(2,)))),
-    ("0 is no other rank", lambda: alone(Step(0, 4, (0,), (DATA,), into=OUTPUT))),
-    ("appears twice", lambda: alone(Step(0, 4, own=INPUT, to=(1, 1)))),
-    ("one form for each source", lambda: alone(Step(0, 4, (1,), (), into=OUTPUT))),
-    ("nothing to do", lambda: alone(Step(0, 4, own=INPUT))),
-    ("nothing to do", lambda: alone(Step(0, 4, into=OUTPUT))),
-    ("no place in the order", lambda: alone(Step(0, 4, own=INPUT, own_at=1, to=(1,)))),
-    ("span is empty", lambda: alone(Step(4, 4, own=INPUT, to=(1,)))),
-    ("writes to the input", lambda: alone(Step(0, 4, (1,), (DATA,), into=INPUT))),
-    ("0 to 5 is beyond input", lambda: alone(Step(0, 5, own=INPUT, to=(1,)))),
-    ("-1 to 4 is beyond output", lambda: alone(Step(-1, 4, (1,), (DATA,), into=OUTPUT))),
+    ("2 is not another rank", lambda: alone(ScheduleStep(0, 4, own=INPUT, to=(2,)))),
+    ("0 is not another rank", lambda: alone(ScheduleStep(0, 4, (0,), (DATA,), into=OUTPUT))),
+    ("appears twice", lambda: alone(ScheduleStep(0, 4, own=INPUT, to=(1, 1)))),
+    ("one form for each source", lambda: alone(ScheduleStep(0, 4, (1,), (), into=OUTPUT))),
+    ("nothing to do", lambda: alone(ScheduleStep(0, 4, own=INPUT))),
+    ("nothing to do", lambda: alone(ScheduleStep(0, 4, into=OUTPUT))),
+    ("no place in the order", lambda: alone(ScheduleStep(0, 4, own=INPUT, own_at=1, to=(1,)))),
+    ("span is empty", lambda: alone(ScheduleStep(4, 4, own=INPUT, to=(1,)))),
+    ("writes to the input", lambda: alone(ScheduleStep(0, 4, (1,), (DATA,), into=INPUT))),
+    ("0 to 5 is beyond input", lambda: alone(ScheduleStep(0, 5, own=INPUT, to=(1,)))),
+    ("-1 to 4 is beyond output", lambda: alone(ScheduleStep(-1, 4, (1,), (DATA,), into=OUTPUT))),
     (
         "broadcast reduces nothing",
-        lambda: found(Collective.BROADCAST, [Step(0, 4, own=INPUT, to=(1,), final=True)], []),
+        lambda: found(
+            Collective.BROADCAST, [ScheduleStep(0, 4, own=INPUT, to=(1,), final=True)], []
+        ),
     ),
     (
         "broadcast reduces nothing",
-        lambda: found(Collective.BROADCAST, [], [Step(0, 4, (0,), (PARTIAL,), into=OUTPUT)]),
+        lambda: found(
+            Collective.BROADCAST, [], [ScheduleStep(0, 4, (0,), (PARTIAL,), into=OUTPUT)]
+        ),
     ),
     (
         "final value is treated as a partial one",
-        lambda: alone(Step(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM, final=True)),
+        lambda: alone(ScheduleStep(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM, final=True)),
     ),
     (
         "stored as if it were final",
-        lambda: alone(Step(0, 4, (1,), (DATA,), INPUT, into=OUTPUT)),
+        lambda: alone(ScheduleStep(0, 4, (1,), (DATA,), INPUT, into=OUTPUT)),
     ),
-    ("sent as if it were final", lambda: alone(Step(0, 4, (1,), (DATA,), INPUT, to=(1,)))),
+    ("sent as if it were final", lambda: alone(ScheduleStep(0, 4, (1,), (DATA,), INPUT, to=(1,)))),
     (
         "reads the input's overwritten cell 0",
-        lambda: alone(Step(0, 4, (1,), (DATA,), into=OUTPUT), Step(0, 4, own=INPUT, to=(1,))),
+        lambda: alone(
+            ScheduleStep(0, 4, (1,), (DATA,), into=OUTPUT), ScheduleStep(0, 4, own=INPUT, to=(1,))
+        ),
     ),
     (
         "reads the unwritten cell 0",
-        lambda: alone(Step(0, 4, own=CHECKS_SUM, to=(1,), gives=PARTIAL)),
+        lambda: alone(ScheduleStep(0, 4, own=CHECKS_SUM, to=(1,), gives=PARTIAL)),
     ),
     (
         "step 1 does not wait for step 0 to write cell 2",
         lambda: alone(
-            Step(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM),
-            Step(2, 4, own=CHECKS_SUM, to=(1,), gives=PARTIAL),
+            ScheduleStep(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM),
+            ScheduleStep(2, 4, own=CHECKS_SUM, to=(1,), gives=PARTIAL),
         ),
     ),
     (
         "step 1 overwrites cell 1",
-        lambda: alone(Step(0, 4, own=INPUT, to=(1,)), Step(1, 2, (1,), (DATA,), into=OUTPUT)),
+        lambda: alone(
+            ScheduleStep(0, 4, own=INPUT, to=(1,)), ScheduleStep(1, 2, (1,), (DATA,), into=OUTPUT)
+        ),
     ),
     (
         "step 1 overwrites cell 0",
         lambda: alone(
-            Step(0, 4, (1,), (DATA,), into=OUTPUT), Step(0, 1, (1,), (DATA,), into=OUTPUT)
+            ScheduleStep(0, 4, (1,), (DATA,), into=OUTPUT),
+            ScheduleStep(0, 1, (1,), (DATA,), into=OUTPUT),
         ),
     ),
-    ("output's cell 3 is never written", lambda: alone(Step(0, 3, (1,), (DATA,), into=OUTPUT))),
+    (
+        "output's cell 3 is never written",
+        lambda: alone(ScheduleStep(0, 3, (1,), (DATA,), into=OUTPUT)),
+    ),
     (
         "output's cell 0 is never written",
-        lambda: alone(Step(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM)),
+        lambda: alone(ScheduleStep(0, 4, (1,), (DATA,), INPUT, into=CHECKS_SUM)),
     ),
-    ("Rank 0 does not send what rank 1 awaits", lambda: alone(Step(0, 4, own=INPUT, to=(1,)))),
+    (
+        "Rank 0 does not send what rank 1 awaits",
+        lambda: alone(ScheduleStep(0, 4, own=INPUT, to=(1,))),
+    ),
     (
         "Rank 1 does not send what rank 0 awaits",
         lambda: found(
             Collective.ALL_REDUCE,
-            [Step(0, 4, (1,), (PARTIAL,), into=OUTPUT)],
-            [Step(0, 4, own=INPUT, to=(0,))],
+            [ScheduleStep(0, 4, (1,), (PARTIAL,), into=OUTPUT)],
+            [ScheduleStep(0, 4, own=INPUT, to=(0,))],
         ),
     ),
 ]
@@ -251,11 +268,11 @@ def test_only_common_memory_can_be_overwritten() -> None:
     """An exchange has none: it may read its input whenever it likes."""
     work = Task.exchange([[2]])
     steps = (
-        Step(0, 2, own=INPUT, into=OUTPUT),
-        Step(0, 2, own=INPUT, into=OUTPUT, overwrites=(0,)),
+        ScheduleStep(0, 2, own=INPUT, into=OUTPUT),
+        ScheduleStep(0, 2, own=INPUT, into=OUTPUT, overwrites=(0,)),
     )
     program = Program(0, work.input(0), work.output(0), steps)
-    assert list(complaints(Schedule(work, Layout.plain(1), "", lambda _: program))) == []
+    assert list(complaints(Schedule(work, AlgorithmSettings.plain(1), "", lambda _: program))) == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -272,7 +289,7 @@ def planted(task: Task, write: Callable[[Draft, int], None]) -> Schedule:
         write(draft, rank)
         return draft.finish()
 
-    return Schedule(task, Layout.plain(task.world_size), "planted", maker)
+    return Schedule(task, AlgorithmSettings.plain(task.world_size), "planted", maker)
 
 
 def test_the_same_dice_play_the_same_game() -> None:
@@ -290,7 +307,9 @@ def test_the_same_dice_play_the_same_game() -> None:
             seen.append(fall(sides))
             return seen[-1]
 
-        outputs.append(verify.run(schedule, inputs, MACHINE_SUM, limits=Limits(7, 5), dice=watched))
+        outputs.append(
+            verify.run(schedule, inputs, MACHINE_SUM, limits=VerifyLimits(7, 5), dice=watched)
+        )
         throws.append(seen)
     assert throws[0] == throws[1] != throws[2]
     np.testing.assert_array_equal(outputs[0], outputs[2])
@@ -305,7 +324,9 @@ def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
             draft.store(Span(0, 4), source=3 - rank, to=(3 - rank,))
 
     inputs = [np.arange(4), np.empty(0, "i8"), np.empty(0, "i8")]
-    machine = Machine(planted(task, write), inputs, MACHINE_SUM, limits=Limits(), in_place=False)
+    machine = ScheduleRun(
+        planted(task, write), inputs, MACHINE_SUM, limits=VerifyLimits(), in_place=False
+    )
     with pytest.raises(Deadlock, match=r"rank 1 in step 0 at 0.*rank 2 in step 0 at 0"):
         machine.run(straight)
 
@@ -330,9 +351,11 @@ def test_a_relay_that_only_moves_holds_what_it_passes_on() -> None:
         if rank == 0:
             draft.send(Span(0, 5), to=(1,))
         elif rank == 1:
-            draft.add(Step(0, 5, (0,), (Form.DATA,), to=(2,)))
+            draft.add(ScheduleStep(0, 5, (0,), (Form.DATA,), to=(2,)))
         else:
-            step = Step(0, 5, (1,), (Form.DATA,), own=Place.INPUT, into=Place.OUTPUT, final=True)
+            step = ScheduleStep(
+                0, 5, (1,), (Form.DATA,), own=Operand.INPUT, into=Operand.OUTPUT, final=True
+            )
             draft.add(step)
 
     inputs = [np.arange(5), np.arange(5) * 100, np.arange(5) * 10]
@@ -359,7 +382,7 @@ def test_what_is_not_written_is_garbage() -> None:
 # --------------------------------------------------------------------------------------------------
 # The verifier finds wrong results, not only broken contracts.
 
-Change = Callable[[int, tuple[Step, ...]], list[Step]]
+Change = Callable[[int, tuple[ScheduleStep, ...]], list[ScheduleStep]]
 
 
 def spoiled(name: str, task: Task, change: Change) -> Schedule:
@@ -377,12 +400,12 @@ def test_the_all_gather_that_begins_one_block_too_early_is_found() -> None:
     """A classic: the ring is off by one, every rank gets plausible and wrong sums."""
     task = Task.whole(Collective.ALL_REDUCE, 3, 3)
 
-    def change(_: int, steps: tuple[Step, ...]) -> list[Step]:
+    def change(_: int, steps: tuple[ScheduleStep, ...]) -> list[ScheduleStep]:
         late = [step for step in steps if step.moves]
         shifted = [step.at(Span((step.start + 1) % 3, (step.start + 1) % 3 + 1)) for step in late]
         return [step for step in steps if not step.moves] + shifted
 
-    with pytest.raises(verify.Faulty):
+    with pytest.raises(verify.FaultyScheduleError):
         verify.prove(spoiled("ring", task, change))
 
 
@@ -390,22 +413,22 @@ def test_wrong_results_are_found() -> None:
     """Even when every rule of the contract is kept: here a source is added twice."""
     task = Task.whole(Collective.REDUCE, 3, 2)
 
-    def change(rank: int, steps: tuple[Step, ...]) -> list[Step]:
+    def change(rank: int, steps: tuple[ScheduleStep, ...]) -> list[ScheduleStep]:
         (step,) = steps
         if rank == 1:
             return [step, step.after((), ())]
         if rank == 2:
             return []
         return [
-            step._replace(sources=(1,), takes=(Form.DATA,), into=Place.SUM, final=False),
-            Step(
-                0, 2, (1,), (Form.DATA,), Place.SUM, into=Place.OUTPUT, final=True, reads=(0,)
+            step._replace(sources=(1,), takes=(Form.DATA,), into=Operand.SUM, final=False),
+            ScheduleStep(
+                0, 2, (1,), (Form.DATA,), Operand.SUM, into=Operand.OUTPUT, final=True, reads=(0,)
             ).after((0,), (0,)),
         ]
 
     schedule = spoiled("central", task, change)
     verify.inspect(schedule)
-    with pytest.raises(verify.Faulty, match="Rank 0 gets"):
+    with pytest.raises(verify.FaultyScheduleError, match="Rank 0 gets"):
         verify.prove(schedule)
 
 
@@ -413,20 +436,22 @@ def test_results_that_differ_in_a_bit_are_found() -> None:
     """Both ranks add the same numbers, but one associates them differently."""
     task = Task.whole(Collective.ALL_REDUCE, 4, 9)
 
-    def change(rank: int, steps: tuple[Step, ...]) -> list[Step]:
+    def change(rank: int, steps: tuple[ScheduleStep, ...]) -> list[ScheduleStep]:
         """Everybody sends to everybody and adds by itself, in an order of its own."""
         others = tuple(other for other in range(4) if other != rank)
-        add = Step(0, 9, others, (Form.DATA,) * 3, Place.INPUT, into=Place.OUTPUT, final=True)
-        return [Step(0, 9, own=Place.INPUT, to=others), add.after((), (0,))]
+        add = ScheduleStep(
+            0, 9, others, (Form.DATA,) * 3, Operand.INPUT, into=Operand.OUTPUT, final=True
+        )
+        return [ScheduleStep(0, 9, own=Operand.INPUT, to=others), add.after((), (0,))]
 
-    with pytest.raises(verify.Faulty, match="differ in some bits"):
+    with pytest.raises(verify.FaultyScheduleError, match="differ in some bits"):
         verify.prove(spoiled("direct", task, change))
 
 
 def test_a_broken_contract_is_found_first() -> None:
     """Before anything is run."""
     task = Task.whole(Collective.BROADCAST, 2, 4)
-    with pytest.raises(verify.Faulty, match="never written"):
+    with pytest.raises(verify.FaultyScheduleError, match="never written"):
         verify.prove(spoiled("tree", task, lambda rank, steps: [] if rank else list(steps)))
 
 
@@ -434,13 +459,13 @@ def test_a_changed_input_is_found() -> None:
     """Out of place, nobody may write to what it was given."""
     task = Task.whole(Collective.ALL_REDUCE, 2, 1)
 
-    def change(rank: int, _: tuple[Step, ...]) -> list[Step]:
+    def change(rank: int, _: tuple[ScheduleStep, ...]) -> list[ScheduleStep]:
         other = (1 - rank,)
-        send = Step(0, 1, own=Place.INPUT, to=other)
-        add = Step(0, 1, other, (Form.DATA,), Place.INPUT, into=Place.INPUT, final=True)
+        send = ScheduleStep(0, 1, own=Operand.INPUT, to=other)
+        add = ScheduleStep(0, 1, other, (Form.DATA,), Operand.INPUT, into=Operand.INPUT, final=True)
         return [send, add.after((), (0,))]
 
-    with pytest.raises(verify.Faulty, match="Rank 0 changed its input"):
+    with pytest.raises(verify.FaultyScheduleError, match="Rank 0 changed its input"):
         verify.run(spoiled("direct", task, change), verify.distinct(task), verify.exact(task))
 
 
@@ -451,7 +476,7 @@ def test_playing_needs_what_is_sent_and_sends_what_is_needed() -> None:
     reducer = verify.exact(task)
     with pytest.raises(Deadlock, match="1 ranks wait"):
         verify.play(spoiled("tree", task, lambda r, s: list(s) if r else []), inputs, reducer)
-    with pytest.raises(verify.Faulty, match="nobody awaits"):
+    with pytest.raises(verify.FaultyScheduleError, match="no rank awaits"):
         verify.play(spoiled("tree", task, lambda r, s: [] if r else list(s)), inputs, reducer)
 
 

@@ -45,7 +45,7 @@ def tell_errors(place: Place, job: str, min_nodes: int, options: dict[str, Any])
                     raise
                 continue
             count += 1
-            view = cluster._stages.read(PATIENCE).view.session.hex()
+            view = cluster._sessions.read(PATIENCE).view.session.hex()
             if view != seen or time.monotonic() >= sign:
                 seen, sign = view, time.monotonic() + SIGN
                 place.say("view", size=int(sums[0]), rank=cluster.rank, view=view)
@@ -56,7 +56,7 @@ def tell_errors(place: Place, job: str, min_nodes: int, options: dict[str, Any])
 
 def facts_of(cluster: potluck.Cluster, error: potluck.DistributedError) -> Told:
     """An error, and the view in which the program stood."""
-    stood = cluster._stages._footing.stage
+    stood = cluster._sessions._caller.session
     assert stood is not None
     facts = {"node": error.node, "host": error.host, "cause": error.cause}
     return {**as_failure(error), **facts, "of": stood.view.session.hex()}

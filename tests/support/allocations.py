@@ -1,8 +1,10 @@
-"""Where memory is taken whose size somebody else may have chosen, found in the syntax tree."""
+"""Memory whose size others may have chosen: where it is taken, and how much a block takes."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import tracemalloc
 from collections.abc import Iterator, Mapping
 
 from support.architecture import Module
@@ -56,3 +58,15 @@ def _is_fixed(size: ast.expr) -> bool:
     if isinstance(size, ast.Name):
         return size.id.isupper()
     return isinstance(size, ast.Constant)
+
+
+@contextlib.contextmanager
+def allocating_at_most(count: int) -> Iterator[None]:
+    """Fail a block that has more bytes of new memory at any time, numpy's included."""
+    tracemalloc.start()
+    try:
+        yield
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most <= count, f"{most} bytes were taken at once"

@@ -8,6 +8,7 @@ on ``src/potluck`` and on planted sources that must not pass.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ PACKAGE = "potluck"
 # Layer -> the rooms (module or folder directly under the package) that belong to it.  A feature is
 # one package, which is a layer of its own.
 GROUND = (
-    *("errors", "_types", "_process", "_time", "_decode", "_values"),
-    *("launch_env", "wire_messages", "logs"),
+    *("errors", "_types", "_platform", "_process", "_time", "_future", "_decode", "_values"),
+    *("_version", "launch_env", "wire_messages", "logs"),
 )
 # From the bottom up; layers on the same floor are blind to one another.
 FLOORS = (
@@ -113,12 +114,12 @@ BANS = (
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"}),
         "threads live where the network is; others only have locks",
-        only=(*_NETWORKED, "metrics", "logs", "_process", "torch.work"),
+        only=(*_NETWORKED, "metrics", "logs", "_process", "_future", "torch.work"),
     ),
     Ban(
         frozenset({"socket", "select", "selectors", "ssl"}),
         "bytes meet the network in net and in the layers that drive it",
-        only=_NETWORKED,
+        only=(*_NETWORKED, "_platform"),
     ),
     Ban(
         frozenset({"threading", "_thread", "queue", "concurrent", "multiprocessing"})
@@ -126,6 +127,11 @@ BANS = (
         | {"time", "datetime", "random", "secrets", "uuid", "os", "subprocess", "signal"},
         "pure code knows no clock, no chance and no operating system: what it needs is passed in",
         never=PURE,
+    ),
+    Ban(
+        frozenset({"fcntl", "termios", "resource", "pwd", "grp", "msvcrt", "winreg", "_winapi"}),
+        "what only some platforms have is decided in one module",
+        only=("_platform",),
     ),
     Ban(
         frozenset({"numpy", "ml_dtypes"}),
@@ -150,6 +156,11 @@ BANS = (
 )
 BANNED_CALLS = frozenset({"eval", "exec", "compile"})
 
+PLATFORM_NAMES = frozenset({"sys.platform", "os.name"})
+PLATFORM_MODULES = frozenset({"os", "socket", "select", "signal", "mmap", "time", "ssl"})
+PLATFORM_GUARDS = frozenset({("net.tcp", "sys.platform")})
+"""Around a class for one platform: the type checker follows nothing else."""
+
 LINES_WANTED = 800
 LINES_ALLOWED = 1300
 FUNCTION_LINES_ALLOWED = 60  # without signature and docstring
@@ -157,7 +168,17 @@ POSITIONAL_ALLOWED = 6  # without self or cls
 FOLDER_ALLOWED = 25  # modules in one folder
 MODULES_ALLOWED = 190  # in the whole package, packages that only document or re-export excepted
 SMALL = 150  # lines of code of a module with one importer in its package that gives no reason
-ADAPTERS = ("arrays", "backend.adapters", "torch", "apps")
+SMALL_FILES: dict[str, str] = {
+    "potluck.apps.cli.demo": "a file per command: the main command only lists them",
+    "potluck.apps.cli.doctor": "a file per command: the main command only lists them",
+    "potluck.arrays.jax": "a file per framework: none imports another one",
+    "potluck.arrays.mlx": "a file per framework: none imports another one",
+    "potluck.arrays.torch": "a file per framework: none imports another one",
+    "potluck.backend.barrier": "pure: the path says so",
+    "potluck.training.balance": "a subject of its own; elastic would be too long with it",
+}
+"""Small modules with one importer, each with the reason that it is a module all the same."""
+ADAPTERS = ("arrays", "backend.adapters", "torch", "apps", "_platform")
 """Where objects of others are looked at by name."""
 
 
@@ -206,6 +227,7 @@ def parse(sources: Mapping[str, str], packages: Iterable[str] = ()) -> dict[str,
     }
 
 
+@functools.cache
 def load(folder: Path) -> dict[str, Module]:
     """Every module below the package folder."""
     modules = {}
@@ -315,6 +337,22 @@ def banned_calls(modules: Mapping[str, Module]) -> list[str]:
             if _is_dynamic_import(node) and _literal(node) is None and module.layer != "root":
                 found.append(f"{where} imports a module whose name is computed")
     return found
+
+
+def platforms(modules: Mapping[str, Module]) -> list[str]:
+    """Only one module asks which platform this is and what the modules of Python have there."""
+    found = []
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute):
+                is_asking = ast.unparse(node) in PLATFORM_NAMES
+            elif isinstance(node, ast.Call) and _called(node) in {"hasattr", "getattr"}:
+                is_asking = ast.unparse(node.args[0]) in PLATFORM_MODULES
+            else:
+                continue
+            if is_asking and (module.path, ast.unparse(node)) not in PLATFORM_GUARDS:
+                found.append(f"{module.name}:{node.lineno} asks what potluck._platform answers")
+    return [each for each in found if not each.startswith(f"{PACKAGE}._platform:")]
 
 
 def _is_false(node: ast.expr) -> bool:
@@ -433,12 +471,15 @@ def _only_documents(module: Module) -> bool:
 
 
 def fragments(modules: Mapping[str, Module]) -> list[str]:
-    """A small module with one importer in its package is a piece of that importer."""
+    """A small module with one importer in its package is a piece of that importer.
+
+    Unless it gives a reason, which lapses when it is not needed.
+    """
     importers = defaultdict(set)
     for module in modules.values():
         for item in imports_of(module, modules):
             importers[item.target].add(module.name)
-    found = []
+    found = {}
     for module in modules.values():
         if module.is_package or not module.path or module.name.endswith("__main__"):
             continue
@@ -447,8 +488,14 @@ def fragments(modules: Mapping[str, Module]) -> list[str]:
         if len(known_to) == 1 and _code_lines(module) < SMALL:
             (importer,) = known_to
             if importer.rpartition(".")[0] == package:
-                found.append(f"{module.name} is small and only {importer} imports it")
-    return sorted(found)
+                found[module.name] = f"{module.name} is small and only {importer} imports it"
+    stale = (name for name in SMALL_FILES if name in modules and name not in found)
+    return sorted(
+        [
+            *(text for name, text in found.items() if name not in SMALL_FILES),
+            *(f"{name} needs no excuse (any more)" for name in stale),
+        ]
+    )
 
 
 def _code_lines(module: Module) -> int:
@@ -495,8 +542,17 @@ def class_names(modules: Mapping[str, Module]) -> list[str]:
 
 
 def cut_classes(modules: Mapping[str, Module]) -> list[str]:
-    """A class stands in one file: no base in our tree that exists for a single class elsewhere."""
+    """A class is not cut up: no base of ours that nothing uses but one heir.
+
+    A base that is made by itself, such as a plain connection beside an encrypted one, is a class.
+    """
     homes, heirs = defaultdict(list), defaultdict(list)
+    made = {
+        node.func.id
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     for module, node in _classes(modules):
         homes[node.name].append((module, node))
         for base in _bases(node):
@@ -508,7 +564,7 @@ def cut_classes(modules: Mapping[str, Module]) -> list[str]:
             continue
         (module, node), (other, heir) = places[0], heirs[name][0]
         is_seam = name in errors or not {"Protocol", "ABC"}.isdisjoint(_bases(node))
-        if not is_seam and heir is not node:
+        if not is_seam and heir is not node and name not in made:
             found.append(f"{other.path}.{heir.name} is the only heir of {module.path}.{name}")
     return sorted(found)
 
@@ -556,6 +612,8 @@ def _members(node: ast.ClassDef) -> set[str]:
             names.add(item.name)
         elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             names.add(item.target.id)
+        elif isinstance(item, ast.Assign) and item in node.body:
+            names |= {each.id for each in item.targets if isinstance(each, ast.Name)}
         elif isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store):
             names.add(item.attr)
     return {name for name in names if not name.startswith("__")}
@@ -609,6 +667,7 @@ CHECKS: tuple[Check, ...] = (
     layering,
     banned_imports,
     banned_calls,
+    platforms,
     cycles,
     functions,
     docstrings,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from potluck.backend.barrier import Announce, Barrier, Effect, Failed, Passed, Token
+from potluck.backend.barrier import Announce, Barrier, BarrierFailed, BarrierPassed, Effect, Token
 
 Link: TypeAlias = tuple[int, int]
 Mail: TypeAlias = Token | Announce | None
@@ -113,19 +113,19 @@ class Hall:
                 self.sent.append(effect)
                 if effect.to in self.alive:
                     self._links.setdefault((member, effect.to), deque()).append(effect)
-            elif isinstance(effect, Passed):
+            elif isinstance(effect, BarrierPassed):
                 self._check_passed(member, effect)
             else:
                 self._check_failed(member, effect)
 
-    def _check_passed(self, member: int, effect: Passed) -> None:
+    def _check_passed(self, member: int, effect: BarrierPassed) -> None:
         absent = [other for other in self.members if self.entered[other] < effect.number]
         assert not absent, f"{member} passed {effect.number} before {absent} entered it"
         assert member not in self.failed, f"{member} passed after it had failed"
         assert effect.number == self.passed[member] + 1 == self.entered[member]
         self.passed[member] = effect.number
 
-    def _check_failed(self, member: int, effect: Failed) -> None:
+    def _check_failed(self, member: int, effect: BarrierFailed) -> None:
         assert effect.lost in self.members
         assert effect.lost not in self.alive, f"{effect.lost} is alive and blamed"
         assert effect.number == self.entered[member] == self.passed[member] + 1

@@ -15,37 +15,36 @@ from potluck.apps.cli.main import app
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 INTRODUCTION = """\
-# The command
+# Command line
 
 <!-- Made from the command's own help by `PYTHONPATH=tests python -m support.cli_page`. -->
 
-`potluck COMMAND --help` says what is on this page. Every command
+`potluck COMMAND --help` prints what this page shows. Every command
 
-* tells what went wrong in one paragraph on stderr: what happened, the likely cause, what to do;
+* prints errors to stderr: what happened, the likely cause, what to do;
   `--debug` (or `POTLUCK_DEBUG=1`) adds the traceback;
-* writes results to stdout and everything else to stderr; `--json` makes the result one JSON object;
-* shows progress in a terminal, plain lines in a pipe or file, and no colours under `NO_COLOR`.
+* prints results to stdout and everything else to stderr; `--json` makes the result a JSON object;
+* shows progress in a terminal, plain lines in a pipe or file, and no colours if `NO_COLOR` is set.
 
 ## Exit codes
 
-| code | of | meaning |
+| code | command | meaning |
 |---|---|---|
-| 0 | all | done |
-| 1 | all | failed: the reason is on stderr |
-| 2 | all | wrong usage: nothing was done, stderr says what is wrong |
+| 0 | all | success |
+| 1 | all | failure; the reason is on stderr |
+| 2 | all | wrong usage; nothing was done |
 """
 
 COMPLETION = """\
 | 130 | all | interrupted by Ctrl-C |
 
-`potluck run` ends with the exit code of the script, or 128 + n if signal n ended it.
+`potluck run` exits with the exit code of the script, or with 128 + n if signal n ended it.
 
 ## Completion
 
-`potluck --install-completion` sets up the shell it is typed in: the Tab key then completes commands
-and options. `potluck --show-completion` prints what that would be; for another shell,
-`_POTLUCK_COMPLETE=source_bash potluck` prints it for bash, `source_zsh` for zsh, `source_fish` for
-fish.
+`potluck --install-completion` sets up completion for your current shell: the Tab key then completes
+commands and options. `potluck --show-completion` prints the script instead. For another shell use
+`_POTLUCK_COMPLETE=source_bash potluck` (or `source_zsh`, `source_fish`).
 """
 
 CODE = re.compile(r"\b3 ([^,;]+)")

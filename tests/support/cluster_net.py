@@ -16,23 +16,23 @@ from potluck.membership.events import (
     Abort,
     ClusterConfig,
     ClusterState,
+    ConnectTo,
     Disconnect,
     Effect,
     Installed,
-    Meet,
     Note,
-    Probe,
-    Send,
+    ProbePort,
+    SendMessage,
 )
-from potluck.membership.messages import ClusterMessage, ProcessCard, decode, encode
+from potluck.membership.messages import ClusterMessage, ProcessInfo, decode, encode
 
 DELAY = 0.001  # seconds that a message takes
 
 
-def card(letter: str, incarnation: int = 1, **facts: Any) -> ProcessCard:
+def card(letter: str, incarnation: int = 1, **facts: Any) -> ProcessInfo:
     """The card of a process of a machine called ``letter``."""
     facts = {"machine": letter, "name": letter, **facts}
-    return ProcessCard(node=NodeId(letter * 32), incarnation=incarnation, **facts)
+    return ProcessInfo(node=NodeId(letter * 32), incarnation=incarnation, **facts)
 
 
 class ClusterNet:
@@ -41,7 +41,7 @@ class ClusterNet:
     def __init__(self) -> None:
         self.now = 100.0
         self.cores: dict[ProcessId, ClusterCore] = {}
-        self.lanes: set[tuple[ProcessId, ProcessId]] = set()
+        self.connections: set[tuple[ProcessId, ProcessId]] = set()
         self.cut: set[tuple[ProcessId, ProcessId]] = set()  # what the first sends never arrives
         self.dead: set[ProcessId] = set()
         self.stopped: set[ProcessId] = set()
@@ -74,10 +74,10 @@ class ClusterNet:
             self.link(one, other)
 
     def link(self, one: ProcessId, other: ProcessId) -> None:
-        """Open a lane, if it is not there."""
+        """Open a connection, if it is not there."""
         apart = {(one, other), (other, one)} & self.cut
-        if not (apart or {one, other} & self.dead or (one, other) in self.lanes):
-            self.lanes |= {(one, other), (other, one)}
+        if not (apart or {one, other} & self.dead or (one, other) in self.connections):
+            self.connections |= {(one, other), (other, one)}
             self.do(one, self.cores[one].connected(self.cores[other].me, self.now))
             self.do(other, self.cores[other].connected(self.cores[one].me, self.now))
 
@@ -96,14 +96,14 @@ class ClusterNet:
     def kill(self, process: ProcessId) -> None:
         """A process ends; those it is connected to notice at once."""
         self.dead.add(process)
-        for one, other in sorted(self.lanes):
+        for one, other in sorted(self.connections):
             if other == process:
-                self.lanes -= {(one, other), (other, one)}
+                self.connections -= {(one, other), (other, one)}
                 self._at(DELAY, self._closed, one, process)
 
     def sever(self, one: ProcessId, other: ProcessId) -> None:
-        """A lane is reset though both live."""
-        self.lanes -= {(one, other), (other, one)}
+        """A connection is reset though both live."""
+        self.connections -= {(one, other), (other, one)}
         self._closed(one, other)
         self._closed(other, one)
 
@@ -127,16 +127,16 @@ class ClusterNet:
         """Carry out what a core wants done."""
         for effect in effects:
             self.effects.append((self.now, process, effect))
-            if isinstance(effect, Send):
-                wanted = (process, effect.to) in self.lanes
+            if isinstance(effect, SendMessage):
+                wanted = (process, effect.to) in self.connections
                 if wanted and not self.dropped(process, effect.to, effect.message):
                     message = decode(encode(effect.message))
                     self._at(DELAY, self._deliver, process, effect.to, message)
-            elif isinstance(effect, Probe):
+            elif isinstance(effect, ProbePort):
                 self._at(2 * DELAY, self._probe, process, effect.peer)
             elif isinstance(effect, Disconnect):
-                self.lanes -= {(process, effect.peer), (effect.peer, process)}
-            elif isinstance(effect, Meet):
+                self.connections -= {(process, effect.peer), (effect.peer, process)}
+            elif isinstance(effect, ConnectTo):
                 self._at(DELAY, self.link, process, effect.card.process)
         self._arm(process)
 
@@ -156,7 +156,7 @@ class ClusterNet:
             self.do(process, self.cores[process].tick(max(due, self.now)))
 
     def _deliver(self, sender: ProcessId, to: ProcessId, message: ClusterMessage) -> None:
-        is_lost = (sender, to) in self.cut or (sender, to) not in self.lanes
+        is_lost = (sender, to) in self.cut or (sender, to) not in self.connections
         if not is_lost and to not in self.dead | self.stopped:
             self.do(to, self.cores[to].receive(sender, message, self.now))
 

@@ -31,7 +31,7 @@ class Ledger:
 
     def enter(self, cluster: potluck.Cluster, sums: np.ndarray[Any, Any]) -> None:
         """Another sum, of the members of the last call."""
-        view = cluster._stages.read(PATIENCE).view.session.hex()
+        view = cluster._sessions.read(PATIENCE).view.session.hex()
         if view != self.view:
             self.view, self.count, self._sums = view, 0, hashlib.sha256()
         self.count += 1

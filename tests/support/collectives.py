@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from potluck.schedule import planner, verify
 from potluck.schedule.schedule import Schedule
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 from potluck.schedule.verify import Dice
 
 OFFERS = [
@@ -40,10 +40,10 @@ def task(collective: Collective, size: int, count: int, root: int = 0) -> Task:
     return Task.whole(collective, size, count, root)
 
 
-def layouts(size: int) -> st.SearchStrategy[Layout]:
+def layouts(size: int) -> st.SearchStrategy[AlgorithmSettings]:
     """Any layout of so many ranks, with short pieces."""
     return st.builds(
-        Layout,
+        AlgorithmSettings,
         order=st.permutations(range(size)).map(tuple),
         shares=st.tuples(*[st.integers(0, 3)] * size).filter(any),
         arity=st.integers(1, 4),

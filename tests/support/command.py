@@ -56,7 +56,7 @@ def potluck(
 
 @contextmanager
 def started(
-    *arguments: str, variables: Mapping[str, str] | None = None
+    *arguments: str, variables: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """The command under way, piped; it is gone at the end, and whatever it started as well."""
     process = subprocess.Popen(
@@ -64,6 +64,7 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(variables),
+        cwd=folder,
         text=True,
     )
     with process:

@@ -93,17 +93,26 @@ def build(folder: Path) -> str:
 
 
 def play(folder: Path, first: int, seeds: int, jobs: int) -> dict[str, object]:
-    """Play some seeds on the copy in a folder; the report of the command."""
+    """Play some seeds on the copy in a folder; the report of the command.
+
+    Raises :class:`RuntimeError` with what the command wrote if it made no report.
+    """
     options = ["--first", str(first), "--seeds", str(seeds), "--jobs", str(jobs), "--json"]
     ended = subprocess.run(
         [sys.executable, "-m", "potluck.testing.seeds", *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        capture_output=True,
         check=False,  # 1 if a seed failed; the report names it
     )
-    facts: dict[str, object] = json.loads(ended.stdout)
+    try:
+        facts: dict[str, object] = json.loads(ended.stdout)
+    except ValueError:
+        said = ended.stderr.decode(errors="replace").strip() or "it wrote nothing"
+        raise RuntimeError(
+            f"Seeds {first} to {first + seeds - 1} ended with code {ended.returncode} and without "
+            f"a report:\n{said}"
+        ) from None
     return facts
 
 

@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from potluck._types import NodeId, ProcessId
-from potluck.discovery.records import Advert, DiscoveryConfig, DiscoveryEvent, Found, Gone, Sighting
+from potluck.discovery.records import (
+    Advert,
+    DiscoveryConfig,
+    DiscoveryEvent,
+    PeerFound,
+    PeerGone,
+    Sighting,
+)
 from potluck.discovery.service import Discovery
 from potluck.identity.namespace import NetworkNamespace
 from potluck.net.addresses import Address
@@ -90,7 +97,7 @@ class Watcher:
         """Whether it has been told of these processes, and has not been told that they left."""
         present: set[ProcessId | None] = set()
         for event in self.look():
-            change = present.discard if isinstance(event, Gone) else present.add
+            change = present.discard if isinstance(event, PeerGone) else present.add
             change(event.sighting.process)
         return {other.process for other in others} <= present
 
@@ -105,7 +112,7 @@ class Watcher:
     @property
     def met(self) -> set[ProcessId | None]:
         """Everybody it has ever found."""
-        return {event.sighting.process for event in self.look() if isinstance(event, Found)}
+        return {event.sighting.process for event in self.look() if isinstance(event, PeerFound)}
 
 
 def alone(home: Path) -> DiscoveryConfig:

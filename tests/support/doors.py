@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from potluck._platform import HAS_EPOLL
 from potluck.net import memory, tcp
 from potluck.net.transport import Event, Poller, Stream
 
@@ -73,7 +73,7 @@ DOORS: dict[str, tuple[Callable[[], Poller], Callable[[], Pair]]] = {
     "selector": (tcp.SelectorPoller, tcp_pair),
     "memory": (memory.MemoryPoller, memory_pair),
 }
-if hasattr(select, "epoll"):  # Linux
+if HAS_EPOLL:
     DOORS["epoll"] = (tcp.EpollPoller, tcp_pair)
 
 

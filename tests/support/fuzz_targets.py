@@ -16,43 +16,43 @@ from potluck.apps.cli import run_places, trace_analysis
 from potluck.arrays import trees
 from potluck.cluster import reports
 from potluck.cluster.metrics_endpoint import answer
-from potluck.collective.fingerprint import NOTICE_SIZE, Notice, Word
+from potluck.collective.fingerprint import NOTICE_SIZE, Notice, NoticeKind
 from potluck.compression.compressor import CompressedGradient, GradientCompressor
 from potluck.compression.sparse import Sparse
 from potluck.discovery import local
 from potluck.discovery.mdns import read_record
 from potluck.errors import DistributedError, IoError, MalformedFrame
 from potluck.membership import messages
-from potluck.membership.messages import ProcessCard
+from potluck.membership.messages import ProcessInfo
 from potluck.membership.topology import Accelerator, NodeProfile
 from potluck.net import frames
-from potluck.net.frames import Kind
+from potluck.net.frames import FrameType
 from potluck.net.opening import Greeting
 from potluck.net.secure_socket import Security
-from potluck.net.tcp import Whereabouts
+from potluck.net.tcp import EndpointHint
 from potluck.net.tls import first_record_size, read_hello
 from potluck.rpc.errors import RpcInvalidMessage
-from potluck.rpc.protocol import Failure, Hello, RpcRequest, RpcResponse, error_of
-from potluck.rpc.values import Values
+from potluck.rpc.protocol import CallFailure, RpcHello, RpcRequest, RpcResponse, error_of
+from potluck.rpc.values import ValueCodec
 from potluck.training import elastic, peer_messages
-from potluck.training.balance import Condition
-from potluck.training.checkpoint_files import Manifest, Piece, decode_header, digest
-from potluck.training.state import Chunks, Plan, Replica, Wishes
+from potluck.training.balance import MemberCondition
+from potluck.training.checkpoint_files import Manifest, Piece, digest
+from potluck.training.state import Chunks, Replica, SyncPlan, Wishes
 from potluck.trust import pairing_protocol
 from potluck.trust.pairing_protocol import PUBLIC_LIMIT
 from potluck.trust.roster import Roster
 from potluck.wire_messages import (
-    Control,
-    ControlOpened,
+    ControlReply,
+    ControlRequest,
     Introduction,
     Join,
-    Lane,
-    LaneOpened,
-    Peer,
-    Shortcut,
+    OpenReply,
+    OpenRequest,
+    RankEndpoint,
     Sync,
     Table,
     Told,
+    UnixSocketHint,
     pack,
     unpack,
 )
@@ -63,8 +63,8 @@ from support.machines import TOY_VERIFIER, machine
 from support.tls_pair import CALLED, LAB, client_hello
 
 OUR = (MalformedFrame,)
-RPC_HELLO = len(Hello(1, 1, 1).pack())
-PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
+RPC_HELLO = len(RpcHello(1, 1, 1).pack())
+PEER = RankEndpoint(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
 VALUE = {
     "step": 7,
     "seen": {1, 2, 1 << 70},
@@ -77,19 +77,23 @@ def _introduced() -> list[bytes]:
     said = Introduction(b"r" * 32, "m" * 16, "b" * 16, 1, 77)
     return [
         pack(Join(rank=1, world_size=2, peer=PEER, introduction=said)),
-        pack(Lane(session=b"s" * 16, rank=1, to=0, shortcut=Shortcut(b"n", b"t", ["a", "b"]))),
+        pack(
+            OpenRequest(
+                session=b"s" * 16, rank=1, to=0, shortcut=UnixSocketHint(b"n", b"t", ["a", "b"])
+            )
+        ),
         pack(Sync(introduction=said)),
-        pack(Control(job="train", card=b"c" * 40, version="1.0", profile=b"p")),
+        pack(ControlRequest(job="train", card=b"c" * 40, version="1.0", profile=b"p")),
     ]
 
 
 def _control_seeds() -> list[bytes]:
     members = [reports.MemberLine("a" * 32, 1, "desk")]
     health = [reports.HealthLine("a" * 32, 1, "desk", "good", "it answers", 0.1)]
-    report = reports.Report(
+    report = reports.StatusReport(
         node="a" * 32, incarnation=3, name="desk", members=members, peers=health, facts={"s": "t"}
     )
-    return [reports.write(report), reports.write(reports.Ask())]
+    return [reports.write(report), reports.write(reports.StatusRequest())]
 
 
 def _roster() -> bytes:
@@ -124,17 +128,17 @@ def _frame(data: bytes) -> None:
 def training_targets() -> list[Target]:
     """What members of a training tell each other."""
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
-    place, told = ("f" * 32, 1, 2), elastic._Told
+    place, told = ("f" * 32, 1, 2), elastic._ReportMessage
     facts = (place, place[:2], place, True, False, (Branch(place[0], 1),), 5, (), 5)
     away, ended = ProcessId(NodeId("b" * 32), 3), ProcessId(NodeId("c" * 32), 1)
     missing = ((away, "attic"),)
-    report = told(*facts, missing, False, (ended,), ((0, 4),), 100, Condition(), False, "a1")
+    report = told(*facts, missing, False, (ended,), ((0, 4),), 100, MemberCondition(), False, "a1")
 
     def plan(data: bytes) -> None:
-        peer_messages._read(data, Plan, 1, "a plan").layout.check(1 << 20)
+        peer_messages._read(data, SyncPlan, 1, "a plan").layout.check(1 << 20)
 
     def standing(data: bytes) -> None:
-        elastic.Standing.of(peer_messages._read(data, told, 1, "a report"))
+        elastic.MemberReport.of(peer_messages._read(data, told, 1, "a report"))
 
     def reader(kind: Any) -> Callable[[bytes], object]:
         return lambda data: peer_messages._read(data, kind, 1, "a message")
@@ -145,7 +149,7 @@ def training_targets() -> list[Target]:
             "training plan",
             plan,
             (MalformedFrame,),
-            [written(Plan(chunks.layout, bytes(32)))],
+            [written(SyncPlan(chunks.layout, bytes(32)))],
             "msgpack",
         ),
         Target("training report", standing, (MalformedFrame,), [written(report)], "msgpack"),
@@ -198,7 +202,7 @@ def _manifest_line(data: bytes) -> bytes:
 
 
 def _values(value: object) -> bytes:
-    return b"".join(bytes(part) for part in Values().pack(value))
+    return b"".join(bytes(part) for part in ValueCodec().pack(value))
 
 
 def _sized(data: bytes) -> bytes:
@@ -216,10 +220,6 @@ def _sparse(data: bytes) -> None:
 
 def _gradient(data: bytes) -> None:
     CompressedGradient.from_bytes(data, most_values=1 << 20)
-
-
-def _header(data: bytes) -> bytes:
-    return len(data[8:]).to_bytes(8, "little") + data[8:]
 
 
 A = ProcessId(NodeId("a" * 32), 1)
@@ -247,13 +247,13 @@ def _cluster_seeds() -> list[bytes]:
             messages.Heartbeat(
                 1, 0, 0.5, messages.Phase.ACTIVE, (1, 2), lineage="f" * 32, leader=A
             ),
-            messages.Acquaintances(
-                (ProcessCard(node=NodeId("b" * 32), incarnation=1, name="desk"),)
+            messages.KnownProcesses(
+                (ProcessInfo(node=NodeId("b" * 32), incarnation=1, name="desk"),)
             ),
             messages.Lost("f" * 32, 3, A, "its cable was pulled", is_proved=True),
             messages.Departed("f" * 32, 3, 0, -1, None, "it left", is_leaving=True),
             messages.Found("f" * 32, messages.Proposal((A,), "because")),
-            messages.Canvass("f" * 32, 3, 1),
+            messages.PreVote("f" * 32, 3, 1),
         )
     ]
 
@@ -263,19 +263,21 @@ def _pairing() -> list[bytes]:
     return [
         pairing_protocol.encode(each)
         for each in (
-            pairing_protocol.Hello(
+            pairing_protocol.PairingHello(
                 pairing_protocol.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)
             ),
             pairing_protocol.Reply(me.node_id, "desk", b"B" + bytes(32)),
             pairing_protocol.Confirm(bytes(32)),
-            pairing_protocol.Sealed(bytes(100)),
+            pairing_protocol.EncryptedMessage(bytes(100)),
         )
     ]
 
 
 def _sealed() -> list[bytes]:
     me = machine("desktop")
-    offer = pairing_protocol.Offer("home", bytes(32), b"roster", me.card.public_key, bytes(64))
+    offer = pairing_protocol.NamespaceOffer(
+        "home", bytes(32), b"roster", me.card.public_key, bytes(64)
+    )
     return [pairing_protocol.encode(offer), pairing_protocol.encode(pairing_protocol.Decline())]
 
 
@@ -285,10 +287,9 @@ def _gradient_seed() -> bytes:
 
 def targets() -> list[Target]:
     """All of them."""
-    hello = frames.encode(Kind.HELLO, length=4) + b"abcd"
+    hello = frames.encode(FrameType.HELLO, length=4) + b"abcd"
     sparse = Sparse(1000, np.array([1, 5, 900], np.uint32), np.ones(3, np.float32)).pack()
-    card = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
-    safetensors = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"k":"v"}}'
+    card = ProcessInfo(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
     record = b"\0".join(
         (b"v=1", b"t=" + b"a" * 26, b"n=" + b"a" * 32, b"i=5", b"j=" + b"b" * 8, b"p=29500")
     )
@@ -298,17 +299,15 @@ def targets() -> list[Target]:
             "table", lambda d: unpack(d, Table), OUR, [pack(Table(b"s" * 16, [PEER]))], "msgpack"
         ),
         Target("told", lambda d: unpack(d, Told), OUR, [pack(Told(b"r" * 99, b"s"))], "msgpack"),
-        Target(
-            "lane opened", lambda d: unpack(d, LaneOpened), OUR, [pack(LaneOpened(3))], "msgpack"
-        ),
+        Target("lane opened", lambda d: unpack(d, OpenReply), OUR, [pack(OpenReply(3))], "msgpack"),
         Target(
             "control opened",
-            lambda d: unpack(d, ControlOpened),
+            lambda d: unpack(d, ControlReply),
             OUR,
-            [pack(ControlOpened(job="train", card=b"c", version="1"))],
+            [pack(ControlReply(job="train", card=b"c", version="1"))],
             "msgpack",
         ),
-        Target("card", lambda d: unpack(d, ProcessCard), OUR, [pack(card)], "msgpack"),
+        Target("card", lambda d: unpack(d, ProcessInfo), OUR, [pack(card)], "msgpack"),
         Target(
             "profile",
             NodeProfile.from_bytes,
@@ -327,9 +326,9 @@ def targets() -> list[Target]:
         ),
         Target(
             "last words",
-            lambda d: decode_json(d, run_places.LastWords),
+            lambda d: decode_json(d, run_places.ScriptError),
             (msgspec.DecodeError,),
-            [msgspec.json.encode(run_places.LastWords("ValueError", "m", "a.py:1", False, "t"))],
+            [msgspec.json.encode(run_places.ScriptError("ValueError", "m", "a.py:1", False, "t"))],
             "json",
         ),
         Target("pairing, sealed", pairing_protocol.decode_secret, OUR, _sealed(), "msgpack"),
@@ -351,7 +350,7 @@ def targets() -> list[Target]:
         ),
         Target(
             "call values",
-            Values().unpack,
+            ValueCodec().unpack,
             (RpcInvalidMessage,),
             [_values([VALUE, np.arange(6).reshape(2, 3)]), _values(((1, "a"), {"key": 2.0}))],
             "bytes",
@@ -361,7 +360,7 @@ def targets() -> list[Target]:
         ),
         Target(
             "call values, described",
-            Values().unpack,
+            ValueCodec().unpack,
             (RpcInvalidMessage,),
             [_values([VALUE, (1, {2: 3})])],
             "msgpack",
@@ -373,7 +372,7 @@ def targets() -> list[Target]:
             "call failure",
             _failure,
             (),
-            [msgspec.msgpack.encode(Failure("raised", "w", "n"))],
+            [msgspec.msgpack.encode(CallFailure("raised", "w", "n"))],
             "msgpack",
         ),
         Target(
@@ -390,21 +389,21 @@ def targets() -> list[Target]:
         ),
         Target(
             "call hello",
-            lambda d: Hello.unpack(d[:RPC_HELLO].ljust(RPC_HELLO, b"\0")),
+            lambda d: RpcHello.unpack(d[:RPC_HELLO].ljust(RPC_HELLO, b"\0")),
             (RpcInvalidMessage,),
-            [Hello(8, 1 << 20, 1 << 30).pack()],
+            [RpcHello(8, 1 << 20, 1 << 30).pack()],
         ),
         Target("frame", _frame, (DistributedError,), [hello]),
         Target("greeting", _greet, (DistributedError,), [hello]),
         Target("client hello", _client_hello, (), [client_hello(), *(data for _, data in kinds())]),
         Target("TLS", _tls, (DistributedError,), [client_hello()], weight=0.05),
         Target("discovery record", _record, (), [record]),
-        Target("notice", _notice, (), [Notice(Word.LOST, 1, 2, text="why").pack()]),
+        Target("notice", _notice, (), [Notice(NoticeKind.LOST, 1, 2, text="why").pack()]),
         Target(
             "whereabouts",
-            lambda d: Whereabouts.from_bytes(d, "x"),
+            lambda d: EndpointHint.from_bytes(d, "x"),
             OUR,
-            [Whereabouts("m", ["10.0.0.5"], [29500]).to_bytes()],
+            [EndpointHint("m", ["10.0.0.5"], [29500]).to_bytes()],
             "json",
         ),
         Target(
@@ -427,15 +426,6 @@ def targets() -> list[Target]:
             (IoError,),
             [MANIFEST.partition(b"\n")[2]],
             "json",
-        ),
-        Target(
-            "safetensors",
-            decode_header,
-            (IoError,),
-            [_header(bytes(8) + safetensors)],
-            "json",
-            lead=8,
-            repair=_header,
         ),
         Target(
             "tree",

@@ -26,7 +26,7 @@ __all__ = ["Fault", "Figures", "Target", "collisions", "fuzz", "hostile_values"]
 SECONDS, SECONDS_PER_BYTE = 0.1, 4e-7
 """Of CPU that an input may take; ten times what the slowest valid one takes."""
 
-OCTETS, OCTETS_PER_BYTE = 4 << 20, 300
+BYTES, BYTES_PER_BYTE = 4 << 20, 300
 """Of memory: small lists and texts of Python take about a hundred bytes for each one sent."""
 
 MEASURED = 512
@@ -288,7 +288,7 @@ def try_one(target: Target, data: bytes, figures: Figures, *, measured: bool = F
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         figures.largest = max(figures.largest, peak)
-        if peak > OCTETS + OCTETS_PER_BYTE * len(data):
+        if peak > BYTES + BYTES_PER_BYTE * len(data):
             figures.faults.append(Fault(target.name, f"{peak} bytes of memory", data))
         return
     for _ in range(2):  # a busy machine, or a collection of garbage, is slow once

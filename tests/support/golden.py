@@ -21,37 +21,37 @@ from potluck._types import Branch, NodeId, ProcessId
 from potluck.arrays import trees
 from potluck.cluster import reports
 from potluck.cluster.reports import EpochLine, EventLine, Journal
-from potluck.collective.fingerprint import Notice, Word
+from potluck.collective.fingerprint import Notice, NoticeKind
 from potluck.discovery.local import KnownPeers
 from potluck.discovery.records import Advert, Sighting, job_tag
 from potluck.identity.namespace import NetworkNamespace
 from potluck.membership import messages as membership
-from potluck.membership.messages import ProcessCard
+from potluck.membership.messages import ProcessInfo
 from potluck.membership.topology import Accelerator, NodeProfile
 from potluck.net import frames
 from potluck.net.addresses import Address
-from potluck.net.tcp import Whereabouts
-from potluck.rpc.protocol import Failure, Hello, RpcRequest, RpcResponse
+from potluck.net.tcp import EndpointHint
+from potluck.rpc.protocol import CallFailure, RpcHello, RpcRequest, RpcResponse
 from potluck.training import elastic
-from potluck.training.balance import Condition
+from potluck.training.balance import MemberCondition
 from potluck.training.checkpoint import Checkpointer
 from potluck.training.checkpoint_files import Manifest, Piece
-from potluck.training.state import Chunks, Plan, Replica
+from potluck.training.state import Chunks, Replica, SyncPlan
 from potluck.trust import pairing_protocol as pairing
 from potluck.trust.roster import Roster
 from potluck.trust.roster_records import commitment_to
 from potluck.wire_messages import (
-    Control,
-    ControlOpened,
+    ControlReply,
+    ControlRequest,
     Introduction,
     Join,
-    Lane,
-    LaneOpened,
-    Peer,
-    Shortcut,
+    OpenReply,
+    OpenRequest,
+    RankEndpoint,
     Sync,
     Table,
     Told,
+    UnixSocketHint,
     pack,
     unpack,
 )
@@ -71,8 +71,8 @@ A, B = ProcessId(NodeId("a" * 32), 1), ProcessId(NodeId("b" * 32), 7)
 LINEAGE = "f" * 32
 BRANCH = Branch("e" * 32, 4)
 SAID = Introduction(b"r" * 32, "m" * 16, "b" * 16, 1, 77)
-PEER = Peer(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
-CARD = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
+PEER = RankEndpoint(["10.0.0.5", "fe80::1"], 29500, "desk", "a" * 32)
+CARD = ProcessInfo(node=NodeId("a" * 32), incarnation=7, name="attic", hosts=("10.0.0.1",))
 CAUSE = membership.Cause(B, membership.CauseCode.SILENT, "attic", "10.0.0.2", 3.5, "no heartbeat")
 CHARTER = membership.Charter("any", (BRANCH,), (BRANCH,))
 PROPOSAL = membership.Proposal((A, B), "a newcomer", "d" * 32, 2, (B,), (CAUSE,), 0.5, 2.5, CHARTER)
@@ -92,8 +92,8 @@ def _frames() -> Iterator[Example]:
     def again(data: bytes) -> bytes:
         return _frame(frames.decode(data, 0, 1 << 20))
 
-    for kind in frames.Kind:
-        length = 40 if kind is frames.Kind.EAGER else 4
+    for kind in frames.FrameType:
+        length = 40 if kind is frames.FrameType.EAGER else 4
         made = frames.encode(kind, group=1, epoch=2, tag=3, operation=4, piece=5, length=length)
         yield Example(f"frame-{kind.name.lower()}", made, again)
 
@@ -101,15 +101,17 @@ def _frames() -> Iterator[Example]:
 def _frame(header: frames.Header) -> bytes:
     fields = header._asdict()
     kind = fields.pop("kind")
-    return frames.encode(frames.Kind(kind), **fields)
+    return frames.encode(frames.FrameType(kind), **fields)
 
 
 def _openings() -> Iterator[Example]:
     hellos = {
         "join": Join(rank=1, world_size=2, peer=PEER, introduction=SAID),
-        "lane": Lane(session=b"s" * 16, rank=1, to=0, shortcut=Shortcut(b"n", b"t", ["a", "b"])),
+        "lane": OpenRequest(
+            session=b"s" * 16, rank=1, to=0, shortcut=UnixSocketHint(b"n", b"t", ["a", "b"])
+        ),
         "sync": Sync(introduction=SAID),
-        "control": Control(job="train", card=b"c" * 40, version="1.0", profile=b"p"),
+        "control": ControlRequest(job="train", card=b"c" * 40, version="1.0", profile=b"p"),
     }
     read_hello: Any = MessagesHello
     for name, message in hellos.items():
@@ -117,8 +119,8 @@ def _openings() -> Iterator[Example]:
     answers: dict[str, msgspec.Struct] = {
         "table": Table(b"s" * 16, [PEER]),
         "told": Told(b"r" * 99, b"s"),
-        "lane-opened": LaneOpened(3),
-        "control-opened": ControlOpened(job="train", card=b"c", version="1"),
+        "lane-opened": OpenReply(3),
+        "control-opened": ControlReply(job="train", card=b"c", version="1"),
         "process-card": CARD,
     }
     for name, answer in answers.items():
@@ -133,7 +135,7 @@ def _openings() -> Iterator[Example]:
 def _membership() -> Iterator[Example]:
     messages = (
         membership.Heartbeat(1, 0, 0.5, membership.Phase.ACTIVE, (1, 2), lineage=LINEAGE, leader=A),
-        membership.Acquaintances((CARD,)),
+        membership.KnownProcesses((CARD,)),
         membership.Lost(LINEAGE, 3, A, "its cable was pulled", is_proved=True, is_expelled=True),
         membership.Departed(LINEAGE, 3, 2, 1, PROPOSAL, "it left", is_leaving=True),
         membership.Found(LINEAGE, PROPOSAL, CHARTER, is_forced=True),
@@ -141,8 +143,8 @@ def _membership() -> Iterator[Example]:
         membership.MergeRequest(LINEAGE, 3, "d" * 32, (BRANCH,), 100, 2),
         membership.MergeAnswer(LINEAGE, 3, "d" * 32, True, (A, B), "yes", 4, CHARTER),
         membership.Relayed(A, B, b"content"),
-        membership.Canvass(LINEAGE, 3, 1),
-        membership.Leaning(LINEAGE, 3, 1, True, 0, (A,), "because"),
+        membership.PreVote(LINEAGE, 3, 1),
+        membership.PreVoteReply(LINEAGE, 3, 1, True, 0, (A,), "because"),
         membership.VoteRequest(LINEAGE, 3, 1),
         membership.Vote(LINEAGE, 3, 1, True, 1, 0, PROPOSAL, (A,)),
         membership.Propose(LINEAGE, 3, 1, PROPOSAL),
@@ -156,7 +158,7 @@ def _membership() -> Iterator[Example]:
 
 
 def _reports() -> Iterator[Example]:
-    report = reports.Report(
+    report = reports.StatusReport(
         node="a" * 32,
         incarnation=3,
         name="desk",
@@ -174,7 +176,7 @@ def _reports() -> Iterator[Example]:
         down=6,
         latency=[1, 2],
     )
-    for message in (reports.Ask(4), reports.Continue("train"), report, journal):
+    for message in (reports.StatusRequest(4), reports.ContinueRequest("train"), report, journal):
         tag = type(message).__struct_config__.tag
         made = reports.write(message)
         yield Example(f"control-{tag}", made, lambda d: reports.write(reports.read_said(d)))
@@ -184,11 +186,11 @@ def _pairing() -> Iterator[Example]:
     me = machine("desktop")
     key = me.card.public_key
     public = (
-        pairing.Hello(pairing.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)),
+        pairing.PairingHello(pairing.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)),
         pairing.Reply(me.node_id, "desk", b"B" + bytes(32)),
         pairing.Confirm(bytes(32)),
-        pairing.Sealed(bytes(100)),
-        pairing.Refused(next(iter(pairing.Refusal))),
+        pairing.EncryptedMessage(bytes(100)),
+        pairing.PairingRefused(next(iter(pairing.Refusal))),
     )
     for message in public:
         tag = type(message).__struct_config__.tag
@@ -199,7 +201,7 @@ def _pairing() -> Iterator[Example]:
             lambda d: pairing.encode(pairing.decode(d, pairing.PUBLIC_LIMIT)),
         )
     secret = (
-        pairing.Offer("home", bytes(32), b"roster", key, bytes(64)),
+        pairing.NamespaceOffer("home", bytes(32), b"roster", key, bytes(64)),
         pairing.Accept(me.node_id, key, bytes(64)),
         pairing.Decline(),
         pairing.Admitted(b"roster"),
@@ -215,19 +217,21 @@ def _calls() -> Iterator[Example]:
     yield Example("call-request", request, lambda d: RpcRequest.deserialize(d).serialize())
     response = RpcResponse(1, b"x").serialize()
     yield Example("call-response", response, lambda d: RpcResponse.deserialize(d).serialize())
-    hello = Hello(8, 1 << 20, 1 << 30).pack()
-    yield Example("call-hello", hello, lambda d: Hello.unpack(d).pack())
-    failure = msgspec.msgpack.encode(Failure("raised", "w", "n"))
-    yield Example("call-failure", failure, _same_struct(Failure))
+    hello = RpcHello(8, 1 << 20, 1 << 30).pack()
+    yield Example("call-hello", hello, lambda d: RpcHello.unpack(d).pack())
+    failure = msgspec.msgpack.encode(CallFailure("raised", "w", "n"))
+    yield Example("call-failure", failure, _same_struct(CallFailure))
 
 
 def _training() -> Iterator[Example]:
     chunks = Chunks({"a": np.ones(3), "b": [1, np.zeros((2, 2), np.int8)]})
-    place, told = (LINEAGE, 1, 2), elastic._Told
+    place, told = (LINEAGE, 1, 2), elastic._ReportMessage
     facts = (place, place[:2], place, True, False, (Branch(LINEAGE, 1),), 5, (), 5)
-    report = told(*facts, ((B, "attic"),), False, (), ((0, 4),), 100, Condition(), False, "a1")
+    report = told(
+        *facts, ((B, "attic"),), False, (), ((0, 4),), 100, MemberCondition(), False, "a1"
+    )
     for name, message in {
-        "plan": Plan(chunks.layout, bytes(32)),
+        "plan": SyncPlan(chunks.layout, bytes(32)),
         "replica": Replica(bytes(16), "x86"),
         "report": report,
     }.items():
@@ -252,11 +256,11 @@ def _values() -> Iterator[Example]:
     yield Example(
         "node-profile", profile.to_bytes(), lambda d: NodeProfile.from_bytes(d).to_bytes()
     )
-    where = Whereabouts("m", ["10.0.0.5"], [29500])
+    where = EndpointHint("m", ["10.0.0.5"], [29500])
     yield Example(
-        "whereabouts", where.to_bytes(), lambda d: Whereabouts.from_bytes(d, "a peer").to_bytes()
+        "whereabouts", where.to_bytes(), lambda d: EndpointHint.from_bytes(d, "a peer").to_bytes()
     )
-    notice = Notice(Word.LOST, 1, 2, text="why")
+    notice = Notice(NoticeKind.LOST, 1, 2, text="why")
     yield Example("notice", notice.pack(), _notice_again)
 
 

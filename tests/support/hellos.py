@@ -6,14 +6,14 @@ import socket
 import struct
 import time
 
-from potluck.net.frames import Kind, encode
+from potluck.net.frames import FrameType, encode
 from potluck.net.opening import exchange_hello
-from potluck.wire_messages import Lane, LaneOpened
+from potluck.wire_messages import OpenReply, OpenRequest
 
-HELLO = Lane(session=bytes(16), rank=1, to=0)
+HELLO = OpenRequest(session=bytes(16), rank=1, to=0)
 
 
-def frame(kind: Kind, payload: bytes = b"", *, version: int | None = None) -> bytes:
+def frame(kind: FrameType, payload: bytes = b"", *, version: int | None = None) -> bytes:
     """A frame, of another version if told so."""
     data = bytearray(encode(kind, length=len(payload)) + payload)
     if version is not None:
@@ -21,9 +21,9 @@ def frame(kind: Kind, payload: bytes = b"", *, version: int | None = None) -> by
     return bytes(data)
 
 
-def ask(sock: socket.socket, seconds: float = 30.0) -> LaneOpened:
+def ask(sock: socket.socket, seconds: float = 30.0) -> OpenReply:
     """Say hello and wait for the answer."""
-    return exchange_hello(sock, HELLO, LaneOpened, time.monotonic() + seconds)
+    return exchange_hello(sock, HELLO, OpenReply, time.monotonic() + seconds)
 
 
 def drop(sock: socket.socket) -> None:

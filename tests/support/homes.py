@@ -13,18 +13,18 @@ from typing import Self
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.node import NodeIdentity
 from potluck.net.addresses import Address
-from potluck.trust.membership_store import VERIFIER, Circle, signer_of, write_roster
+from potluck.trust.membership_store import VERIFIER, NamespaceMembership, signer_of, write_roster
 from potluck.trust.pairing import (
-    Adopter,
-    Application,
-    Invitation,
+    NamespaceImporter,
     Notice,
     PairingFailed,
-    Plan,
+    PairingInvitation,
+    PairingRequest,
+    StoragePlan,
     open_listener,
 )
 from potluck.trust.pairing_code import parse_code
-from potluck.trust.pairing_protocol import Offered, Paired, PairingGuest, Send
+from potluck.trust.pairing_protocol import Offered, Paired, PairingGuest, SendBytes
 from potluck.trust.roster import Roster, take
 from support.threads import Background
 
@@ -58,22 +58,22 @@ class Home:
         """A namespace kept here; made if there is none."""
         return NetworkNamespace.load_or_create(name, home=self.path)
 
-    def circle(self, name: str = "home") -> Circle:
-        """Its circle; founded if there is none."""
-        return Circle.of(self.namespace(name), self.me)
+    def membership(self, name: str = "home") -> NamespaceMembership:
+        """Its group; founded if there is none."""
+        return NamespaceMembership.of(self.namespace(name), self.me)
 
     def members(self, name: str = "home") -> list[str]:
         """The names on the roster here."""
-        return [member.name for member in self.circle(name).roster.members]
+        return [member.name for member in self.membership(name).roster.members]
 
     def join_records_of(self, other: Home, name: str = "home") -> None:
         """Merge the roster of another machine, as two members that connect would."""
-        mine, theirs = self.circle(name), other.circle(name).roster.to_bytes()
+        mine, theirs = self.membership(name), other.membership(name).roster.to_bytes()
         offered = Roster.from_bytes(theirs, VERIFIER)
         taken = take(mine.roster, offered, other.me.node_id, self.me.node_id)
         write_roster(mine.namespace, taken.roster)
 
-    def join(self, where: Address, code: str = CODE, *, keep: bool = False) -> Circle:
+    def join(self, where: Address, code: str = CODE, *, keep: bool = False) -> NamespaceMembership:
         """Type a code and say yes to whatever is asked; what this machine is in afterwards."""
         guest = Guest(self, keep=keep)
         outcome = guest.application(code).at([where])
@@ -85,8 +85,8 @@ class Guest:
 
     def __init__(self, home: Home, name: str | None = None, *, keep: bool = False) -> None:
         self.home = home
-        self.adopter = Adopter(home.path, home.me, name)
-        self.plan: Plan | None = None
+        self.adopter = NamespaceImporter(home.path, home.me, name)
+        self.plan: StoragePlan | None = None
         self.said: list[str] = []
         self._keep = keep
 
@@ -101,9 +101,9 @@ class Guest:
         *,
         decide: Callable[[Offered], bool] | None = None,
         pause: Callable[[float], None] = lambda _: None,
-    ) -> Application:
+    ) -> PairingRequest:
         """The application; without pauses."""
-        return Application(
+        return PairingRequest(
             parse_code(code),
             self.home.me,
             decide or self.decide,
@@ -111,7 +111,7 @@ class Guest:
             pause=pause,
         )
 
-    def store(self, outcome: Paired) -> Circle:
+    def store(self, outcome: Paired) -> NamespaceMembership:
         """Carry out the plan."""
         assert self.plan is not None
         return self.adopter.store(self.plan, outcome)
@@ -133,8 +133,8 @@ class Hosting:
         self.notices: list[Notice] = []
         self.listener = open_listener(port=0)
         self.where = Address("127.0.0.1", self.listener.port)
-        invitation = Invitation(
-            home.circle(namespace),
+        invitation = PairingInvitation(
+            home.membership(namespace),
             self.listener,
             parse_code(code),
             tell=tell or self.notices.append,
@@ -187,5 +187,5 @@ def hello_of(home: Home, code: str = WRONG) -> bytes:
     """A first message as it should be, framed; whoever sends it need not know the code."""
     guest = PairingGuest(parse_code(code), home.me, verifier=VERIFIER, entropy=os.urandom)
     (effect,) = guest.start(0)
-    assert isinstance(effect, Send)
+    assert isinstance(effect, SendBytes)
     return framed(effect.message)

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from potluck.collective.failure import Vigil
+from potluck.collective.failure import FailureMonitor
 from potluck.collective.fingerprint import Notices
 from potluck.errors import CollectiveMismatch
 from potluck.training import elastic, peer_messages, state
-from potluck.training.averaging import LENGTH, Record
-from potluck.training.elastic import Try
+from potluck.training.averaging import LENGTH, StepContribution
+from potluck.training.elastic import StepAttempt
 from potluck.training.state import Chunks, TrainingState
 from potluck.training.steps import Position
 from support.threads import PATIENCE
@@ -45,11 +45,11 @@ MUTATIONS = (
 _WRONG: tuple[Any, ...] = (None, "x", -1, 1 << 63, 1.5, b"\xff", [], {}, [[[]]], float("nan"), True)
 
 
-def corrupted(octets: bytes, kind: Any, how: str, seed: int) -> Any:
+def corrupted(data: bytes, kind: Any, how: str, seed: int) -> Any:
     """What is sent instead of a message: something that is not a value of its kind."""
     chance = random.Random(seed)
     for _ in range(1000):
-        made = _changed(octets, how, chance)
+        made = _changed(data, how, chance)
         if not isinstance(made, bytes):
             return made
         try:
@@ -59,23 +59,23 @@ def corrupted(octets: bytes, kind: Any, how: str, seed: int) -> Any:
     raise AssertionError(f"{how} makes a message that is valid")
 
 
-def _changed(octets: bytes, how: str, chance: random.Random) -> Any:
+def _changed(data: bytes, how: str, chance: random.Random) -> Any:
     match how:
         case "other type":
             return chance.choice([None, 5, {}, ["a"], "text", 2.5])
         case "nothing":
             return b""
         case "cut off":
-            return octets[: chance.randrange(len(octets))]
+            return data[: chance.randrange(len(data))]
         case "longer":
-            return octets + chance.randbytes(chance.randrange(1, 40))
+            return data + chance.randbytes(chance.randrange(1, 40))
         case "noise":
             return chance.randbytes(chance.randrange(1, 200))
         case "nested":
             return b"\x91" * 2000 + b"\xc0"
         case "huge":  # claims four thousand million elements
-            return b"\xdd\xff\xff\xff\xff" + octets
-    value = msgspec.msgpack.decode(octets)
+            return b"\xdd\xff\xff\xff\xff" + data
+    value = msgspec.msgpack.decode(data)
     return msgspec.msgpack.encode(_replaced(value, chance))
 
 
@@ -120,8 +120,8 @@ class Saboteur:
         if self._how in {"no length", "long length"}:
             self._announce(group, "all_gather_object")
         else:
-            octets = msgspec.msgpack.encode(message)
-            group.all_gather_object(corrupted(octets, kind, self._how, self._seed))
+            data = msgspec.msgpack.encode(message)
+            group.all_gather_object(corrupted(data, kind, self._how, self._seed))
         return rest()
 
     def _broadcast(
@@ -134,15 +134,15 @@ class Saboteur:
         elif self._how in {"no length", "long length"}:
             self._announce(group, "broadcast_object", root)
         else:
-            octets = msgspec.msgpack.encode(message)
-            group.broadcast_object(corrupted(octets, kind, self._how, self._seed), root)
+            data = msgspec.msgpack.encode(message)
+            group.broadcast_object(corrupted(data, kind, self._how, self._seed), root)
         return rest()
 
     def _announce(self, group: Any, call: str, *arguments: Any) -> None:
         """Announce a length that no message has."""
         from potluck.collective import collectives as objects
 
-        of = objects._Parcel.of
+        of = objects._PackedObjects.of
         length = -1 if self._how == "no length" else 1 << 40
 
         def lying(values: Any, limit: int) -> Any:
@@ -150,20 +150,20 @@ class Saboteur:
             parcel.lengths = [length] * len(parcel.lengths)
             return parcel
 
-        setattr(objects._Parcel, "of", lying)  # noqa: B010
+        setattr(objects._PackedObjects, "of", lying)  # noqa: B010
         with contextlib.suppress(Exception):
             getattr(group, call)(b"x", *arguments)
 
     def _spoil_records(self) -> None:
-        encode = Record.encode
+        encode = StepContribution.encode
 
-        def lying(record: Record) -> Any:
+        def lying(record: StepContribution) -> Any:
             row = encode(record)
             if not self._is_due():
                 return row
             return RECORDS[self._how](row)
 
-        setattr(Record, "encode", lying)  # noqa: B010
+        setattr(StepContribution, "encode", lying)  # noqa: B010
 
     def _spoil_calls(self) -> None:
         """Call something else than the others do, when a step begins."""
@@ -171,23 +171,23 @@ class Saboteur:
             self._raise_alarms()
             return
 
-        def lying(attempt: Try, _: float | None) -> Any:
+        def lying(attempt: StepAttempt, _: float | None) -> Any:
             CALLS[self._how](attempt._group)
             return rest()
 
-        setattr(Try, "records", lying)  # noqa: B010
+        setattr(StepAttempt, "records", lying)  # noqa: B010
 
     def _raise_alarms(self) -> None:
         """Report in every operation that another rank makes another call, which is not true."""
-        begin = Vigil.begin
+        begin = FailureMonitor.begin
 
-        def lying(vigil: Vigil, *arguments: Any) -> None:
+        def lying(vigil: FailureMonitor, *arguments: Any) -> None:
             begin(vigil, *arguments)
             raise CollectiveMismatch("Ranks disagree about an operation", rank=0)
 
-        setattr(Vigil, "begin", lying)  # noqa: B010
+        setattr(FailureMonitor, "begin", lying)  # noqa: B010
         again = elastic.unclear("once more")
-        setattr(elastic.Ground, "_judged", lambda *_: again)  # noqa: B010
+        setattr(elastic.ViewScope, "_judged", lambda *_: again)  # noqa: B010
 
     def _spoil_chunks(self) -> None:
         read = Chunks.read

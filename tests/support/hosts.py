@@ -68,6 +68,11 @@ class Host:
         """Pull the cable out: whoever is connected learns nothing of it."""
         self.ip("link", "set", INTERFACE, "down")
 
+    def plug_in(self) -> None:
+        """Put the cable back; addresses of IPv6 were lost with it."""
+        self.ip("link", "set", INTERFACE, "up")
+        self.ip("address", "replace", f"{self.ipv6}/64", "dev", INTERFACE, "nodad")
+
 
 class Hosts(Mapping[str, Host]):
     """Machines on one switch, by name; used as a context manager.

@@ -10,16 +10,16 @@ from typing import Any
 
 from potluck.backend.base import Backend
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import Limits
+from potluck.backend.messages import MessageLimits
 from potluck.backend.operation import Operation
-from potluck.net.frames import HEADER_SIZE, MAX_PIECE, Header, Kind, decode, encode
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, FrameType, Header, decode, encode
 from potluck.net.memory import MemoryPoller, pipe
 from potluck.net.tcp import TcpStream, make_poller
 from potluck.net.transport import Poller
 from support import sealed_pair
 from support.threads import PATIENCE
 
-SMALL = Limits(eager=256, credit=4096, courtesy=1 << 20)
+SMALL = MessageLimits(eager=256, credit=4096, courtesy=1 << 20)
 """Bounds that a short test can reach."""
 
 
@@ -34,7 +34,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 @contextlib.contextmanager
 def mesh_group(
     size: int,
-    limits: Limits | None = None,
+    limits: MessageLimits | None = None,
     *,
     sealed: bool = False,
     poller: Callable[[], Poller] = make_poller,
@@ -59,7 +59,7 @@ def mesh_group(
 
 @contextlib.contextmanager
 def memory_group(
-    size: int, limits: Limits | None = None, *, capacity: int = 1 << 16
+    size: int, limits: MessageLimits | None = None, *, capacity: int = 1 << 16
 ) -> Iterator[list[MeshBackend]]:
     """The same over in-memory pipes that hold ``capacity`` bytes in each direction."""
     with contextlib.ExitStack() as stack:
@@ -114,7 +114,7 @@ class RawPeer:
 
 @contextlib.contextmanager
 def raw_peer(
-    limits: Limits | None = None, *, honest: int = 0
+    limits: MessageLimits | None = None, *, honest: int = 0
 ) -> Iterator[tuple[RawPeer, list[MeshBackend]]]:
     """Rank 1 by hand, against rank 0 and ``honest`` further ranks (numbered from 2)."""
     size = 2 + honest
@@ -139,7 +139,7 @@ def raw_peer(
             peer.close()
 
 
-def frame(kind: Kind, payload: bytes = b"", **fields: Any) -> bytes:
+def frame(kind: FrameType, payload: bytes = b"", **fields: Any) -> bytes:
     """A whole frame."""
     return encode(kind, length=len(payload), **fields) + payload
 

@@ -12,6 +12,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_METHODS = FunctionType, property, cached_property, staticmethod, classmethod
 _LEFT_ALONE = ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom
 
 
@@ -127,8 +129,7 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
             if value.__module__ == module.__name__:
                 _transplant(live, value)
         elif hasattr(value, "cache_clear"):
-            _transplant(live.__wrapped__, value.__wrapped__)
-            live.cache_clear()
+            _transplant(live, value)
         elif is_plain(value) and not name.startswith("__"):
             _replace(name, live, value)
 
@@ -141,22 +142,24 @@ def is_plain(value: Any) -> bool:
 
 
 def _transplant(live: Any, fresh: Any) -> None:
-    """Make functions do what others do, also those of a class."""
-    if isinstance(fresh, FunctionType):
+    """Make functions do what others do, also those of a class and those that are wrapped."""
+    if isinstance(fresh, type):
+        for name, value in vars(fresh).items():
+            if isinstance(value, _METHODS) or hasattr(value, "cache_clear"):
+                _transplant(vars(live)[name], value)
+        return
+    for part in ("__wrapped__", "__func__", "fget", "fset", "func"):
+        if isinstance(getattr(fresh, part, None), FunctionType) or hasattr(
+            getattr(fresh, part, None), "cache_clear"
+        ):
+            _transplant(getattr(live, part), getattr(fresh, part))
+    if hasattr(fresh, "cache_clear"):
+        live.cache_clear()
+    elif isinstance(fresh, FunctionType):
         if live.__code__.co_freevars != fresh.__code__.co_freevars:
             raise CannotPlantError(fresh.__qualname__)
         live.__code__ = fresh.__code__
         live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
-    elif isinstance(fresh, property):
-        for part in ("fget", "fset"):
-            if getattr(fresh, part) is not None:
-                _transplant(getattr(live, part), getattr(fresh, part))
-    elif isinstance(fresh, staticmethod | classmethod):
-        _transplant(live.__func__, fresh.__func__)
-    elif isinstance(fresh, type):
-        for name, value in vars(fresh).items():
-            if isinstance(value, FunctionType | property | staticmethod | classmethod):
-                _transplant(vars(live)[name], value)
 
 
 def _replace(name: str, old: Any, new: Any) -> None:

@@ -9,8 +9,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and everything in docs."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README, CONTRIBUTING, the page about the examples, and everything in docs."""
+    single = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+    return [*(ROOT / each for each in single), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -12,18 +12,18 @@ from potluck.trust.pairing_protocol import (
     VERSION,
     Confirm,
     Effect,
-    Ended,
+    EncryptedMessage,
     HangUp,
-    Hello,
     Message,
     Namespace,
     Offered,
     Paired,
+    PairingEnded,
     PairingGuest,
+    PairingHello,
     PairingHost,
     Reply,
-    Sealed,
-    Send,
+    SendBytes,
 )
 from potluck.trust.roster_records import Signer
 from support.machines import TOY_VERIFIER, entropy, machine
@@ -70,7 +70,7 @@ def only(kind: type[E], effects: list[Effect]) -> E:
 
 def sent(effects: list[Effect]) -> list[bytes]:
     """The messages among the effects."""
-    return [effect.message for effect in effects if isinstance(effect, Send)]
+    return [effect.message for effect in effects if isinstance(effect, SendBytes)]
 
 
 @dataclass
@@ -131,16 +131,18 @@ class Table:
 
 def reason_of(effects: list[Effect]) -> str:
     """The sentence with which it ended."""
-    return next(effect.reason for effect in reversed(effects) if isinstance(effect, Ended | HangUp))
+    return next(
+        effect.reason for effect in reversed(effects) if isinstance(effect, PairingEnded | HangUp)
+    )
 
 
 def one_of_each() -> dict[str, Message]:
     """One message of each kind that could come at the wrong time."""
     return {
-        "Hello": Hello(VERSION, 7, LAPTOP.node_id, "x", bytes(33)),
-        "Reply": Reply(LAPTOP.node_id, "x", bytes(33)),
-        "Confirm": Confirm(bytes(32)),
-        "Sealed": Sealed(bytes(40)),
+        "hello": PairingHello(VERSION, 7, LAPTOP.node_id, "x", bytes(33)),
+        "reply": Reply(LAPTOP.node_id, "x", bytes(33)),
+        "confirm": Confirm(bytes(32)),
+        "sealed": EncryptedMessage(bytes(40)),
     }
 
 

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from potluck.backend.operation import Cancelled, Operation, Turns
+from potluck.backend.operation import Operation, PumpLock
 from support.threads import Background, eventually
 
 
@@ -15,10 +15,9 @@ class Pump:
 
     def __init__(self) -> None:
         self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.turns = Turns(self._pump, lambda: self.work.put(None))
+        self.turns = PumpLock(self._pump, lambda: self.work.put(None))
         self.inside = 0
         self.calls = 0
-        self.given_up: list[Operation] = []
 
     def _pump(self, timeout: float | None) -> None:
         self.inside += 1
@@ -34,17 +33,6 @@ class Pump:
         finally:
             self.inside -= 1
 
-    def drive(self, operation: Operation, deadline: float | None) -> bool:
-        """As a mesh does."""
-        return self.turns.wait(operation, deadline)
-
-    def give_up(self, operation: Operation) -> None:
-        """Stand still, then end it."""
-        with self.turns.standstill():
-            assert self.inside == 0
-            self.given_up.append(operation)
-            operation.finish(Cancelled("cancelled"))
-
     @property
     def sleepers(self) -> int:
         """Threads that wait without pumping."""
@@ -54,7 +42,7 @@ class Pump:
 @contextmanager
 def pumping_thread(pump: Pump) -> Iterator[Operation]:
     """Another thread holds the pump, until its own operation is done."""
-    own = Operation(pump)
+    own = Operation(pump.turns)
     thread = Background(own.wait)
     eventually(lambda: pump.inside == 1)
     try:

@@ -12,7 +12,7 @@ import pytest
 import zeroconf
 
 from potluck.discovery import mdns
-from potluck.discovery.mdns import Heard, MdnsSource, label_of, properties_of
+from potluck.discovery.mdns import MdnsRecord, MdnsSource, label_of, properties_of
 from potluck.discovery.records import Advert, DiscoveryConfig
 from support.discovering import advert
 from support.threads import eventually
@@ -84,7 +84,7 @@ class Ear:
     """A source, and what it has heard."""
 
     def __init__(self, service: str, shown: Advert | None = None) -> None:
-        self.heard: dict[str, Heard] = {}
+        self.heard: dict[str, MdnsRecord] = {}
         self.gone: dict[str, str] = {}
         self.source = MdnsSource(
             shown or advert("e", port=0), CONFIG, self._hear, self._miss, service=service
@@ -98,7 +98,7 @@ class Ear:
         """Close."""
         self.source.close()
 
-    def _hear(self, name: str, heard: Heard) -> bool:
+    def _hear(self, name: str, heard: MdnsRecord) -> bool:
         self.heard[name] = heard
         return True
 

@@ -14,11 +14,11 @@ from potluck.net.addresses import Address
 from potluck.net.listener import Acceptor
 from potluck.net.opening import answer, exchange_hello
 from potluck.net.secure_socket import OpeningSocket
-from potluck.wire_messages import Join, Lane, LaneOpened, unpack
+from potluck.wire_messages import Join, OpenReply, OpenRequest, unpack
 
-Hello: TypeAlias = Join | Lane
+Hello: TypeAlias = Join | OpenRequest
 
-HONEST = Lane(session=b"s" * 16, rank=1, to=0)
+HONEST = OpenRequest(session=b"s" * 16, rank=1, to=0)
 
 
 def bare(sock: OpeningSocket) -> socket.socket:
@@ -38,9 +38,9 @@ class Reception:
         self.address = Address("127.0.0.1", self.acceptor.port)
 
     def _welcome(self, sock: OpeningSocket, payload: bytes) -> None:
-        hello: Hello = unpack(payload, Join | Lane)  # type: ignore[arg-type]
+        hello: Hello = unpack(payload, Join | OpenRequest)  # type: ignore[arg-type]
         with bare(sock), contextlib.suppress(OSError):  # it may have left
-            answer(sock, LaneOpened(rank=0))
+            answer(sock, OpenReply(rank=0))
         self.hellos.put(hello)
 
     def call(self, data: bytes = b"") -> socket.socket:
@@ -53,10 +53,10 @@ class Reception:
     def call_honestly(self) -> float:
         """Come in as one should; how many seconds it took."""
         self._calls += 1
-        hello = Lane(session=b"h" * 16, rank=self._calls, to=0)
+        hello = OpenRequest(session=b"h" * 16, rank=self._calls, to=0)
         begin = time.monotonic()
         with tcp.connect(self.address, begin + 30) as sock:
-            assert exchange_hello(sock, hello, LaneOpened, begin + 30) == LaneOpened(rank=0)
+            assert exchange_hello(sock, hello, OpenReply, begin + 30) == OpenReply(rank=0)
         taken = time.monotonic() - begin
         while self.hellos.get(timeout=30) != hello:  # others may come in as well
             pass

@@ -61,7 +61,7 @@ with Discovery(advert, config, news.set) as discovery:
         for event in discovery.drain():
             seen = event.sighting
             tell(
-                event=type(event).__name__.lower(),
+                event=type(event).__name__.removeprefix("Peer").lower(),
                 who=str(seen.process) if seen.process else seen.node,
                 sources=seen.sources,
                 addresses=[str(address) for address in seen.addresses],

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from potluck.apps.cli.trace_analysis import Dump
-from potluck.trace.recorder import VERSION, Header, Outcome, Record, encode
+from potluck.trace.recorder import VERSION, DumpHeader, OperationOutcome, TraceRecord, encode
 
 NOW = 1_700_000_000.0
 """What the clocks on the wall show at the true moment 0."""
 
 
-def header_of(rank: int, clock: float = 0.0, **facts: Any) -> Header:
+def header_of(rank: int, clock: float = 0.0, **facts: Any) -> DumpHeader:
     """The header of a rank whose steady clock shows ``clock`` at the true moment 0; written at 10.
 
     The clocks on the wall are half a second apart from machine to machine.
@@ -27,7 +27,7 @@ def header_of(rank: int, clock: float = 0.0, **facts: Any) -> Header:
         "rank": rank,
         "world_size": 2,
     }
-    return Header(
+    return DumpHeader(
         potluck_trace=VERSION,
         monotonic=clock + 10.0,
         wall=NOW + 10.0 + rank / 2,
@@ -35,11 +35,13 @@ def header_of(rank: int, clock: float = 0.0, **facts: Any) -> Header:
     )
 
 
-def collective(rank: int, number: int, begin: float, end: float | None, **facts: Any) -> Record:
+def collective(
+    rank: int, number: int, begin: float, end: float | None, **facts: Any
+) -> TraceRecord:
     """An all-reduce, in times of the rank's own clock."""
     given: dict[str, Any] = {"lane": "collectives", "what": "all_reduce", "group": "world"}
-    outcome = Outcome.RUNNING if end is None else Outcome.DONE
-    return Record(
+    outcome = OperationOutcome.RUNNING if end is None else OperationOutcome.DONE
+    return TraceRecord(
         **{**given, "outcome": outcome, "wall": NOW + begin, **facts},
         rank=rank,
         number=number,
@@ -49,9 +51,11 @@ def collective(rank: int, number: int, begin: float, end: float | None, **facts:
     )
 
 
-def message(rank: int, what: str, peer: int, span: tuple[float, float], **facts: Any) -> Record:
+def message(
+    rank: int, what: str, peer: int, span: tuple[float, float], **facts: Any
+) -> TraceRecord:
     """A send or receive."""
-    return Record(
+    return TraceRecord(
         lane="messages",
         what=what,
         group="world",
@@ -65,12 +69,12 @@ def message(rank: int, what: str, peer: int, span: tuple[float, float], **facts:
     )
 
 
-def dump_of(header: Header, records: Iterable[Record]) -> Dump:
+def dump_of(header: DumpHeader, records: Iterable[TraceRecord]) -> Dump:
     """In memory."""
     return Dump(Path(f"{header.rank}.trace.jsonl"), header, tuple(records))
 
 
-def write(path: Path, header: Header, records: Iterable[Record]) -> Path:
+def write(path: Path, header: DumpHeader, records: Iterable[TraceRecord]) -> Path:
     """On disk."""
     path.write_bytes(encode(header, list(records)))
     return path

@@ -35,7 +35,7 @@ def work(place: Place, namespace: str | None = None) -> list[int]:
         with backend:
             before, after = (place.rank - 1) % place.world_size, (place.rank + 1) % place.world_size
             at_first = resident()
-            place.say("working", port=backend._acceptor.port)
+            place.say("working", port=backend._port.port)
             turns, verdict = 0, bytearray(1)
             while not verdict[0]:
                 for size in (64, 5_000, 200_000):

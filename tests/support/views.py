@@ -18,7 +18,7 @@ from potluck.errors import ChannelClosed
 from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.identity.node import NodeIdentity
 from potluck.net.secure_socket import Security
-from potluck.wire_messages import Peer
+from potluck.wire_messages import RankEndpoint
 from support.threads import PATIENCE, together
 
 LINEAGE = "5" * 32
@@ -29,9 +29,9 @@ def soon(seconds: float = PATIENCE) -> float:
     return time.monotonic() + seconds
 
 
-def peer_of(port: NodePort, *hosts: str) -> Peer:
+def peer_of(port: NodePort, *hosts: str) -> RankEndpoint:
     """Where a port is; on loopback unless told otherwise."""
-    return Peer(list(hosts) or ["127.0.0.1"], port.port, f"desk-{port.slot}")
+    return RankEndpoint(list(hosts) or ["127.0.0.1"], port.port, f"desk-{port.slot}")
 
 
 def view_of(*ports: NodePort, epoch: int = 1) -> View:

@@ -1,7 +1,8 @@
-"""Follows the steps of a page as two people would: each on a machine of their own, at once.
+"""Follows the steps of a page as several people would: each on their own machine, at once.
 
 A line ``first$ potluck pair`` is a command on the machine *first*.  The commands of one machine run
-one after the other; a code that one machine shows is what the other types in place of the page's.
+one after the other.  The first code that a machine shows is typed in place of the page's first
+code, the second in place of its second, and so on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.hosts import Host
-from support.threads import PATIENCE, together
+from support.threads import PATIENCE, eventually, together
 
 CODE = re.compile(r"\b\d{1,2}-[a-z]+-[a-z]+\b")
 _LINE = re.compile(r"^(\w+)\$ +(.*?)(?: +#.*)?$", re.MULTILINE)
@@ -50,11 +51,12 @@ class Walkthrough:
     """The machines of a page, and the folder in which each has its files."""
 
     folder: Path
+    page: str
     hosts: Mapping[str, Host]
     commands: Mapping[str, Sequence[str]]
     """What ``potluck`` is on each machine."""
-    _code: list[str] = field(default_factory=list)
-    _shown: threading.Event = field(default_factory=threading.Event)
+    _codes: list[str] = field(default_factory=list)
+    _written: list[str] = field(default_factory=list)
 
     def place(self, machine: str) -> Path:
         """Where a machine's user is."""
@@ -63,7 +65,11 @@ class Walkthrough:
         return where
 
     def follow(self, steps: Mapping[str, Sequence[str]]) -> dict[str, list[Step]]:
-        """Let everybody do their steps."""
+        """Run the steps of all machines at once."""
+        commands = [command for each in steps.values() for command in each]
+        self._written += sorted(
+            {code for each in commands for code in CODE.findall(each)}, key=self.page.index
+        )
         lists = together(
             *(lambda m=machine: [self._run(m, each) for each in steps[m]] for machine in steps),
             within=3 * PATIENCE,
@@ -72,8 +78,9 @@ class Walkthrough:
 
     def _run(self, machine: str, command: str) -> Step:
         if CODE.search(command):
-            assert self._shown.wait(PATIENCE), "nobody has shown a code"
-            command = CODE.sub(self._code[0], command)
+            number = self._written.index(CODE.findall(command)[0])
+            eventually(lambda: len(self._codes) > number)
+            command = CODE.sub(self._codes[number], command)
         words = shlex.split(command)
         assert words[0] == "potluck"
         kept = {name: value for name, value in os.environ.items() if "POTLUCK" not in name}
@@ -100,7 +107,6 @@ class Walkthrough:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if not self._code and (found := CODE.search(line)):
-                self._code.append(found[0])
-                self._shown.set()
+            if (found := CODE.search(line)) and found[0] not in self._codes:
+                self._codes.append(found[0])
         return "".join(lines)

@@ -7,7 +7,7 @@ import pytest
 
 from potluck._types import NodeId, ProcessId
 from potluck.membership.events import ClusterConfig, ClusterState
-from potluck.membership.messages import Acquaintances, Commit, ProcessCard, Proposal, Role
+from potluck.membership.messages import Commit, KnownProcesses, ProcessInfo, ProcessRole, Proposal
 from potluck.testing.cluster import SimulatedCluster, in_short
 from potluck.testing.network import LinkQuality
 from potluck.testing.process import Names
@@ -96,7 +96,7 @@ def test_a_router_in_between_makes_a_refusal_no_proof() -> None:
 def test_observers_are_never_in_a_view() -> None:
     """They connect, and nobody counts on them."""
     cluster = SimulatedCluster(3)
-    cluster.start("o", role=Role.OBSERVER)
+    cluster.start("o", role=ProcessRole.OBSERVER)
     cluster.start("a", "b")
     assert cluster.run_until(lambda: cluster.in_one_view("a", "b"), within=5)
     cluster.run(2.0)
@@ -217,9 +217,9 @@ def test_a_message_is_told_in_one_line() -> None:
 
 def test_cards_and_words_are_names() -> None:
     """Whatever a message carries."""
-    card = ProcessCard(node=ANNA.node, incarnation=7)
-    assert in_short(Acquaintances((card,)), who) == "Acquaintances(cards={a})"
-    assert in_short(Role.OBSERVER, who) == "observer"
+    card = ProcessInfo(node=ANNA.node, incarnation=7)
+    assert in_short(KnownProcesses((card,)), who) == "KnownProcesses(cards={a})"
+    assert in_short(ProcessRole.OBSERVER, who) == "observer"
 
 
 def test_who_is_unknown_keeps_its_id() -> None:

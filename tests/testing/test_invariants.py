@@ -17,29 +17,29 @@ from potluck.membership.messages import (
     CauseCode,
     Commit,
     Departed,
-    ProcessCard,
+    ProcessInfo,
+    ProcessRole,
     Proposal,
     Propose,
     Relayed,
-    Role,
     Vote,
     encode,
 )
 from potluck.testing.clock import VirtualClock
-from potluck.testing.cluster import SimulatedCluster, SimulatedWorld
+from potluck.testing.cluster import SimulatedCluster
 from potluck.testing.invariants import (
     BEATS_PER_PEER,
     ERRANDS,
     VIEWS_PER_FAULT,
     Bounds,
-    Calm,
     Invariants,
+    QuietCheck,
 )
 from potluck.testing.network import LinkQuality, LossyNetwork
 from potluck.testing.process import SimulatedProcess, Violation
 
 
-def formed() -> tuple[SimulatedCluster, Calm, View]:
+def formed() -> tuple[SimulatedCluster, QuietCheck, View]:
     """Three in one view, quiet for a minute."""
     cluster = SimulatedCluster(1)
     cluster.start("a", "b", "c")
@@ -81,7 +81,7 @@ def test_a_healthy_quorum_that_stays_paused_is_found() -> None:
     cluster, calm, view = formed()
     place = cluster.place("a")
     assert place.core is not None
-    place.core._situation.state = ClusterState.PAUSED
+    place.core._state.state = ClusterState.PAUSED
     cluster.pause("c")
     calm._watch(place, view)
     since = cluster.clock.now
@@ -118,7 +118,9 @@ class FamiliesStage:
     """Some puppets, and the invariants that watch them."""
 
     def __init__(self, *names: str, min_nodes: int = 1, is_one_at_work: bool = True) -> None:
-        self.world = SimulatedWorld(core=FamiliesPuppet, config=ClusterConfig(min_nodes=min_nodes))
+        self.world = SimulatedCluster(
+            core=FamiliesPuppet, config=ClusterConfig(min_nodes=min_nodes)
+        )
         self.world.start(*names)
         self.rules = Invariants(
             self.world.places,
@@ -228,6 +230,25 @@ def test_what_a_person_asked_for_is_counted_too() -> None:
     assert stage.rules.families.is_forced(TWO)
 
 
+def test_whom_a_person_left_behind_may_give_up_what_it_did_before() -> None:
+    """Not one that began with the others, nor what it did with them or with those that followed."""
+    stage = FamiliesStage("a", "b", "c")
+    stage.install("abc", stage.view(ONE, 1, "abc"))
+    families = stage.rules.families
+    families.told_to_continue(stage.who("b"))
+    for name in "bc":
+        stage.put(name, None, ClusterState.JOINING)
+    stage.install("bc", stage.view(TWO, 1, "bc", ((ONE, 1),)))
+    third = "3" * 32
+    families.agreed(stage.view(third, 1, "abc", ((ONE, 1), (TWO, 2))))
+    for lineage in (TWO, third):
+        assert families.is_asked_for_without(stage.who("a"), lineage, ONE)
+        assert not families.is_asked_for_without(stage.who("a"), lineage, TWO)
+        assert not families.is_asked_for_without(stage.who("c"), lineage, ONE)
+    assert not families.is_asked_for_without(stage.who("a"), third, third)
+    assert not families.is_asked_for_without(stage.who("a"), ONE, ONE)
+
+
 def test_who_has_just_woken_up_has_a_moment_to_notice_families() -> None:
     """And none after that."""
     stage = FamiliesStage("a", "b", "c")
@@ -314,7 +335,7 @@ class Puppet(ClusterCore):
 
     view_shown: View | None = None
     state_shown = ClusterState.JOINING
-    reason_shown = "it was told so"
+    missing_shown: tuple[Cause, ...] = ()
 
     @property
     def view(self) -> View | None:
@@ -326,17 +347,16 @@ class Puppet(ClusterCore):
         """The state it was told."""
         return self.state_shown
 
-    @property
-    def reason(self) -> str:
-        """The reason it was told."""
-        return self.reason_shown
+    def missing(self, now: float) -> tuple[Cause, ...]:
+        """Whom it was told to miss."""
+        return self.missing_shown
 
 
 class Stage:
     """Some puppets, and the invariants that watch them."""
 
-    def __init__(self, *names: str, role: Role = Role.MEMBER) -> None:
-        self.world = SimulatedWorld(core=Puppet)
+    def __init__(self, *names: str, role: ProcessRole = ProcessRole.MEMBER) -> None:
+        self.world = SimulatedCluster(core=Puppet)
         self.world.start(*names, role=role)
         self.clock = VirtualClock(10.0)
         network = LossyNetwork(self.clock, Random(1))
@@ -360,11 +380,11 @@ class Stage:
         assert isinstance(core, Puppet)
         core.view_shown, core.state_shown = view, state
 
-    def say(self, name: str, reason: str) -> None:
-        """Let a puppet have a reason."""
+    def miss(self, name: str, *missing: str) -> None:
+        """Let a puppet miss others."""
         core = self.place(name).core
         assert isinstance(core, Puppet)
-        core.reason_shown = reason
+        core.missing_shown = tuple(Cause(self.who(each), CauseCode.SILENT) for each in missing)
 
     def install(self, name: str, view: View) -> None:
         """Let a puppet install a view, as a core does."""
@@ -443,7 +463,7 @@ def test_a_view_that_makes_no_sense_is_found(names: str, complaint: str) -> None
 def test_an_observer_in_a_view_is_found() -> None:
     """Observers are never members."""
     stage = Stage("a")
-    stage.world.start("o", role=Role.OBSERVER)
+    stage.world.start("o", role=ProcessRole.OBSERVER)
     with pytest.raises(Violation, match="with an observer"):
         stage.install("a", stage.view(1, "a", "o"))
 
@@ -524,6 +544,19 @@ def test_a_dead_member_in_an_active_view_is_found_after_the_bound() -> None:
         stage.clock.advance(0.2)
 
 
+def test_on_a_slow_network_a_view_has_twice_the_time() -> None:
+    """Campaigns for one term meet where messages take as long as they do."""
+    stage = Stage("a", "b")
+    for name in "ab":
+        stage.install(name, stage.view(1, "a", "b"))
+    stage.place("b").end("gone")
+    stage.rules._network.quality = LinkQuality(0.05, 0.2)
+    stage.rules.disturbed()
+    stage.clock.advance(2 * BOUNDS.settling - 0.1)
+    with pytest.raises(Violation, match=r"a is still active .* although b/1 is dead"):
+        stage.clock.advance(0.2)
+
+
 def test_on_a_lossy_network_nothing_is_promised() -> None:
     """By bad luck every message about the next view may be lost."""
     stage = Stage("a", "b")
@@ -565,8 +598,8 @@ def test_why_it_has_not_converged_is_said() -> None:
     assert stage.rules.why_not_converged() is None
 
 
-def test_a_process_that_waits_must_say_for_whom() -> None:
-    """It names one that is dead, and of which nobody can know that."""
+def test_a_process_that_waits_must_miss_one() -> None:
+    """One that is dead, and of which nobody can know that."""
     stage = Stage("a", "b", "c")
     view = stage.view(1, "a", "b", "c")
     for name in "abc":
@@ -576,9 +609,9 @@ def test_a_process_that_waits_must_say_for_whom() -> None:
     dialling = stage.world.dialling
     stage.place("b").end("", silently=True)
     stage.place("c").end("")
-    stage.say("a", f"waiting for c ({stage.who('c')})")
+    stage.miss("a", "c")
     assert "a does not wait for one that is missing" in str(stage.rules.why_not_waiting(dialling))
-    stage.say("a", f"waiting for b ({stage.who('b')})")
+    stage.miss("a", "b")
     assert stage.rules.why_not_waiting(dialling) is None
 
 
@@ -598,7 +631,7 @@ def test_a_core_that_never_sleeps_is_found() -> None:
         def next_deadline(self) -> float | None:
             return 0.0
 
-    world = SimulatedWorld(core=Insomniac)
+    world = SimulatedCluster(core=Insomniac)
     world.start("a")
     with pytest.raises(Violation, match=r"a was woken at .* which has passed"):
         world.clock.advance(1.0)
@@ -616,7 +649,7 @@ def test_bounds_follow_the_configuration() -> None:
 def test_a_process_card_knows_its_place() -> None:
     """Restarts in one place succeed each other; that is what proofs rest on."""
     stage = Stage("a")
-    first: ProcessCard = stage.place("a").card
+    first: ProcessInfo = stage.place("a").card
     stage.place("a").end("gone")
     stage.world.restart("a")
     assert stage.place("a").card.succeeds(first)

@@ -11,17 +11,18 @@ import pytest
 from potluck._types import ProcessId
 from potluck.membership import election, views
 from potluck.membership import events as effects
-from potluck.membership.core import Evidence
-from potluck.membership.election import Ballot, ElectionManager
+from potluck.membership.core import FailureEvidence
+from potluck.membership.election import AcceptorState, ElectionManager
 from potluck.membership.health import HealthConfig
-from potluck.membership.state import Situation
-from potluck.membership.views import Succession, Tenure
+from potluck.membership.state import MembershipState
+from potluck.membership.views import ViewInstaller, ViewProposer
 from potluck.testing import mutants
 from potluck.testing.mutants import MUTANTS, Mutant, first_seed, main, planted
 from potluck.testing.process import Violation
 from potluck.testing.scenario import Scenario, play
 from potluck.testing.seeds import check_seed, check_seeds
 from potluck.testing.trainer import SimulatedTrainer
+from potluck.training import steps
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.name))
@@ -34,12 +35,12 @@ def test_a_mutant_is_caught(mutant: Mutant) -> None:
 
 def test_a_mutant_is_taken_out_again() -> None:
     """What it replaced is what it was, also where something was inherited."""
-    before = Evidence.__dict__["_is_proof"]
+    before = FailureEvidence.__dict__["_is_proof"]
     with planted(MUTANTS[3]):
-        assert Evidence.__dict__["_is_proof"] is not before
-    assert Evidence.__dict__["_is_proof"] is before
+        assert FailureEvidence.__dict__["_is_proof"] is not before
+    assert FailureEvidence.__dict__["_is_proof"] is before
 
-    class Heir(Evidence):
+    class Heir(FailureEvidence):
         pass
 
     heir = Mutant("heir", "", lambda patch: patch.setattr(Heir, "_is_proof", None), 0)
@@ -92,23 +93,25 @@ def forget_what_was_accepted(patch: pytest.MonkeyPatch) -> None:
 def vote_for_everybody(patch: pytest.MonkeyPatch) -> None:
     """Give the vote of a term to whoever asks."""
 
-    def vote(ballot: Ballot, candidate: ProcessId, term: int) -> bool:
+    def vote(ballot: AcceptorState, candidate: ProcessId, term: int) -> bool:
         if term >= ballot.promised:
             ballot.promised, ballot.voted_for = term, candidate
         return term == ballot.promised
 
-    patch.setattr(Ballot, "vote", vote)
+    patch.setattr(AcceptorState, "vote", vote)
 
 
 def exclude_too_early(patch: pytest.MonkeyPatch) -> None:
     """Do not wait until who is silent has paused itself."""
     patch.setattr(HealthConfig, "dead_after", property(lambda config: 0.7 * config.pause_after))
-    patch.setattr(Situation, "is_silent", lambda s, who: not s.health.status(who).is_operational)
+    patch.setattr(
+        MembershipState, "is_silent", lambda s, who: not s.health.status(who).is_operational
+    )
 
 
 def never_pause(patch: pytest.MonkeyPatch) -> None:
     """Go on without a quorum."""
-    patch.setattr(Tenure, "_pause", lambda *_: None)
+    patch.setattr(ViewInstaller, "_pause", lambda *_: None)
 
 
 def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -119,9 +122,7 @@ def let_some_decide_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def count_the_silent_without_their_word(patch: pytest.MonkeyPatch) -> None:
     """Do not ask an acceptor whom we do not hear who is silent to it."""
-    patch.setattr(
-        Succession, "_has_long_ended", lambda change, who: change._situation.is_silent(who)
-    )
+    patch.setattr(ViewProposer, "_has_long_ended", lambda change, who: change._state.is_silent(who))
 
 
 PLANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
@@ -176,7 +177,7 @@ def _work_on_in_an_old_view(trainer: SimulatedTrainer, effect: effects.Effect) -
     [
         ("tells", _work_while_paused, 29, "applies a step although it is paused"),
         ("tells", _work_on_in_an_old_view, 22, "applies a step in no view"),
-        ("_discarded_by", lambda *_: 0, 8, "tells its user that 0 steps are discarded"),
+        ("_discarded_by", lambda *_: 0, 0, "tells its user that 0 steps are discarded"),
     ],
 )
 def test_a_trainer_that_breaks_a_rule_is_noticed(
@@ -191,6 +192,18 @@ def test_a_trainer_that_breaks_a_rule_is_noticed(
     monkeypatch.setattr(SimulatedTrainer, name, fault)
     with pytest.raises(Violation, match=words):
         check_seed(seed)
+
+
+def test_a_state_that_a_living_process_has_must_not_be_called_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that has it is cut off, and those who lack it have to wait."""
+    text = (_SCENARIOS / "the_state_is_lost_with_its_only_holder.txt").read_text(encoding="utf-8")
+    story = Scenario.parse(text.partition("kill b")[0] + "wait 6")
+    play(story)
+    monkeypatch.setattr(steps, "_missing", lambda *_: ())
+    with pytest.raises(Violation, match=r"says in view .* that the state is lost, although {b/1}"):
+        play(story)
 
 
 def test_the_dead_must_not_vote_for_those_who_are_cut_apart(

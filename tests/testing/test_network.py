@@ -1,4 +1,4 @@
-"""Lanes have the manners of connections: order, goodbyes, resets, and silence without power."""
+"""Simulated connections have the manners of TCP: order, closing, resets, silence without power."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ import pytest
 
 from potluck._types import NodeId, ProcessId
 from potluck.testing.clock import VirtualClock
-from potluck.testing.network import HELD_MESSAGES, LaneEnd, LinkQuality, LossyNetwork, join_ends
+from potluck.testing.network import HELD_MESSAGES, LinkQuality, LossyNetwork
+from potluck.testing.process import ConnectionEnd, SimulatedProcess, join_ends
 
 
-class Owner:
-    """Writes down what happens to its end."""
+class Owner(SimulatedProcess):
+    """Writes down what happens to its end; nothing runs in it."""
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.is_powered = True
-        self.seen: list[Any] = []
+        self.told: list[Any] = []
 
-    def lane_opened(self, end: LaneEnd) -> None:
+    def connection_opened(self, end: ConnectionEnd) -> None:
         """Write it down."""
-        self.seen.append("opened")
+        self.told.append("opened")
 
-    def lane_closed(self, end: LaneEnd, cause: str) -> None:
+    def connection_closed(self, end: ConnectionEnd, cause: str) -> None:
         """Write it down."""
-        self.seen.append(cause)
+        self.told.append(cause)
 
-    def lane_delivers(self, end: LaneEnd, message: Any) -> None:
+    def connection_delivers(self, end: ConnectionEnd, message: Any) -> None:
         """Write it down."""
-        self.seen.append(message)
+        self.told.append(message)
 
 
 class Pair:
-    """Two owners, and a lane that the first has dialled."""
+    """Two owners, and a connection that the first has dialled."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.clock = VirtualClock()
@@ -48,8 +49,8 @@ class Pair:
             self.there.open_other()
             self.there.open()
             self.clock.advance(1.0)
-            self.a.seen.clear()
-            self.b.seen.clear()
+            self.a.told.clear()
+            self.b.told.clear()
 
 
 def test_both_ends_know_each_other() -> None:
@@ -58,10 +59,10 @@ def test_both_ends_know_each_other() -> None:
     assert (pair.here.card, pair.there.card) == ("card of b", "card of a")
     pair.there.open_other()
     pair.there.open()
-    assert (pair.a.seen, pair.b.seen) == ([], ["opened"])
+    assert (pair.a.told, pair.b.told) == ([], ["opened"])
     assert pair.here.is_in_use
     pair.clock.advance(1.0)
-    assert pair.a.seen == ["opened"]
+    assert pair.a.told == ["opened"]
 
 
 def test_a_goodbye_arrives_after_what_was_said_before() -> None:
@@ -72,7 +73,7 @@ def test_a_goodbye_arrives_after_what_was_said_before() -> None:
     pair.here.close("goodbye")
     pair.here.close("again")
     pair.clock.advance(1.0)
-    assert pair.b.seen == [1, 2, "goodbye"]
+    assert pair.b.told == [1, 2, "goodbye"]
     assert not pair.there.is_in_use
 
 
@@ -82,8 +83,8 @@ def test_whoever_speaks_to_a_closed_end_is_told() -> None:
     pair.there.drop()
     pair.here.send("anybody there?")
     pair.clock.advance(1.0)
-    assert pair.b.seen == []
-    assert pair.a.seen == ["the connection was reset"]
+    assert pair.b.told == []
+    assert pair.a.told == ["the connection was reset"]
 
 
 def test_a_machine_without_power_says_nothing() -> None:
@@ -93,11 +94,11 @@ def test_a_machine_without_power_says_nothing() -> None:
     pair.b.is_powered = False
     pair.here.send("anybody there?")
     pair.clock.advance(1.0)
-    assert pair.a.seen == []
+    assert pair.a.told == []
     pair.b.is_powered = True
     pair.here.send("anybody there?")
     pair.clock.advance(1.0)
-    assert pair.a.seen == ["the connection was reset"]
+    assert pair.a.told == ["the connection was reset"]
 
 
 def test_a_dialler_that_is_gone_resets_what_it_asked_for() -> None:
@@ -107,17 +108,17 @@ def test_a_dialler_that_is_gone_resets_what_it_asked_for() -> None:
     pair.there.open_other()
     pair.there.open()
     pair.clock.advance(1.0)
-    assert pair.b.seen == ["opened", "the connection was reset"]
-    assert pair.a.seen == []
+    assert pair.b.told == ["opened", "the connection was reset"]
+    assert pair.a.told == []
 
 
 def test_an_answer_that_crosses_a_goodbye_opens_nothing() -> None:
-    """The acceptor died before its answer arrived: the dialler never knew the lane."""
+    """The acceptor died before its answer arrived: the dialler never knew the connection."""
     pair = Pair(is_open=False)
     pair.there.open()
     pair.there.close("dying")
     pair.clock.advance(1.0)
-    assert pair.a.seen == []
+    assert pair.a.told == []
     assert not pair.here.is_in_use
 
 

@@ -1,4 +1,4 @@
-"""Finding each other: who is reached, what a port says, and lanes that replace broken ones."""
+"""Finding each other: who is reached, what a port says, connections that replace broken ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from potluck._types import ProcessId
 from potluck.membership.core import ClusterCore
-from potluck.membership.events import Disconnect, Effect, Probe, Send
-from potluck.membership.messages import Acquaintances
+from potluck.membership.events import Disconnect, Effect, ProbePort, SendMessage
+from potluck.membership.messages import KnownProcesses
 from potluck.testing.cluster import SimulatedCluster
 
 
@@ -64,7 +64,7 @@ def heard(cluster: SimulatedCluster, name: str) -> list[tuple[str, str]]:
 
 
 def test_everybody_meets_everybody_once() -> None:
-    """Both sides dial; one lane stays."""
+    """Both sides dial; one connection stays."""
     cluster = met("a", "b", "c")
     for name in "abc":
         assert [what for what, _ in heard(cluster, name)] == ["connected", "connected"]
@@ -91,7 +91,7 @@ def test_what_a_port_says(fault: str, answer: str) -> None:
     cluster.run(0.01)
     cluster.place("a").give_up(cluster.place("b").process, "it is silent")
     heard(cluster, "a")
-    cluster.wants(cluster.place("a"), Probe(cluster.place("b").process))
+    cluster.wants(cluster.place("a"), ProbePort(cluster.place("b").process))
     cluster.run(1.0)
     assert answer in [what for what, _ in heard(cluster, "a")]
 
@@ -101,14 +101,14 @@ def test_an_answer_to_a_probe_does_not_reach_the_next_process() -> None:
     cluster = met("a", "b")
     cluster.kill("b")
     cluster.run(0.1)
-    cluster.wants(cluster.place("a"), Probe(cluster.place("b").process))
+    cluster.wants(cluster.place("a"), ProbePort(cluster.place("b").process))
     cluster.kill("a")
     cluster.restart("a")
     cluster.run(0.2)
     assert "ended" not in [what for what, _ in heard(cluster, "a")]
 
 
-def test_a_later_start_is_met_beside_the_lane_to_the_former() -> None:
+def test_a_later_start_is_met_beside_the_connection_to_the_former() -> None:
     """The machine lost its power, so nobody closed the former; speaking to it shows it."""
     cluster = met("a", "b")
     heard(cluster, "a")
@@ -118,27 +118,39 @@ def test_a_later_start_is_met_beside_the_lane_to_the_former() -> None:
     cluster.run(1.0)
     new = cluster.place("b").process
     assert heard(cluster, "a") == [("connected", str(new))]
-    cluster.place("a").lanes[old].send("hello?")
+    cluster.place("a").connections[old].send("hello?")
     cluster.run(1.0)
     assert heard(cluster, "a") == [("disconnected", "the connection was reset")]
 
 
-def test_a_lane_of_which_one_end_is_gone_is_replaced() -> None:
+def test_a_connection_of_which_one_end_is_gone_is_replaced() -> None:
     """Whoever still had the old one is not bothered with that."""
     cluster = met("a", "b")
     for name in "ab":
         heard(cluster, name)
-    cluster.place("a").lanes.popitem()[1].drop()
+    cluster.place("a").connections.popitem()[1].drop()
     cluster.run(1.0)
     assert heard(cluster, "b") == []
     assert [what for what, _ in heard(cluster, "a")] == ["connected"]
-    cluster.place("b").lanes[cluster.place("a").process].close("goodbye")
+    cluster.place("b").connections[cluster.place("a").process].close("goodbye")
     cluster.run(0.01)
     assert heard(cluster, "a") == [("disconnected", "goodbye")]
 
 
+def test_a_slow_core_hears_of_a_connection_that_replaced_one_it_had_not_heard_of() -> None:
+    """The first breaks while word of it waits in the queue, and only the dialler knows."""
+    cluster = SimulatedCluster(1, core=Recorder)
+    cluster.start("a", "b")
+    cluster.slow("b", 0.001)  # half a second for each thing that happens
+    cluster.run(0.2)
+    assert heard(cluster, "b") == []
+    cluster.place("a").connections.popitem()[1].drop()
+    cluster.run(5.0)
+    assert heard(cluster, "b") == [("connected", str(cluster.place("a").process))]
+
+
 def test_who_is_given_up_is_dialled_anew() -> None:
-    """What waits in a lane that was silent for long would come late."""
+    """What waits in a connection that was silent for long would come late."""
     cluster = met("a", "b")
     for name in "ab":
         heard(cluster, name)
@@ -157,7 +169,7 @@ def test_who_is_barred_stays_outside() -> None:
     core.answer = [Disconnect(cluster.place("b").process, "no thanks")]
     cluster.run(5.0)
     assert len(heard(cluster, "a")) == 1
-    assert cluster.place("a").lanes == {}
+    assert cluster.place("a").connections == {}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -219,8 +231,10 @@ def core(cluster: SimulatedCluster, name: str) -> Listener:
 
 def say(cluster: SimulatedCluster, sender: str, *recipients: str) -> None:
     """Let a listener say something to others when it wakes up next."""
-    message = Acquaintances(())
-    core(cluster, sender).says = [Send(cluster.place(to).process, message) for to in recipients]
+    message = KnownProcesses(())
+    core(cluster, sender).says = [
+        SendMessage(cluster.place(to).process, message) for to in recipients
+    ]
 
 
 def kinds(cluster: SimulatedCluster, name: str) -> list[str]:
@@ -286,7 +300,7 @@ def test_the_dead_finish_nothing() -> None:
     """A process that dies as its first message leaves sends no second one."""
     cluster = listeners("a", "b", "c")
     say(cluster, "a", "b", "c")
-    cluster.when_sends("a", "Acquaintances", lambda: cluster.unplug("a"))
+    cluster.when_sends("a", "KnownProcesses", lambda: cluster.unplug("a"))
     cluster.run(3.0)
     assert "received" not in kinds(cluster, "b") + kinds(cluster, "c")
 

@@ -14,8 +14,8 @@ from potluck.testing import seeds
 from potluck.testing.process import Violation
 from potluck.testing.scenario import Scenario, Timing, play
 from potluck.testing.seeds import (
-    Failure,
-    Report,
+    SeedFailure,
+    SeedReport,
     check_seed,
     check_seeds,
     main,
@@ -92,9 +92,14 @@ def test_no_two_stories_are_the_same() -> None:
 
 SEEDS = 2000
 SHARE = 125  # of one test, so that several processes can share them
+QUICK = 250  # of which the first tier plays so many
+FIRST = [
+    pytest.param(first, marks=[pytest.mark.slow] if first >= QUICK else [])
+    for first in range(0, SEEDS, SHARE)
+]
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+@pytest.mark.parametrize("first", FIRST)
 def test_the_rules_hold_in_every_story(first: int) -> None:
     """A seed that fails is named with its reason and the command that repeats it."""
     report = check_seeds(range(first, first + SHARE))
@@ -178,14 +183,14 @@ def test_the_command_fails_with_its_seeds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a continuous integration goes red and says how to repeat it."""
-    monkeypatch.setattr(seeds, "check_seeds", lambda batch: Report(len(batch), [_FAILURE]))
+    monkeypatch.setattr(seeds, "check_seeds", lambda batch: SeedReport(len(batch), [_FAILURE]))
     assert main(["--seeds", "1", "--jobs", "1"]) == 1
     told = capsys.readouterr().out
     assert "seed 7: it broke" in told
     assert "python -m potluck.testing.seeds --seed 7 --trace" in told
 
 
-_FAILURE = Failure(7, "it broke")
+_FAILURE = SeedFailure(7, "it broke")
 
 
 def test_the_command_shortens_and_shows_a_violation(
@@ -206,7 +211,7 @@ def test_the_command_shortens_and_shows_a_violation(
 
 def test_a_report_without_seeds_is_empty() -> None:
     """No division by nothing."""
-    facts = Report().as_dict()
+    facts = SeedReport().as_dict()
     assert facts["seeds_per_second"] is None
     assert facts["settled_in_seconds"] is None
 

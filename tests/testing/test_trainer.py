@@ -1,4 +1,4 @@
-"""The simulated trainer makes steps as transactions, and the ledger finds whatever it loses."""
+"""The simulated trainer makes steps as transactions, and the step_log finds whatever it loses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_newcomer_gets_the_state_and_survivors_keep_theirs() -> None:
     )
     values = {cluster.trainer_of(name).value.depth for name in "abc"}  # type: ignore[union-attr]
     assert min(values) > 20
-    assert cluster.invariants.ledger.taken_back == 0
+    assert cluster.invariants.step_log.taken_back == 0
 
 
 def test_a_restart_of_all_begins_with_what_was_saved() -> None:
@@ -76,14 +76,14 @@ def test_a_pass_over_the_data_ends_and_another_begins() -> None:
 
 
 class Stage:
-    """A cluster whose ledger is told what trainers do."""
+    """A cluster whose step_log is told what trainers do."""
 
     def __init__(self) -> None:
         self.cluster = SimulatedCluster(1)
         self.cluster.start("a", "b", "c")
-        self.ledger = self.cluster.invariants.ledger
+        self.step_log = self.cluster.invariants.step_log
         # These processes are in no view.
-        self.ledger._check_at_work = lambda *_: None
+        self.step_log._check_at_work = lambda *_: None
         self.states = States()
         self.begin = self.states.fresh()
         self.one = self.states.after(self.begin, Position(ONE, 1, 1), ((0,),))
@@ -96,7 +96,7 @@ class Stage:
     def apply(self, names: str) -> None:
         """Let members apply the first step."""
         for name in names:
-            self.ledger.applied(self.cluster.place(name), self.view(1, "abc"), self.one)
+            self.step_log.applied(self.cluster.place(name), self.view(1, "abc"), self.one)
 
 
 def test_two_states_after_one_step_are_found() -> None:
@@ -105,7 +105,7 @@ def test_two_states_after_one_step_are_found() -> None:
     stage.apply("a")
     other = stage.states.after(stage.begin, Position(ONE, 1, 1), ((1,),))
     with pytest.raises(Violation, match="on another state than"):
-        stage.ledger.applied(stage.cluster.place("b"), stage.view(1, "abc"), other)
+        stage.step_log.applied(stage.cluster.place("b"), stage.view(1, "abc"), other)
 
 
 def test_a_step_that_a_later_view_lacks_is_found() -> None:
@@ -114,17 +114,17 @@ def test_a_step_that_a_later_view_lacks_is_found() -> None:
     stage.apply("ab")
     place, later = stage.cluster.place("c"), stage.view(2, "bc")
     with pytest.raises(Violation, match="without step 1"):
-        stage.ledger.settled(place, later, stage.begin)
+        stage.step_log.settled(place, later, stage.begin)
     stage.cluster.kill("a", "b")
-    stage.ledger.settled(place, later, stage.begin)
+    stage.step_log.settled(place, later, stage.begin)
 
 
 def test_members_that_begin_with_other_weights_are_found() -> None:
     """Before the first step as well."""
     stage = Stage()
-    stage.ledger.settled(stage.cluster.place("a"), stage.view(1, "ab"), stage.begin)
+    stage.step_log.settled(stage.cluster.place("a"), stage.view(1, "ab"), stage.begin)
     with pytest.raises(Violation, match="other weights"):
-        stage.ledger.settled(stage.cluster.place("b"), stage.view(1, "ab"), stage.states.fresh())
+        stage.step_log.settled(stage.cluster.place("b"), stage.view(1, "ab"), stage.states.fresh())
 
 
 def test_a_counted_step_is_given_up_only_after_a_lost_merge() -> None:
@@ -133,13 +133,30 @@ def test_a_counted_step_is_given_up_only_after_a_lost_merge() -> None:
     stage.apply("a")
     place = stage.cluster.place("a")
     with pytest.raises(Violation, match="has not lost a merge"):
-        stage.ledger.replaced(place, stage.one, stage.begin, 1)
+        stage.step_log.replaced(place, stage.one, stage.begin, 1)
     families = stage.cluster.invariants.families
     families.installed(place, stage.view(1, "a"))
     families.agreed(stage.view(2, "a"), TWO)
-    stage.ledger.replaced(place, stage.one, stage.begin, 1)
-    assert stage.ledger.taken_back == 1
-    assert stage.ledger.losers == {place.process}
+    stage.step_log.replaced(place, stage.one, stage.begin, 1)
+    assert stage.step_log.taken_back == 1
+    assert stage.step_log.losers == {place.process}
+
+
+def test_a_state_is_not_lost_while_a_living_process_has_it() -> None:
+    """Unless a person had the others continue without that one."""
+    stage = Stage()
+    stage.apply("a")
+    cluster, families = stage.cluster, stage.cluster.invariants.families
+    for name in "abc":
+        families.installed(cluster.place(name), stage.view(1, "abc"))
+    child = View(TWO, 1, stage.view(1, "b").members, (Branch(ONE, 1),))
+    families.agreed(child)
+    with pytest.raises(Violation, match=r"the state is lost, although \{a/1\} applied step 1"):
+        stage.step_log.lost(cluster.place("b"), child)
+    families.told_to_continue(cluster.place("c").process)
+    child = View("3" * 32, 1, stage.view(1, "c").members, (Branch(ONE, 1),))
+    families.agreed(child)
+    stage.step_log.lost(cluster.place("c"), child)
 
 
 @pytest.mark.parametrize("told", [0, 2])
@@ -148,10 +165,10 @@ def test_a_user_that_is_not_told_what_was_taken_back_is_found(told: int) -> None
     stage = Stage()
     stage.apply("a")
     with pytest.raises(Violation, match=f"lacks 1 of its steps, and tells its user that {told}"):
-        stage.ledger.replaced(stage.cluster.place("a"), stage.one, stage.begin, told)
+        stage.step_log.replaced(stage.cluster.place("a"), stage.one, stage.begin, told)
     later = stage.states.after(stage.one, Position(ONE, 1, 2), ((1,),))
     with pytest.raises(Violation, match="lacks 0 of its steps"):
-        stage.ledger.replaced(stage.cluster.place("a"), stage.one, later, 1)
+        stage.step_log.replaced(stage.cluster.place("a"), stage.one, later, 1)
 
 
 def test_a_lineage_must_not_dissolve_into_one_that_left_it_earlier() -> None:
@@ -160,8 +177,8 @@ def test_a_lineage_must_not_dissolve_into_one_that_left_it_earlier() -> None:
     value = stage.one
     for step in range(2, 9):
         value = stage.states.after(value, Position(TWO, 1, step), ((step,),))
-    stage.ledger.settled(stage.cluster.place("c"), stage.view(1, "c", TWO), value)
+    stage.step_log.settled(stage.cluster.place("c"), stage.view(1, "c", TWO), value)
     with pytest.raises(Violation, match=r"followed their common ancestor further: 11111111\.3 and"):
-        stage.ledger.dissolves(stage.view(3, "ab"), TWO, 1)
-    assert stage.ledger._branches(TWO) == (Branch(ONE, 1),)
-    stage.ledger.dissolves(stage.view(1, "c", TWO), ONE, 3)
+        stage.step_log.dissolves(stage.view(3, "ab"), TWO, 1)
+    assert stage.step_log._branches(TWO) == (Branch(ONE, 1),)
+    stage.step_log.dissolves(stage.view(1, "c", TWO), ONE, 3)

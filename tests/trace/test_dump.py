@@ -15,7 +15,7 @@ from potluck.errors import DistributedError, SelfSend, ViewChanged
 from potluck.trace import dump
 from potluck.trace.dump import FOLDER_VARIABLE, SUFFIX, mention, trace_folder
 from potluck.trace.dump import dump as files_dump
-from potluck.trace.recorder import Label, Lane, Recorder
+from potluck.trace.recorder import Label, Recorder, Track
 from support.clusters import clusters, everywhere
 from support.threads import together
 
@@ -31,7 +31,7 @@ def filled() -> Recorder:
     """A recorder that has something to tell."""
     recorder = Recorder()
     recorder.rank, recorder.world_size = 1, 2
-    recorder.append(("step", 1.0, 2.0, 7, 0, 0, Label(Lane.TRAINING, rank=1), None, None))
+    recorder.append(("step", 1.0, 2.0, 7, 0, 0, Label(Track.TRAINING, rank=1), None, None))
     return recorder
 
 
@@ -102,7 +102,7 @@ def test_an_error_says_where_what_came_before_is(folder: Path, error: Distribute
     mention(recorder, error)
     (path,) = folder.iterdir()
     assert error.trace == str(path)
-    told = f"What came before is in {path}; `potluck trace` shows it."
+    told = f"The trace of this process is in {path}; `potluck trace` shows it."
     assert error.__notes__ == [told]
     assert str(error) == text
     assert json.loads(path.read_text().splitlines()[0])["reason"].startswith(error.message)
@@ -127,12 +127,12 @@ def test_many_errors_of_one_cause_share_a_dump(folder: Path) -> None:
 def test_a_disk_that_is_full_does_not_hide_the_error(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error stays what it was; the log says what could not be kept."""
+    """The error stays what it was; the log says what could not be written."""
     folder.write_text("no folder")
     error = PeerLost("gone")
     mention(filled(), error)
     assert (error.trace, error.hint) == (None, None)
-    assert "could not be kept" in caplog.text
+    assert "could not be written" in caplog.text
 
 
 def test_a_lost_rank_leaves_a_dump_on_each_of_the_others(folder: Path) -> None:
@@ -206,9 +206,9 @@ def test_the_signal_writes_a_dump_and_the_program_goes_on(tmp_path: Path) -> Non
     ended = run(tmp_path, "", kill)
     assert (ended.returncode, ended.stdout) == (0, "on\n")
     (path,) = tmp_path.iterdir()
-    assert f"what rank 0 has done is in {path}" in ended.stderr
+    assert f"the trace of rank 0 is in {path}" in ended.stderr
     header, record = map(json.loads, path.read_text().splitlines())
-    assert header["reason"] == "somebody asked for it with SIGUSR2"
+    assert header["reason"] == "it was requested with SIGUSR2"
     assert record["what"] == "barrier"
 
 
@@ -227,7 +227,7 @@ def test_the_error_that_ends_a_program_leaves_a_dump(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "KeyError: 'butter'" in ended.stderr
     (path,) = tmp_path.iterdir()
-    assert f"what rank 0 did before is in {path}; `potluck trace` shows it" in ended.stderr
+    assert f"the trace of rank 0 is in {path}; `potluck trace` shows it" in ended.stderr
     header = json.loads(path.read_text().splitlines()[0])
     assert header["reason"] == "the program ended by KeyError: 'butter'"
 

@@ -14,13 +14,13 @@ from potluck.trace.recorder import (
     CAPACITY,
     LENGTH_VARIABLE,
     Entry,
-    Failure,
+    GroupLog,
     Label,
-    Lane,
-    Log,
-    Outcome,
-    Record,
+    OperationFailure,
+    OperationOutcome,
     Recorder,
+    TraceRecord,
+    Track,
     log_of,
     make_recorder,
     recorder_of,
@@ -30,7 +30,7 @@ from support.threads import Background, eventually, together
 
 def entry(number: int, what: str = "step") -> Entry:
     """Something that took a second."""
-    return (what, number, number + 1.0, number, 0, 0, Label(Lane.TRAINING), None, None)
+    return (what, number, number + 1.0, number, 0, 0, Label(Track.TRAINING), None, None)
 
 
 def test_only_the_last_are_kept() -> None:
@@ -68,23 +68,23 @@ def test_appending_takes_no_more_memory_than_the_ring() -> None:
 
 def test_ranks_of_a_subgroup_are_told_as_ranks_of_the_whole() -> None:
     """Whoever reads several dumps knows one numbering."""
-    label = Label(Lane.COLLECTIVES, "odd", "", 3, members=(1, 3))
+    label = Label(Track.COLLECTIVES, "odd", "", 3, members=(1, 3))
     recorder = Recorder()
-    failure = Failure.of(PeerLost("gone", rank=0))
+    failure = OperationFailure.of(PeerLost("gone", rank=0))
     recorder.append(("barrier", 1.0, 2.0, 1, 0, 0, label, failure, {0: 0.5}))
     (record,) = recorder.records(0.0)
-    assert (record.culprit, record.waited, record.outcome) == (1, {1: 0.5}, Outcome.FAILED)
+    assert (record.culprit, record.waited, record.outcome) == (1, {1: 0.5}, OperationOutcome.FAILED)
 
 
 def test_messages_are_numbered_for_each_rank_and_tag() -> None:
     """The n-th send is the n-th receive; one under way is in the dump as such."""
     recorder = Recorder()
-    log = Log(recorder, Label(Lane.COLLECTIVES, "world", "", 0))
+    log = GroupLog(recorder, Label(Track.COLLECTIVES, "world", "", 0))
     notes = [MessageNote(log, "send", 1, tag, 8) for tag in (0, 0, 7)]
     notes[1].end(None)
     notes[1].end(ValueError("twice is once"))
     ended, *running = recorder.records(0.0)
-    assert (ended.number, ended.outcome, ended.peer) == (2, Outcome.DONE, 1)
+    assert (ended.number, ended.outcome, ended.peer) == (2, OperationOutcome.DONE, 1)
     assert [(each.number, each.tag, each.end) for each in running] == [(1, 0, None), (1, 7, None)]
 
 
@@ -97,7 +97,7 @@ def contexts() -> Iterator[list[DistributedContext]]:
         context.close()
 
 
-def records_of(context: DistributedContext) -> list[Record]:
+def records_of(context: DistributedContext) -> list[TraceRecord]:
     """What is kept of a rank."""
     return recorder_of(context).records(0.0)
 
@@ -146,12 +146,12 @@ def test_messages_and_what_is_under_way_are_taken_down(contexts: list[Distribute
     left, right = contexts
     receiving = Background(lambda: right.recv(np.empty(4, np.uint8), 0))
     eventually(lambda: len(records_of(right)) == 1)
-    assert records_of(right)[0].outcome is Outcome.RUNNING
+    assert records_of(right)[0].outcome is OperationOutcome.RUNNING
     left.isend(np.arange(4, dtype=np.uint8), 1).wait()
     receiving.result()
     (received,), (sent,) = records_of(right), records_of(left)
     assert (received.what, received.peer, received.bytes) == ("recv", 0, 4)
-    assert (sent.what, sent.peer, sent.outcome) == ("send", 1, Outcome.DONE)
+    assert (sent.what, sent.peer, sent.outcome) == ("send", 1, OperationOutcome.DONE)
 
 
 def test_a_collective_under_way_says_for_whom_it_waits(contexts: list[DistributedContext]) -> None:
@@ -160,11 +160,11 @@ def test_a_collective_under_way_says_for_whom_it_waits(contexts: list[Distribute
     waiting = Background(left.barrier)
     eventually(lambda: any(1 in record.waited for record in records_of(left)))
     (record,) = records_of(left)
-    assert (record.what, record.outcome, record.number) == ("barrier", Outcome.RUNNING, 1)
+    assert (record.what, record.outcome, record.number) == ("barrier", OperationOutcome.RUNNING, 1)
     right.barrier()
     waiting.result()
     (record,) = records_of(left)
-    assert record.outcome is Outcome.DONE
+    assert record.outcome is OperationOutcome.DONE
     assert record.waited[1] > 0
 
 
@@ -177,7 +177,11 @@ def test_a_failure_is_taken_down_with_its_reason() -> None:
     with pytest.raises(PeerLost) as caught:
         contexts[0].barrier()
     _, record = records_of(contexts[0])
-    assert (record.outcome, record.error, record.culprit) == (Outcome.FAILED, "PeerLost", 1)
+    assert (record.outcome, record.error, record.culprit) == (
+        OperationOutcome.FAILED,
+        "PeerLost",
+        1,
+    )
     assert record.reason == str(caught.value)
     assert (record.number, record.epoch) == (2, 0)
     for context in contexts:
@@ -203,8 +207,13 @@ def test_remote_calls_are_taken_down_by_who_makes_them(contexts: list[Distribute
         with pytest.raises(RpcError):
             caller.rpc_sync(1, "whisper")
     done, failed = records_of(left)
-    assert (done.lane, done.what, done.peer, done.outcome) == ("calls", "shout", 1, Outcome.DONE)
+    assert (done.lane, done.what, done.peer, done.outcome) == (
+        "calls",
+        "shout",
+        1,
+        OperationOutcome.DONE,
+    )
     assert done.bytes > 6
-    assert (failed.what, failed.outcome) == ("whisper", Outcome.FAILED)
+    assert (failed.what, failed.outcome) == ("whisper", OperationOutcome.FAILED)
     assert "whisper" in failed.reason
     assert records_of(right) == []

@@ -408,6 +408,6 @@ def test_data_that_is_replaced_has_no_manifest_of_before(
 
 
 def _history(step: int) -> Any:
-    from potluck.training.steps import History, Position
+    from potluck.training.steps import Position, StepHistory
 
-    return History(Position("", 0, step), samples=step)
+    return StepHistory(Position("", 0, step), samples=step)

@@ -35,13 +35,20 @@ from potluck._types import Branch, NodeId, ProcessId, View
 from potluck.identity.node import machine_name
 from potluck.membership.messages import MAX_BRANCHES
 from potluck.training import elastic
-from potluck.training.averaging import Record, check_records
-from potluck.training.balance import Condition
+from potluck.training.averaging import Gradients, StepContribution, check_records
+from potluck.training.balance import MemberCondition
 from potluck.training.checkpoint import Checkpointer, latest
-from potluck.training.elastic import ElasticTrainer, Ground, Settlement, Standing, Try, settle
+from potluck.training.elastic import (
+    ElasticTrainer,
+    MemberReport,
+    StepAttempt,
+    SyncResult,
+    ViewScope,
+    settle,
+)
 from potluck.training.state import TrainingState
-from potluck.training.steps import FRESH, Action, Decision, Milestone, Position, Report
-from support.clusters import clusters, everywhere, join, new_job
+from potluck.training.steps import FRESH, Milestone, Position, StepReport, SyncAction, SyncDecision
+from support.clusters import clusters, everywhere, insist, join, new_job
 from support.elastic import SAMPLES, Regression
 from support.threads import PATIENCE, Background, eventually, together
 
@@ -189,7 +196,7 @@ def test_ranks_that_disagree_are_told_on_all_sides(group: list[DistributedContex
             trainer.step(np.zeros(2 + (trainer._group.rank == 2)))
 
     def nothing(trainer: ElasticTrainer) -> None:
-        with pytest.raises(CollectiveMismatch, match="No rank brings anything"):
+        with pytest.raises(CollectiveMismatch, match="No rank has samples"):
             trainer.step(np.zeros(2), 0)
 
     def negative(trainer: ElasticTrainer) -> None:
@@ -205,14 +212,14 @@ def test_ranks_that_disagree_are_told_on_all_sides(group: list[DistributedContex
 def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None:
     """A sampler without a batch, samples without a sampler, gradients without numbers."""
     state = TrainingState(model=np.zeros(1))
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="both sampler= and batch="):
         ElasticTrainer(group[0], state, lambda _: None, batch=4)
     trainer = ElasticTrainer(group[0], state, lambda _: None)
     with pytest.raises(ValueError, match="no sampler"):
         trainer.take()
     with pytest.raises(ValueError, match="no arrays"):
         trainer.step({})
-    with pytest.raises(TypeError, match="floating-point numbers, not int64"):
+    with pytest.raises(TypeError, match="floating-point numbers, got int64"):
         trainer.step(np.zeros(2, np.int64))
 
 
@@ -437,7 +444,7 @@ def test_a_member_that_fails_in_a_step_does_not_end_the_others() -> None:
     with clusters(3) as nodes:
         runs = [Regression(node) for node in nodes]
         train(runs, 2)
-        fails: Any = nodes[2].group._vigil
+        fails: Any = nodes[2].group._monitor
         begin, broken = fails.begin, threading.Event()
 
         def raising(*arguments: Any) -> None:
@@ -496,16 +503,16 @@ def test_some_have_the_result_and_one_has_not() -> None:
     with clusters(3) as nodes:
         runs = [Regression(node) for node in nodes]
         late: Any = runs[2].trainer
-        complete, gone = Try.finish, threading.Event()
+        complete, gone = StepAttempt.finish, threading.Event()
         outcomes: list[list[int]] = [[], [], []]
 
-        def finish(self: Try, *arguments: Any) -> None:
+        def finish(self: StepAttempt, *arguments: Any) -> None:
             complete(self, *arguments)
             if self is late._begun and late.step_count == 3 and not gone.is_set():
                 eventually(lambda: bool(holds(0) and holds(1)))
                 gone.set()
                 nodes[1].close()
-                assert late._ground._stage.over.wait(PATIENCE)
+                assert late._scope._session.over.wait(PATIENCE)
                 raise Aborted("As if the last piece had never come")
 
         def holds(place: int) -> bool:
@@ -520,7 +527,7 @@ def test_some_have_the_result_and_one_has_not() -> None:
                 assert place == 1
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Try, "finish", finish)
+            patch.setattr(StepAttempt, "finish", finish)
             together(*(functools.partial(work, place) for place in range(3)))
         assert outcomes[0] == outcomes[2] == [1, 1, 1, 2, 1, 1, 1, 1]
         assert runs[0].fingerprint == runs[2].fingerprint
@@ -578,7 +585,7 @@ def outcome(cluster: Cluster, count: int, *, trains: bool) -> BaseException | No
         if not trains:
             cluster.all_reduce(np.ones(count), timeout=PATIENCE)
             return None
-        with Ground(cluster).stand(LIMIT):
+        with ViewScope(cluster).enter_view(LIMIT):
             cluster.all_reduce(np.ones(count), timeout=LIMIT)
     except potluck.DistributedError as error:
         return error
@@ -614,7 +621,9 @@ def test_in_a_training_the_odd_one_is_removed(odd: int) -> None:
             assert isinstance(error, PeerLost)
             assert error.rank == odd
             assert f"Rank {odd} made another call than most members" in str(error)
-            assert "4 elements) where all_reduce(sum, float64, 3 elements) was due" in str(error)
+            assert "4 elements) where all_reduce(sum, float64, 3 elements) was expected" in str(
+                error
+            )
         assert outcomes(others, 3, 3, trains=True) == [None] * 2
 
 
@@ -628,6 +637,43 @@ def test_of_two_members_both_get_the_error_that_names_both_sides() -> None:
         assert outcomes(nodes, 3, 3, trains=True) == [None] * 2
 
 
+def test_averaging_may_begin_before_the_gradients_are_complete(
+    group: list[DistributedContext],
+) -> None:
+    """Bucket by bucket, in order; what comes out of turn waits.  The mean is the same."""
+    got: list[Any] = [None] * 3
+    trees = [[np.full(4, float(rank), np.float32) for _ in range(3)] for rank in range(3)]
+
+    def work(rank: int) -> list[int]:
+        def apply(mean: Any) -> None:
+            got[rank] = [each.tolist() for each in mean]
+
+        trainer = ElasticTrainer(group[rank], TrainingState(model=np.zeros(1)), apply)
+        trainer.begin_early(Gradients(trees[rank], trainer.room, limit=16).buckets, 2.0)
+        assert trainer._begun is None  # before the members have met
+        trainer.start()
+        gradients = Gradients(trees[rank], trainer.room, limit=16)
+        buckets = gradients.buckets
+        assert len(buckets.all) == 3
+        trainer.begin_early(buckets, 0.0)
+        assert trainer._begun is None  # nothing to bring
+        trainer.begin_early(buckets, 2.0)
+        begun: list[int] = []
+        for number in (1, 0, 0, 1):
+            gradients.pack(number, 2.0)
+            trainer.go_on_early(buckets, number)
+            assert trainer._begun is not None
+            begun.append(trainer._begun.begun)
+        with pytest.raises(ValueError, match="started with weight 2, not 3"):
+            trainer.step_in_buckets(trees[rank], 3.0, limit=16, buckets=buckets)
+        outcome = trainer.step_in_buckets(trees[rank], 2.0, limit=16, buckets=buckets)
+        assert (outcome.counted, outcome.weight, outcome.tries) == (True, 6.0, 1)
+        return begun
+
+    assert together(*(partial(work, rank) for rank in range(3))) == [[0, 1, 1, 2]] * 3
+    assert got == [[[1.0] * 4] * 3] * 3
+
+
 # --------------------------------------------------------------------------------------------------
 # What members tell each other, before a step and when a view begins.
 
@@ -636,8 +682,8 @@ def test_a_newcomer_that_finds_nobody_with_the_state_says_so() -> None:
     """It does not begin anew where others may have been training."""
     with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
         late = View("f" * 32, 7, (ProcessId(NodeId("a" * 32), 1),))
-        with pytest.raises(BackendUnavailable, match=r"never had the state.*are gone.*begins anew"):
-            settle(alone, late, Standing(Report(), (), 0, Condition()))
+        with pytest.raises(BackendUnavailable, match=r"are not here.*begins anew"):
+            settle(alone, late, MemberReport(StepReport(), (), 0, MemberCondition()))
 
 
 class Other(DistributedContext):
@@ -654,7 +700,7 @@ class Other(DistributedContext):
 VIEW = View("a" * 32, 2, tuple(ProcessId(NodeId(letter * 32), 1) for letter in "ab"))
 
 
-def hear(said: Any) -> Settlement:
+def hear(said: Any) -> SyncResult:
     """Settle with a member that says this."""
     with Other(SimulatedBackend.create_group(1)[0]) as group:
         group.said = said
@@ -680,8 +726,27 @@ def test_a_report_that_makes_no_sense_is_refused(value: Any) -> None:
     assert refused.value.rank == 1
 
 
-STANDING = Standing(
-    Report(
+class Silent(Other):
+    """A group of two, in which one says that it has nothing to say."""
+
+    def all_gather_object(self, value: Any, **_: Any) -> list[Any]:
+        """As the collective does."""
+        raise DistributedError("It has no message", rank=self.said)
+
+
+def test_a_member_that_announces_no_report_is_named() -> None:
+    """Unless it is this one, or it is not known which one it is."""
+    with Silent(SimulatedBackend.create_group(1)[0]) as group:
+        for said, kind in ((1, MalformedFrame), (0, DistributedError), (None, DistributedError)):
+            group.said = said
+            with pytest.raises(DistributedError) as found:
+                settle(group, VIEW, STANDING, 96)
+            assert type(found.value) is kind
+            assert found.value.rank == said
+
+
+STANDING = MemberReport(
+    StepReport(
         Position("a" * 32, 2, 9),
         ("a" * 32, 2),
         Position("a" * 32, 2, 10),
@@ -694,7 +759,7 @@ STANDING = Standing(
     ),
     ((0, 4),),
     5000,
-    Condition(),
+    MemberCondition(),
     waits=True,
     token="abc",  # noqa: S106 - a mark in a folder
 )
@@ -702,7 +767,11 @@ STANDING = Standing(
 
 def test_a_report_survives_the_way() -> None:
     """Position, ancestry, samples and trail, up to the largest numbers."""
-    assert hear(written(*fields())).decision.target == STANDING.report.attempt
+    found = hear(written(*fields()))
+    assert found.decision.target == STANDING.report.attempt
+    assert (found.trained, found.speeds, found.taken) == ((0, 1), (5000, 5000), (((0, 4),),) * 2)
+    new = MemberReport(StepReport(), (), 0, MemberCondition())
+    assert hear(msgspec.msgpack.encode(new.message())).trained == (0,)
     largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
     past = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
     assert hear(written(*fields()[:5], *past, *fields()[9:])).tokens == ("abc", "abc")
@@ -776,12 +845,69 @@ def test_what_stands_beside_the_report_is_checked_too(field: int, wrong: Any) ->
         hear(written(*good[:field], wrong, *good[field + 1 :]))
 
 
+def end_a_try(ground: ViewScope, teller: int | None) -> DistributedError:
+    """Another member ends a step of all; what this one makes of it."""
+    error = Aborted("it ran out of memory", rank=1)
+    error.teller = teller
+    with pytest.raises(DistributedError) as found, ground.enter_view(PATIENCE):
+        raise error
+    return found.value
+
+
+def test_a_member_that_ends_one_try_after_the_other_is_removed() -> None:
+    """Each try but the last is made again; a step that succeeds in between clears it."""
+    with clusters(3) as nodes:
+        ground = ViewScope(nodes[0])
+        for tellers in ((2, 2), (1, 2)):
+            for teller in tellers:
+                error = end_a_try(ground, teller)
+                assert isinstance(error, Aborted)
+                assert ground.can_continue(error)
+            ground.note_progress(1, (), 1)
+        for teller in (2, 1):
+            assert isinstance(end_a_try(ground, teller), Aborted)
+        error = end_a_try(ground, 2)
+        assert error.rank == 2
+        assert "Rank 2 aborted the step of all members 2 times in a row" in str(error)
+        eventually(lambda: nodes[0].world_size == 2)
+        left = nodes[0].view
+        assert left is not None
+        assert nodes[2].process not in left.members
+
+
+def test_tries_that_no_member_owns_up_to_end_with_their_own_error() -> None:
+    """There is none to blame."""
+    with clusters(1) as (node,):
+        ground = ViewScope(node)
+        errors = [end_a_try(ground, None) for _ in range(elastic.MOST_ALARMS)]
+        assert [ground.can_continue(error) for error in errors] == [True, True, False]
+        assert errors[-1].message == "it ran out of memory"
+
+
+def test_what_was_ended_in_an_earlier_view_is_not_held_against_a_member() -> None:
+    """Ranks are others there."""
+    with clusters(3) as nodes:
+        ground = ViewScope(nodes[0])
+        for _ in range(2):
+            assert isinstance(end_a_try(ground, 1), Aborted)
+        nodes[2].close()
+
+        def stand() -> int:
+            with ground.enter_view(PATIENCE) as view:
+                return len(view.members)
+
+        eventually(lambda: insist(stand) == 2)
+        error = end_a_try(ground, 1)
+        assert isinstance(error, Aborted)
+        assert error.is_unclear
+
+
 def test_who_has_been_there_from_the_beginning() -> None:
     """In the first view of this lineage, and of all its ancestors."""
     parent, child = "a" * 32, "b" * 32
     with clusters(1) as (node,):
         assert node.view is not None
-        ground = Ground(node)
+        ground = ViewScope(node)
         assert ground.has_founded(node.view)
         assert not ground.has_founded(View(parent, 3, ()))
         assert ground.has_founded(View(parent, 1, ()))
@@ -792,11 +918,11 @@ def test_who_has_been_there_from_the_beginning() -> None:
 
 def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
     """Weights, speeds and intervals as numbers; more pieces than can be are an error."""
-    record = Record(3, 99, 0.1, 5000, 2, ((0, 5), (9, 12)))
+    record = StepContribution(3, 99, 0.1, 5000, 2, ((0, 5), (9, 12)))
     row = record.encode().tolist()
-    assert Record.decode(row, 0) == record
+    assert StepContribution.decode(row, 0) == record
     with pytest.raises(MalformedFrame, match=r"Rank 7 sent its part in a step .* 99 intervals"):
-        Record.decode([*row[:5], 99, *row[6:]], 7)
+        StepContribution.decode([*row[:5], 99, *row[6:]], 7)
     odd = dataclasses.replace(record, signature=5)
     with pytest.raises(MalformedFrame, match="Rank 2 sent its part") as found:
         check_records([record, record, odd], 0)
@@ -813,7 +939,13 @@ def test_records_survive_the_way_and_odd_ones_are_refused() -> None:
 
 def test_what_two_have_taken_counts_for_one() -> None:
     """One was away while its samples were handed out anew; both stand where all stand."""
-    actions = Action.KEEP, Action.KEEP, Action.APPLY, Action.RECEIVE, Action.RECEIVE
+    actions = (
+        SyncAction.KEEP,
+        SyncAction.KEEP,
+        SyncAction.APPLY,
+        SyncAction.RECEIVE,
+        SyncAction.RECEIVE,
+    )
     taken = ((0, 4),), ((3, 6),), ((8, 9),), ((4, 6),), ((6, 8),)
-    found = Settlement(Decision(FRESH, actions, ""), actions[0], taken, (), (), ())
+    found = SyncResult(SyncDecision(FRESH, actions, ""), actions[0], taken, (), (), ())
     assert found.kept({0, 1, 2, 3}) == [((0, 4),), None, (), ((4, 6),), None]

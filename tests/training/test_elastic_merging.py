@@ -16,9 +16,9 @@ from potluck import Aborted, Checkpointer, DistributedContext, DistributedMetric
 from potluck._types import Branch, NodeId, ProcessId, View
 from potluck.training.averaging import DiscardedWork, compare_states
 from potluck.training.checkpoint import latest
-from potluck.training.elastic import ElasticTrainer, Ground
+from potluck.training.elastic import ElasticTrainer, ViewScope
 from potluck.training.state import TrainingState
-from potluck.training.steps import History, Milestone, Position
+from potluck.training.steps import Milestone, Position, StepHistory
 from support.clusters import everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
 from support.gates import Gate
@@ -46,7 +46,7 @@ def members(count: int) -> list[DistributedContext]:
     return made
 
 
-class Stage(Ground):
+class Stage(ViewScope):
     """Ground on which a test says which view holds."""
 
     view = View(LINE, 1, ())
@@ -58,7 +58,7 @@ class Stage(Ground):
         self.has_begun = True
 
     @contextlib.contextmanager
-    def stand(self, timeout: float | None) -> Iterator[View]:
+    def enter_view(self, timeout: float | None) -> Iterator[View]:
         """The view that the test has set."""
         del timeout
         yield self.view
@@ -88,7 +88,7 @@ class Player:
         self.metrics = DistributedMetrics()
         self.run = Regression(context, seed=ord(name), **options)
         self.trainer: Any = self.run.trainer
-        self.stage = self.trainer._ground = Stage(context)
+        self.stage = self.trainer._scope = Stage(context)
 
     @property
     def lost(self) -> DiscardedWork:
@@ -215,7 +215,7 @@ def test_a_child_continues_from_the_state_of_its_parent() -> None:
     reports = [each.trainer._report for each in players]
     assert {each.position for each in reports} == {Position(CHILD, 1, 5)}
     assert {each.history for each in reports} == {
-        History(Position(CHILD, 1, 5), (Branch(LINE, 1),), 60, (Milestone(LINE, 1, 3, 36),))
+        StepHistory(Position(CHILD, 1, 5), (Branch(LINE, 1),), 60, (Milestone(LINE, 1, 3, 36),))
     }
     assert [each.trainer.discarded for each in players] == [None] * 3
     assert len({each.run.fingerprint for each in players}) == 1
@@ -268,14 +268,14 @@ def test_a_checkpoint_records_its_ancestry(tmp_path: Path) -> None:
         players[0].trainer.save(saver)
     found = latest(tmp_path)
     assert found is not None
-    assert found.history == History(Position(LINE, 4, 2), (), 24)
+    assert found.history == StepHistory(Position(LINE, 4, 2), (), 24)
     loader = Player("w")
     loader.trainer.resume(found)
     assert loader.stage.noted == [(24, (Branch(LINE, 4),))]
     meet([loader, players[2]], 1, CHILD)
     train([loader, players[2]], 1)
     for each in (loader, players[2]):
-        assert each.trainer._report.history == History(
+        assert each.trainer._report.history == StepHistory(
             Position(CHILD, 1, 3), (Branch(LINE, 4),), 36, (Milestone(LINE, 4, 2, 24),)
         )
         assert each.stage.noted[-1] == (36, (Branch(LINE, 4),))
@@ -286,7 +286,9 @@ def test_a_checkpoint_records_its_ancestry(tmp_path: Path) -> None:
     assert again.history == loader.trainer._report.history
 
 
-def test_machines_resume_from_what_each_has(tmp_path: Path) -> None:
+def test_machines_resume_from_what_each_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One trained on by itself after loading: its checkpoint contains the other one's state."""
     first = Player("x")
     meet([first], 1)
@@ -304,7 +306,12 @@ def test_machines_resume_from_what_each_has(tmp_path: Path) -> None:
         player.trainer.resume(latest(tmp_path / folder))
     # Whoever leads the founding, and whatever its origin is.
     meet(again, 1, OTHER, (Branch(LINE, 1),))
+    caplog.clear()
     train(again, 1)
+    told = sorted(line for line in caplog.messages if line.startswith("Resumed"))
+    assert len(told) == 2
+    assert told[0].startswith("Resumed from step 5 (another machine's; of this one: step 3, check")
+    assert told[1].startswith("Resumed from step 5 (checkpoint of ")
     assert {each.trainer.step_count for each in again} == {6}
     assert len({each.run.fingerprint for each in again}) == 1
     assert [each.trainer.discarded for each in again] == [None, None]
@@ -353,7 +360,7 @@ def test_a_step_that_is_lost_within_its_call_does_not_count() -> None:
         calls.append("settled")
         raise Aborted("As if this view had ended too")
 
-    def can_go_on(error: Exception) -> bool:
+    def can_continue(error: Exception) -> bool:
         del error
         if calls == ["barrier"]:
             meet([one], 2, CHILD, (Branch(LINE, 1),))
@@ -365,7 +372,7 @@ def test_a_step_that_is_lost_within_its_call_does_not_count() -> None:
         return True
 
     trainer._group.barrier = barrier
-    one.stage.can_go_on = can_go_on  # type: ignore[method-assign]
+    one.stage.can_continue = can_continue  # type: ignore[method-assign]
     outcome = trainer.step(gradient)
     meanwhile[0].result()
     assert calls == ["barrier", "settled"]
@@ -376,12 +383,12 @@ def test_a_step_that_is_lost_within_its_call_does_not_count() -> None:
 
 def test_only_what_the_target_lacks_is_counted() -> None:
     """The comparison of two states alone."""
-    mine = History(Position(CHILD, 1, 9), (Branch(LINE, 1),), 90, (Milestone(LINE, 1, 4, 40),))
+    mine = StepHistory(Position(CHILD, 1, 9), (Branch(LINE, 1),), 90, (Milestone(LINE, 1, 4, 40),))
     assert compare_states(mine, mine, LINE, None) is None
-    lost = compare_states(mine, History(Position(OTHER, 1, 2), (), 900), OTHER, None)
+    lost = compare_states(mine, StepHistory(Position(OTHER, 1, 2), (), 900), OTHER, None)
     assert lost is not None
     assert (lost.steps, lost.samples) == (9, 90)
-    again = compare_states(mine, History(Position(LINE, 2, 5), (), 50), LINE, lost)
+    again = compare_states(mine, StepHistory(Position(LINE, 2, 5), (), 50), LINE, lost)
     assert again is not None
     assert (again.steps, again.samples, again.total_steps, again.total_samples) == (5, 50, 14, 140)
 

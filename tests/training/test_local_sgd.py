@@ -195,6 +195,7 @@ def test_what_is_computed_during_a_meeting_is_kept(group: list[DistributedContex
             weights[rank] += 1
             outcomes.append(meetings.step())
         outcomes.append(meetings.finish())
+        assert {each.weight for each in outcomes if each is not None} == {3 * 4.0}
         return [each.step for each in outcomes if each is not None]
 
     assert together(*(lambda rank=rank: work(rank) for rank in range(3))) == [[1, 2, 3, 4, 5]] * 3
@@ -254,16 +255,21 @@ def test_a_member_leaves_during_a_meeting_that_overlaps() -> None:
 
 def test_what_makes_no_sense_is_refused(group: list[DistributedContext]) -> None:
     """No steps between meetings, too much momentum, nothing to train, another model."""
-    with pytest.raises(ValueError, match="every so many steps"):
+    with pytest.raises(ValueError, match="every must be at least 1"):
         LocalSgd(group[0], np.zeros(2), every=0)
-    with pytest.raises(ValueError, match="every so many steps"):
+    with pytest.raises(ValueError, match="every must be at least 1"):
         LocalSgd(group[0], np.zeros(2), momentum=1.0)
     with pytest.raises(ValueError, match="no arrays"):
         LocalSgd(group[0], {})
-    with pytest.raises(ValueError, match="over before the next one begins"):
-        LocalSgd(group[0], np.zeros(2), every=5, overlap=6)
-    with pytest.raises(ValueError, match="without a sampler"):
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        LocalSgd(group[0], np.zeros(2), momentum=-0.1)
+    for overlap in (-1, 6):
+        with pytest.raises(ValueError, match="overlap must be between 0 and every"):
+            LocalSgd(group[0], np.zeros(2), every=5, overlap=overlap)
+    with pytest.raises(ValueError, match="cannot be combined with a sampler or further parts"):
+        LocalSgd(group[0], np.zeros(2), overlap=1, extra=np.zeros(1))
+    with pytest.raises(ValueError, match="cannot be combined with a sampler"):
         LocalSgd(group[0], np.zeros(2), overlap=1, sampler=ElasticSampler(4), batch=2)
     meetings = LocalSgd(group[0], np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="all train the same model"):
+    with pytest.raises(ValueError, match="all must train the same model"):
         meetings._restore({"anchor": [np.zeros(3)], "speed": [np.zeros(3)]})

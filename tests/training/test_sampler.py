@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from potluck.training.sampler import (
@@ -34,6 +34,7 @@ def numbers(intervals: object) -> set[int]:
 
 
 @given(sets, sets)
+@example([(0, 1), (3, 5), (4, 6), (8, 9)], [(4, 5)])
 def test_intervals_are_sets(these: list[tuple[int, int]], those: list[tuple[int, int]]) -> None:
     """Union, difference, overlap and size are those of the numbers themselves."""
     first, second = numbers(these), numbers(those)
@@ -41,9 +42,9 @@ def test_intervals_are_sets(these: list[tuple[int, int]], those: list[tuple[int,
     assert numbers(subtract(these, those)) == first - second
     assert numbers(overlap(these, those)) == first & second
     assert total(union(these)) == len(first)
-    ordered = union(these)
-    assert all(start < stop for start, stop in ordered)
-    assert all(left[1] < right[0] for left, right in itertools.pairwise(ordered))
+    for made in (union(these), subtract(these, those), overlap(these, those)):
+        assert all(start < stop for start, stop in made)
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(made))
 
 
 @given(sets, st.integers(0, 60), st.integers(1, 5))
@@ -56,6 +57,7 @@ def test_taking_leaves_the_rest(pool: list[tuple[int, int]], count: int, pieces:
     assert len(taken) <= pieces
     assert total(taken) <= count
     assert total(taken) == min(count, total(ordered)) or len(taken) == pieces
+    assert all(start < stop for start, stop in (*taken, *rest))
 
 
 @given(st.integers(1, 100), st.integers(0, 5), st.integers(0, 3))
@@ -72,6 +74,24 @@ def test_the_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
         assert not np.array_equal(order, other.indices([(0, size)]))
         sampler.epoch += 1
         assert not np.array_equal(order, sampler.indices([(0, size)]))
+
+
+@pytest.mark.parametrize(
+    ("size", "seed", "epoch", "order"),
+    [
+        (5, 1, 1, [0, 1, 3, 4, 2]),
+        (9, -1, 2, [3, 1, 0, 7, 4, 2, 6, 8, 5]),
+        (16, 3, 0, [8, 7, 15, 6, 9, 14, 13, 2, 12, 3, 0, 4, 11, 10, 1, 5]),
+        (17, 2**70 + 3, 1, [13, 0, 14, 2, 15, 6, 9, 16, 12, 5, 10, 7, 1, 11, 4, 8, 3]),
+    ],
+)
+def test_the_order_is_the_same_in_every_version(
+    size: int, seed: int, epoch: int, order: list[int]
+) -> None:
+    """A training that continues from an older checkpoint sees no sample twice."""
+    sampler = ElasticSampler(size, seed=seed)
+    sampler.epoch = epoch
+    assert sampler.indices([(0, size)]).tolist() == order
 
 
 def test_a_large_order_takes_no_memory() -> None:
@@ -150,10 +170,21 @@ def test_what_makes_no_sense_is_refused() -> None:
         ElasticSampler(0)
     sampler = ElasticSampler(10)
     with pytest.raises(ValueError, match="negative"):
-        sampler.assign([-1])
+        sampler.assign([2, -1])
     with pytest.raises(ValueError, match="beyond the 10 samples"):
         sampler.indices([(5, 11)])
     with pytest.raises(ValueError, match="Saved for 11 samples, but there are 10"):
         sampler.load_state_dict(ElasticSampler(11).state_dict())
     with pytest.raises(ValueError, match="beyond the 10 samples"):
         sampler.load_state_dict({**sampler.state_dict(), "committed": [[0, 11]]})
+
+
+def test_samples_are_counted_over_epochs() -> None:
+    """Those of this epoch come on top of the complete ones."""
+    sampler = ElasticSampler(10, shuffle=False)
+    for shares, counted, remaining in (([((0, 4),)], 4, 6), ([((4, 10),)], 10, 10)):
+        sampler.commit(shares)
+        assert (sampler.counted, sampler.remaining) == (counted, remaining)
+    sampler.commit([((1, 2), (5, 8))])
+    assert (sampler.epoch, sampler.counted, sampler.remaining) == (1, 14, 6)
+    assert repr(sampler) == "<ElasticSampler, epoch 1, 4 of 10 samples>"

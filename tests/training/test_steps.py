@@ -16,12 +16,12 @@ from potluck._types import Branch, NodeId, ProcessId, View
 from potluck.membership.messages import MAX_BRANCHES
 from potluck.training.steps import (
     FRESH,
-    Action,
     Discarded,
-    History,
     Milestone,
     Position,
-    Report,
+    StepHistory,
+    StepReport,
+    SyncAction,
     ancestry_in,
     best,
     decide,
@@ -33,9 +33,9 @@ from potluck.training.steps import (
 A, B, C, D = (letter * 32 for letter in "abcd")
 
 
-def grown(steps: Sequence[tuple[str, int, int]], samples: int = 10) -> History:
+def grown(steps: Sequence[tuple[str, int, int]], samples: int = 10) -> StepHistory:
     """A state that was trained through these positions, with so many samples per step."""
-    made = History()
+    made = StepHistory()
     for position in steps:
         lineage, _, step = position
         same = lineage == made.position.lineage
@@ -44,7 +44,7 @@ def grown(steps: Sequence[tuple[str, int, int]], samples: int = 10) -> History:
     return made
 
 
-def chosen(*histories: History, ancestry: Sequence[tuple[str, int]] = ()) -> History:
+def chosen(*histories: StepHistory, ancestry: Sequence[tuple[str, int]] = ()) -> StepHistory:
     """What counts, which is the same in every order."""
     found = {best(each, ancestry) for each in itertools.permutations(histories)}
     assert len(found) == 1
@@ -60,11 +60,11 @@ def test_a_history_knows_what_it_consists_of() -> None:
     assert child.chain[-1] == Milestone(B, 2, 130, 1300)
     assert child.contains(child)
     for part in (FRESH, Position(A, 1, 3), Position(A, 3, 120)):
-        assert child.contains(History(part))
+        assert child.contains(StepHistory(part))
     for foreign in ((A, 3, 121), (A, 4, 100), (A, 2, 121), (C, 1, 1)):
-        assert not child.contains(History(Position(*foreign)))
+        assert not child.contains(StepHistory(Position(*foreign)))
     assert not child.contains(grown([(A, 3, 120), (B, 2, 131)]))
-    assert (History().chain, History().branches) == ((), ())
+    assert (StepHistory().chain, StepHistory().branches) == ((), ())
 
 
 def test_a_lineage_that_continues_with_another_state_contains_nothing_of_its_first_one() -> None:
@@ -105,7 +105,7 @@ def test_what_is_lost_is_counted_from_the_last_common_point() -> None:
     assert apart.discarded_by(main) == Discarded(37, 370)
     assert main.discarded_by(apart) == Discarded(20, 200)
     assert main.discarded_by(main) is None
-    fewer = History(Position(B, 1, 157), samples=1100, trail=apart.trail)
+    fewer = StepHistory(Position(B, 1, 157), samples=1100, trail=apart.trail)
     assert fewer.discarded_by(main) == Discarded(37, 0)  # it has not counted all that it shares
 
 
@@ -113,7 +113,7 @@ def test_what_has_not_begun_is_at_step_zero_with_no_samples() -> None:
     """In no lineage, and in no view."""
     assert Position("", 0, 0) == FRESH
     assert str(FRESH) == "step 0 (not begun)"
-    assert History() == History(FRESH, (), 0, ())
+    assert StepHistory() == StepHistory(FRESH, (), 0, ())
     assert Milestone(A, 1, 2) == Milestone(A, 1, 2, 0)
 
 
@@ -123,13 +123,13 @@ def test_a_lineage_without_a_parent_is_a_child_of_what_it_loaded() -> None:
     assert loaded.origin_of(B) == (Branch(A, 3),)
     assert loaded.extended(Position(B, 1, 121), loaded.branches, 0).origin_of(B) == (Branch(A, 3),)
     assert grown([(A, 3, 120), (B, 1, 121)]).origin_of(A) == ()
-    assert History().origin_of(B) == ()
+    assert StepHistory().origin_of(B) == ()
 
 
 def test_what_contains_the_other_counts() -> None:
     """Machines resume from what each has: nothing is lost, whatever the view is a child of."""
     before, after = grown([(A, 1, 100)]), grown([(A, 1, 100), (B, 1, 200)])
-    assert chosen(before, after, History()) == after
+    assert chosen(before, after, StepHistory()) == after
     assert chosen(before, after, ancestry=[(A, 1)]) == after
     assert chosen(grown([(A, 1, 60)]), grown([(A, 2, 40)])).position == (A, 2, 40)
 
@@ -146,7 +146,7 @@ def test_the_side_that_followed_the_ancestor_longer_counts() -> None:
     late = grown([(A, 3, 123), (C, 1, 124)])
     assert chosen(ahead, alone, alone, late) == chosen(alone, late) == late
     # Views in which no step was made count as well.
-    waited = History(Position(C, 1, 121), (Branch(A, 4),), 1, (Milestone(A, 3, 120, 1),))
+    waited = StepHistory(Position(C, 1, 121), (Branch(A, 4),), 1, (Milestone(A, 3, 120, 1),))
     assert chosen(alone, waited) == waited
     # And so do those of an ancestor without any step.
     root = grown([(D, 1, 7)])
@@ -172,19 +172,19 @@ def test_unrelated_states_are_compared_by_samples_members_and_id() -> None:
     few, many = grown([(A, 1, 10)]), grown([(B, 1, 10)])
     assert chosen(few, many, many) == many
     assert chosen(few, many) == few
-    assert chosen(History(), few, History()) == few
-    assert chosen(History(), History()) == History()
+    assert chosen(StepHistory(), few, StepHistory()) == few
+    assert chosen(StepHistory(), StepHistory()) == StepHistory()
 
 
 def test_members_that_contradict_each_other_come_to_one_result() -> None:
     """Each says that it contains the other, or that it followed the other one longer."""
-    one = History(Position(A, 1, 5), samples=5, trail=(Milestone(B, 9, 9),))
-    other = History(Position(B, 1, 5), samples=6, trail=(Milestone(A, 9, 9),))
+    one = StepHistory(Position(A, 1, 5), samples=5, trail=(Milestone(B, 9, 9),))
+    other = StepHistory(Position(B, 1, 5), samples=6, trail=(Milestone(A, 9, 9),))
     assert chosen(one, other) == other
     # Ancestries in a circle: a before b, b before c, c before a.
-    left = History(Position(A, 1, 1), (Branch(D, 5), Branch(B, 1)), 3)
-    middle = History(Position(B, 9, 1), (Branch(C, 1), Branch(D, 3)), 2)
-    right = History(Position(C, 9, 1), (Branch(A, 0), Branch(D, 4)), 1)
+    left = StepHistory(Position(A, 1, 1), (Branch(D, 5), Branch(B, 1)), 3)
+    middle = StepHistory(Position(B, 9, 1), (Branch(C, 1), Branch(D, 3)), 2)
+    right = StepHistory(Position(C, 9, 1), (Branch(A, 0), Branch(D, 4)), 1)
     histories = [left, middle, right]
     assert len({chosen(*each) for each in itertools.permutations(histories)}) == 1
 
@@ -213,8 +213,8 @@ def test_lineages_in_order() -> None:
             "which the others followed to step 140 and this machine to step 120",
         ),
         (
-            History(Position(B, 1, 157), (Branch(A, 3),)),
-            History(Position(A, 3, 100)),
+            StepHistory(Position(B, 1, 157), (Branch(A, 3),)),
+            StepHistory(Position(A, 3, 100)),
             "a common past, which the others continued",
         ),
         (grown([(A, 1, 9)]), grown([(D, 1, 2)]), "continues the lineage that it belongs to"),
@@ -226,7 +226,7 @@ def test_lineages_in_order() -> None:
         (grown([(A, 1, 9)]), grown([(B, 1, 9)]), "equally many committed samples"),
     ],
 )
-def test_the_reason_is_said(mine: History, target: History, words: str) -> None:
+def test_the_reason_is_said(mine: StepHistory, target: StepHistory, words: str) -> None:
     """In words, with numbers."""
     assert words in explain(mine, target, D)
 
@@ -237,7 +237,7 @@ histories_lineages = st.sampled_from(["", A, B, C, D])
 histories_numbers = st.integers(0, 3)
 positions = st.builds(Position, histories_lineages, histories_numbers, histories_numbers)
 histories = st.builds(
-    History,
+    StepHistory,
     positions,
     st.lists(st.builds(Branch, histories_lineages, histories_numbers), max_size=3).map(tuple),
     histories_numbers,
@@ -251,7 +251,7 @@ histories = st.builds(
 
 
 @given(st.lists(histories, min_size=1, max_size=6), st.data())
-def test_the_order_does_not_matter(made: list[History], data: st.DataObject) -> None:
+def test_the_order_does_not_matter(made: list[StepHistory], data: st.DataObject) -> None:
     """Whatever members report, all of them choose the same state, and one that a member has."""
     ancestry = data.draw(st.lists(st.tuples(histories_lineages, histories_numbers), max_size=3))
     first = best(made, ancestry)
@@ -264,7 +264,7 @@ def test_the_order_does_not_matter(made: list[History], data: st.DataObject) -> 
 
 
 @st.composite
-def families(draw: st.DrawFn) -> list[History]:
+def families(draw: st.DrawFn) -> list[StepHistory]:
     """States that grew from one beginning: each continues another, in its lineage or a child."""
     made = [grown([(A, 1, 1)])]
     for number in range(draw(st.integers(1, 6))):
@@ -283,7 +283,7 @@ def families(draw: st.DrawFn) -> list[History]:
 
 
 @given(families())
-def test_nothing_that_followed_longer_is_replaced(made: list[History]) -> None:
+def test_nothing_that_followed_longer_is_replaced(made: list[StepHistory]) -> None:
     """What counts loses to no other: neither is it contained in one, nor did one follow longer."""
     first = best(made)
     for each in made:
@@ -293,7 +293,7 @@ def test_nothing_that_followed_longer_is_replaced(made: list[History]) -> None:
 
 
 @given(families())
-def test_the_order_of_states_has_no_circle(made: list[History]) -> None:
+def test_the_order_of_states_has_no_circle(made: list[StepHistory]) -> None:
     """Of any three: what comes before another one comes before what that comes before."""
     for one, two, three in itertools.permutations(made, 3):
         assert order(one, two) == -order(two, one)
@@ -303,25 +303,37 @@ def test_the_order_of_states_has_no_circle(made: list[History]) -> None:
 
 def test_views_without_a_step_count_as_followed() -> None:
     """A side that left the ancestor in a later view counts, though it made no step there."""
-    one = History(Position("b", 1, 121), (Branch("a", 5),), 1, (Milestone("a", 3, 120),))
-    other = History(Position("c", 1, 130), (Branch("a", 4),), 1, (Milestone("a", 3, 125),))
+    one = StepHistory(Position("b", 1, 121), (Branch("a", 5),), 1, (Milestone("a", 3, 120),))
+    other = StepHistory(Position("c", 1, 130), (Branch("a", 4),), 1, (Milestone("a", 3, 125),))
     assert (order(one, other), order(other, one)) == (1, -1)
-    strange = History(Position("d", 1, 121), (Branch("z", 9),), 1, (Milestone("a", 3, 120),))
+    strange = StepHistory(Position("d", 1, 121), (Branch("z", 9),), 1, (Milestone("a", 3, 120),))
     assert order(other, strange) == 1
 
 
 def test_a_state_that_continues_from_mine_is_said_to_continue() -> None:
     """Both followed the common past to the same view and step."""
-    mine = History(Position("a", 3, 130), samples=5)
-    target = History(Position("c", 1, 131), (Branch("a", 3),), 6, (Milestone("a", 3, 130),))
+    mine = StepHistory(Position("a", 3, 130), samples=5)
+    target = StepHistory(Position("c", 1, 131), (Branch("a", 3),), 6, (Milestone("a", 3, 130),))
     assert explain(mine, target, "c").endswith("which the others continued")
+
+
+def test_a_state_whose_beginning_is_not_kept_any_more_contains_what_may_be_its_beginning() -> None:
+    """Of a long trail the oldest lineages are dropped."""
+    trail = tuple(Milestone(f"{number:032}", 1, number, number) for number in range(MAX_BRANCHES))
+    long = StepHistory(Position(A, 1, 99), samples=99, trail=trail)
+    oldest = trail[0]
+    early = StepHistory(
+        Position(*oldest[:3]), samples=oldest.samples, trail=(Milestone(B, 1, 0, 0),)
+    )
+    assert long.contains(early)
+    assert not replace(long, trail=trail[:-1]).contains(early)
 
 
 # --------------------------------------------------------------------------------------------------
 # The commit rule: by all or by none, wherever a death is placed.
 
 LINE = "f" * 32
-KEEP, APPLY, RECEIVE = Action
+KEEP, APPLY, RECEIVE = SyncAction
 
 
 def view(epoch: int, lineage: str = LINE, members: int = 3) -> View:
@@ -334,15 +346,15 @@ def at(step: int, epoch: int = 1, lineage: str = LINE) -> Position:
     return Position(lineage, epoch, step)
 
 
-def standing(step: int, epoch: int = 1, lineage: str = LINE) -> Report:
+def standing(step: int, epoch: int = 1, lineage: str = LINE) -> StepReport:
     """A member that has applied a step and begun nothing since."""
-    return Report(at(step, epoch, lineage), (lineage, epoch))
+    return StepReport(at(step, epoch, lineage), (lineage, epoch))
 
 
 # --- a state that is away ---
 
 
-def newcomer(*missing: str, insists: bool = False) -> Report:
+def newcomer(*missing: str, insists: bool = False) -> StepReport:
     """A member that came in by a merge, and has never settled in this lineage."""
     away = tuple((ProcessId(NodeId(name[0] * 32), 1), name) for name in missing)
     return replace(standing(9, lineage="e" * 32), missing=away, insists=insists)
@@ -356,6 +368,17 @@ def test_members_without_the_state_wait_for_one_that_may_have_it() -> None:
     assert decision.sources == ()
 
 
+def test_who_has_the_state_of_the_lineage_brings_it_also_if_it_made_steps_elsewhere() -> None:
+    """It continued alone as asked, and is back; the others never had that state, and made more."""
+    before = StepHistory(at(38, 1), samples=38)
+    alone = before.extended(Position("c" * 32, 1, 39), (Branch(LINE, 2),), 39)
+    back = replace(StepReport().at(alone), attended=("c" * 32, 1))
+    many = StepReport().at(StepHistory(at(900, 1, "e" * 32), samples=900))
+    decision = decide(view(4), [many, back])
+    assert decision.target == alone.position
+    assert decision.sources == (1,)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -365,7 +388,7 @@ def test_members_without_the_state_wait_for_one_that_may_have_it() -> None:
         standing(4),
     ],
 )
-def test_nobody_is_waited_for_if_the_state_is_here_or_a_person_says_so(other: Report) -> None:
+def test_nobody_is_waited_for_if_the_state_is_here_or_a_person_says_so(other: StepReport) -> None:
     """Nor if nobody is missing, nor in the first view of a lineage."""
     assert decide(view(3), [newcomer("den"), other]).missing == ()
     assert decide(view(3), [newcomer(), newcomer()]).missing == ()
@@ -432,7 +455,7 @@ def test_a_death_between_commit_and_apply() -> None:
 def test_a_newcomer_gets_the_state_and_has_no_say() -> None:
     """It holds nothing, which is no reason to average again."""
     holds = replace(standing(7), attempt=at(8), holds=True)
-    decision = decide(view(2), [holds, Report(), holds])
+    decision = decide(view(2), [holds, StepReport(), holds])
     assert decision.target == at(8)
     assert decision.actions == (APPLY, RECEIVE, APPLY)
     assert (decision.sources, decision.receivers) == ((0, 2), (1,))
@@ -463,23 +486,32 @@ def test_a_result_of_another_attempt_is_not_applied() -> None:
 
 def test_the_last_try_counts() -> None:
     """Who holds an earlier one has missed that it is repeated."""
-    again = Report(at(7), (LINE, 2), at(8, 2))
-    earlier = Report(at(7), (LINE, 2), at(8, 1), holds=True)
+    again = StepReport(at(7), (LINE, 2), at(8, 2))
+    earlier = StepReport(at(7), (LINE, 2), at(8, 1), holds=True)
     assert decide(view(3), [again, earlier]).target == at(7)
 
 
 def test_a_try_in_a_lineage_that_the_view_does_not_come_from_counts_last() -> None:
     """However late the epoch is in which it was made."""
-    here = Report(at(3), (LINE, 1), at(4), holds=True, samples_held=40)
-    elsewhere = Report(at(3), (LINE, 1), at(4, 9, "0" * 32), holds=True)
+    here = StepReport(at(3), (LINE, 1), at(4), holds=True, samples_held=40)
+    elsewhere = StepReport(at(3), (LINE, 1), at(4, 9, "0" * 32), holds=True)
     decision = decide(view(2), [here, elsewhere])
     assert decision.target == at(3)
     assert f"1 of 2 survivors lack {at(4)}" in decision.reason
+    assert f"1 of 2 survivors lack {at(4)}" in decide(view(1, "c" * 32), [here, elsewhere]).reason
+
+
+def test_a_member_that_has_just_come_has_nothing_to_report() -> None:
+    """It took part in nothing, holds nothing, and insists on nothing."""
+    report = StepReport()
+    assert (report.position, report.attended, report.attempt) == (FRESH, ("", 0), None)
+    assert (report.samples, report.samples_held, report.holds) == (0, 0, False)
+    assert (report.founder, report.insists) == (False, False)
 
 
 def test_the_samples_of_a_step_that_counts_are_those_of_the_member_that_knows_most() -> None:
     """Whatever the order of the reports."""
-    held = [Report(at(3), (LINE, 1), at(4), holds=True, samples_held=n) for n in (30, 40, 0)]
+    held = [StepReport(at(3), (LINE, 1), at(4), holds=True, samples_held=n) for n in (30, 40, 0)]
     for reports in itertools.permutations(held):
         decision = decide(view(2), reports)
         assert (decision.target, decision.history.samples) == (at(4), 40)
@@ -487,7 +519,7 @@ def test_the_samples_of_a_step_that_counts_are_those_of_the_member_that_knows_mo
 
 def test_the_first_ones_weights_count_at_the_beginning() -> None:
     """Before the first step each may have begun from numbers of its own."""
-    decision = decide(view(1), [Report(founder=True), Report(), Report()])
+    decision = decide(view(1), [StepReport(founder=True), StepReport(), StepReport()])
     assert decision.target == FRESH
     assert decision.actions == (KEEP, RECEIVE, RECEIVE)
     assert str(decision.target) == "step 0 (not begun)"
@@ -496,7 +528,7 @@ def test_the_first_ones_weights_count_at_the_beginning() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_raw_number_of_steps_says_nothing(order: tuple[int, int]) -> None:
     """The lineage of the view wins over one with more steps; within it, the later epoch."""
-    for stale in (standing(500, 9, "a" * 32), standing(500, 1), Report()):
+    for stale in (standing(500, 9, "a" * 32), standing(500, 1), StepReport()):
         reports = [standing(120, 2), stale]
         decision = decide(view(3), [reports[place] for place in order])
         assert decision.target == at(120, 2)
@@ -509,18 +541,18 @@ def test_a_new_lineage_continues_from_most_samples() -> None:
     few = replace(standing(500, 4, "a" * 32), samples=500)
     many = replace(standing(90, 2, "b" * 32), samples=900)
     assert decide(young, [few, many, few]).target == at(90, 2, "b" * 32)
-    assert decide(young, [Report(), few]).target == at(500, 4, "a" * 32)
-    assert decide(young, [Report(), few]).history == few.history
+    assert decide(young, [StepReport(), few]).target == at(500, 4, "a" * 32)
+    assert decide(young, [StepReport(), few]).history == few.history
     # Members that continued by themselves finish the step that all of them hold.
     holds = replace(many, attempt=at(91, 2, "b" * 32), holds=True, samples_held=910)
     decision = decide(young, [holds, holds, few])
     assert decision.target == at(91, 2, "b" * 32)
-    assert decision.history == History(decision.target, samples=910)
+    assert decision.history == StepHistory(decision.target, samples=910)
 
 
 def test_one_that_made_many_steps_alone_does_not_win() -> None:
     """Its lineage left the others' in view 3; they followed it to view 5."""
-    alone = Report(
+    alone = StepReport(
         at(9000, 1, "a" * 32), ("a" * 32, 1), ancestry=(Branch(LINE, 3),), samples=90_000
     )
     others = replace(standing(121, 5), samples=1210)
@@ -562,43 +594,43 @@ def test_a_child_continues_from_its_parents_state() -> None:
 
 def test_the_ancestry_of_a_lineage_that_loaded_a_checkpoint() -> None:
     """It was founded without a parent: it is a child of the checkpoint's lineage from then on."""
-    loaded = History(at(20, 4), (Branch("a" * 32, 2),), 200)
+    loaded = StepHistory(at(20, 4), (Branch("a" * 32, 2),), 200)
     first = at(21, 1, "c" * 32)
     ancestry = ancestry_in(view(1, "c" * 32), first, loaded)
     assert ancestry == (Branch("a" * 32, 2), Branch(LINE, 4))
     after = loaded.extended(first, ancestry, 210)
-    assert Report(founder=True).at(after) == Report(
+    assert StepReport(founder=True).at(after) == StepReport(
         first, founder=True, ancestry=ancestry, samples=210, trail=(Milestone(LINE, 4, 20, 200),)
     )
     assert ancestry_in(view(2, "c" * 32), at(22, 2, "c" * 32), after) == ancestry
-    assert ancestry_in(view(1), at(1), History()) == ()
+    assert ancestry_in(view(1), at(1), StepHistory()) == ()
     # The oldest ancestor that a view knows of: what came before is known from the state alone.
     old = replace(view(1, "c" * 32), ancestry=(Branch("a" * 32, 2), Branch(LINE, 4)))
-    base = History(at(3, 1, "a" * 32), (Branch("b" * 32, 7),))
+    base = StepHistory(at(3, 1, "a" * 32), (Branch("b" * 32, 7),))
     assert ancestry_in(old, at(4, 2, "a" * 32), base) == (Branch("b" * 32, 7),)
 
 
 def test_those_who_never_got_the_state_do_not_begin_anew() -> None:
     """Every member that had it is gone: its work must not be overwritten by a beginning."""
-    decision = decide(view(2), [Report(), Report()])
+    decision = decide(view(2), [StepReport(), StepReport()])
     assert decision.is_lost
     assert decision.sources == ()
-    assert "are gone" in decision.reason
-    assert not decide(view(2), [Report(), Report(attended=(LINE, 1))]).is_lost
-    assert not decide(view(2), [Report(), standing(3, 1, "a" * 32)]).is_lost
+    assert "those that had it are not here" in decision.reason
+    assert not decide(view(2), [StepReport(), StepReport(attended=(LINE, 1))]).is_lost
+    assert not decide(view(2), [StepReport(), standing(3, 1, "a" * 32)]).is_lost
 
 
 def test_who_may_begin_in_a_child() -> None:
     """Members that took part in a parent, or founded everything; not newcomers of the parent."""
     child = replace(view(1, "c" * 32), ancestry=(Branch(LINE, 4),))
-    assert decide(child, [Report(), Report()]).is_lost
-    assert not decide(child, [Report(), Report(attended=(LINE, 3))]).is_lost
-    assert not decide(child, [Report(), Report(founder=True)]).is_lost
-    assert decide(child, [Report(), Report(attended=("b" * 32, 3))]).is_lost
+    assert decide(child, [StepReport(), StepReport()]).is_lost
+    assert not decide(child, [StepReport(), StepReport(attended=(LINE, 3))]).is_lost
+    assert not decide(child, [StepReport(), StepReport(founder=True)]).is_lost
+    assert decide(child, [StepReport(), StepReport(attended=("b" * 32, 3))]).is_lost
     # Members of a side that lost a merge, whose winners have all ended, continue from their own.
     winner = view(7, "d" * 32)
-    assert decide(winner, [standing(5), Report()]).target == at(5)
-    assert decide(winner, [Report(attended=(LINE, 1))]).is_lost
+    assert decide(winner, [standing(5), StepReport()]).target == at(5)
+    assert decide(winner, [StepReport(attended=(LINE, 1))]).is_lost
 
 
 def test_a_step_beyond_the_next_is_never_applied() -> None:
@@ -617,7 +649,7 @@ numbers = st.integers(0, 2)
 places = st.builds(Position, lineages, numbers, numbers)
 branches = st.builds(Branch, lineages, numbers)
 reports = st.builds(
-    Report,
+    StepReport,
     places,
     st.tuples(lineages, numbers),
     st.none() | places,
@@ -631,7 +663,9 @@ reports = st.builds(
 
 
 @given(st.lists(reports, min_size=1, max_size=5), st.data())
-def test_all_ranks_decide_alike_whatever_the_order(made: list[Report], data: st.DataObject) -> None:
+def test_all_ranks_decide_alike_whatever_the_order(
+    made: list[StepReport], data: st.DataObject
+) -> None:
     """The target, its history and what each member does are the same for every order of ranks."""
     ancestry = tuple(data.draw(st.lists(branches, max_size=2)))
     here = replace(view(data.draw(numbers), members=len(made)), ancestry=ancestry)
@@ -653,15 +687,15 @@ Applied = tuple[Position, ...]
 class World(NamedTuple):
     """Members and one newcomer: where each stands, and the view that holds."""
 
-    reports: tuple[Report, ...]
+    reports: tuple[StepReport, ...]
     histories: tuple[Applied, ...]
     """The steps that each one's state consists of."""
     members: tuple[int, ...]
     epoch: int
-    told: tuple[tuple[Report, Applied] | None, ...]
+    told: tuple[tuple[StepReport, Applied] | None, ...]
     """What each has reported in this view."""
 
-    def changed(self, member: int, report: Report, history: Applied | None = None) -> World:
+    def changed(self, member: int, report: StepReport, history: Applied | None = None) -> World:
         """The same with one member elsewhere."""
         made = list(self.histories)
         if history is not None:
@@ -697,7 +731,7 @@ def take_part(world: World, member: int) -> World | None:
     return world.changed(member, there, goal)
 
 
-def leads_to(report: Report, target: Position) -> bool:
+def leads_to(report: StepReport, target: Position) -> bool:
     """Whether a member can be the source of what all will have."""
     return target in (report.position, report.pending)
 
@@ -744,7 +778,7 @@ def test_every_order_of_events_is_by_all_or_by_none(founders: int, views: int, s
     Who is at the same step has the same history, and nobody who was in the latest decision ever
     loses what it has applied.
     """
-    everybody = (*[Report(founder=True)] * founders, Report())
+    everybody = (*[StepReport(founder=True)] * founders, StepReport())
     nothing = ((),) * len(everybody)
     start = World(everybody, nothing, tuple(range(founders)), 1, (None,) * len(everybody))
     seen, waiting = {start}, deque([start])

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from potluck._types import NodeId
 from potluck.trust.admission import (
-    Exchange,
+    AdmissionRefused,
     Granted,
-    Refused,
-    Rendezvous,
+    JoinRequested,
+    RosterExchange,
     digest,
     is_clone,
     judge_clone,
@@ -22,21 +22,21 @@ from potluck.trust.admission import (
     judge_node,
     judge_ourselves,
     judge_peer,
+    judge_sender,
     judge_start,
     judge_table,
-    judge_teller,
     list_ranks,
 )
-from potluck.trust.roster import Verdict
-from potluck.wire_messages import Introduction, Join, Lane, Peer
-from support.circle import Circle
+from potluck.trust.roster import MergeOutcome
+from potluck.wire_messages import Introduction, Join, OpenRequest, RankEndpoint
+from support.toy_group import ToyGroup
 
 SESSION, OTHER_SESSION = b"s" * 16, b"o" * 16
 
 
-def peer(rank: int) -> Peer:
+def peer(rank: int) -> RankEndpoint:
     """Where a rank is, told apart by its port."""
-    return Peer(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}")
+    return RankEndpoint(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}")
 
 
 def join(rank: int, world_size: int = 3) -> Join:
@@ -44,7 +44,7 @@ def join(rank: int, world_size: int = 3) -> Join:
     return Join(rank=rank, world_size=world_size, peer=peer(rank))
 
 
-def sentence(answer: Refused | None) -> str:
+def sentence(answer: AdmissionRefused | None) -> str:
     """Why not."""
     assert answer is not None
     return answer.sentence
@@ -58,7 +58,7 @@ def test_ranks_are_listed_as_people_say_them() -> None:
 
 def test_a_group_gathers_in_any_order() -> None:
     """The table lists everybody by rank, whoever came first."""
-    book = Rendezvous(3)
+    book = JoinRequested(3)
     assert book.missing == [1, 2]
     assert book.join(70, join(2)) is None
     assert book.missing == [1]
@@ -92,13 +92,13 @@ def test_one_key_on_two_machines_is_a_clone(other: Introduction, cloned: bool) -
 
 def from_node(rank: int, node: str, introduction: Introduction) -> Join:
     """A request to join by a node that has proved its key."""
-    where = Peer(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}", node=node)
+    where = RankEndpoint(hosts=["10.0.0.5"], port=20_000 + rank, name=f"host{rank}", node=node)
     return Join(rank=rank, world_size=4, peer=where, introduction=introduction)
 
 
 def test_a_clone_does_not_join() -> None:
     """Two ranks with one key on two machines; processes of one machine are welcome."""
-    book = Rendezvous(4)
+    book = JoinRequested(4)
     assert book.join(1, from_node(1, "k", HERE)) is None
     elsewhere = Introduction(machine="m2", boot="b2")
     assert "used on two machines, host1 and" in sentence(book.join(2, from_node(2, "k", elsewhere)))
@@ -109,14 +109,14 @@ def test_a_clone_does_not_join() -> None:
 
 def test_where_nobody_proves_a_key_nobody_has_a_clone() -> None:
     """In clear."""
-    book = Rendezvous(4)
+    book = JoinRequested(4)
     assert book.join(1, from_node(1, "", HERE)) is None
     assert book.join(2, from_node(2, "", Introduction(machine="m2"))) is None
 
 
 def test_another_world_size_is_refused() -> None:
     """Both sizes are named: one of the two command lines is wrong."""
-    text = sentence(Rendezvous(3).join(1, join(1, world_size=4)))
+    text = sentence(JoinRequested(3).join(1, join(1, world_size=4)))
     assert "a group of 4" in text
     assert "rank 0 for a group of 3" in text
 
@@ -124,14 +124,14 @@ def test_another_world_size_is_refused() -> None:
 @pytest.mark.parametrize("rank", [0, 3, 2**31 - 1])
 def test_a_rank_that_the_group_does_not_have_is_refused(rank: int) -> None:
     """Rank 0 is taken by the one who answers."""
-    book = Rendezvous(3)
+    book = JoinRequested(3)
     assert "ranks 1 to 2 can" in sentence(book.join(1, join(rank)))
     assert book.missing == [1, 2]
 
 
 def test_a_second_process_of_the_same_rank_is_refused() -> None:
     """The first one stays, and its machine is named."""
-    book = Rendezvous(3)
+    book = JoinRequested(3)
     book.join(1, join(1))
     text = sentence(book.join(2, join(1)))
     assert "rank 1 is already here (on host1)" in text
@@ -140,7 +140,7 @@ def test_a_second_process_of_the_same_rank_is_refused() -> None:
 
 def test_a_rank_that_left_may_come_again() -> None:
     """A process that was restarted is welcome; a stranger's hanging up changes nothing."""
-    book = Rendezvous(3)
+    book = JoinRequested(3)
     book.join(1, join(1))
     assert book.leave(9) is None
     assert book.leave(1) == 1
@@ -154,7 +154,7 @@ def test_a_rank_that_left_may_come_again() -> None:
 )
 def test_a_group_half_on_loopback_is_refused(loopback: list[int], local: str, remote: str) -> None:
     """Ranks that came through 127.0.0.1 gave an address that no other machine can dial."""
-    book = Rendezvous(4)
+    book = JoinRequested(4)
     for rank in (1, 2, 3):
         book.join(rank * 10, join(rank, world_size=4))
     text = sentence(book.unreachable(loopback))
@@ -164,7 +164,7 @@ def test_a_group_half_on_loopback_is_refused(loopback: list[int], local: str, re
 @pytest.mark.parametrize("loopback", [[], [10, 20], [99]])
 def test_a_group_on_one_side_is_welcome(loopback: list[int]) -> None:
     """All on this machine, or all elsewhere."""
-    book = Rendezvous(3)
+    book = JoinRequested(3)
     for rank in (1, 2):
         book.join(rank * 10, join(rank))
     assert book.unreachable(loopback) is None
@@ -177,7 +177,7 @@ class Arrivals(RuleBasedStateMachine):
     def start(self, world_size: int) -> None:
         """Rank 0 begins to gather."""
         self.world_size = world_size
-        self.book = Rendezvous(world_size)
+        self.book = JoinRequested(world_size)
         self.holders: dict[int, int] = {}  # rank -> connection
         self.connections = 0
 
@@ -230,7 +230,7 @@ def test_a_connection_opens_exactly_when_it_is_expected(
     session: bytes, rank: int, to: int, me: int, expected: set[int]
 ) -> None:
     """Of this group, meant for this rank, from a rank that has not connected yet."""
-    answer = judge_lane(Lane(session=session, rank=rank, to=to), SESSION, me, expected)
+    answer = judge_lane(OpenRequest(session=session, rank=rank, to=to), SESSION, me, expected)
     if session == SESSION and to == me and rank in expected:
         assert answer is None
     elif session != SESSION:
@@ -246,9 +246,9 @@ def test_a_connection_opens_exactly_when_it_is_expected(
     [
         (["anna", "ben", "cleo"], None),
         (["anna", "ben"], "2 ranks instead of 3"),
-        (["eve", "ben", "cleo"], "joined as rank 0"),
-        (["anna", "eve", "cleo"], "joined as rank 1"),
-        (["anna", "ben", ""], "anybody could pass for it"),
+        (["eve", "ben", "cleo"], "node for rank 0"),
+        (["anna", "eve", "cleo"], "node for rank 1"),
+        (["anna", "ben", ""], "any machine could pose as it"),
     ],
 )
 def test_a_table_must_fit_what_a_rank_knows_itself(nodes: list[str], problem: str | None) -> None:
@@ -265,14 +265,14 @@ def test_in_clear_a_table_names_nobody() -> None:
 def test_only_the_node_that_joined_as_a_rank_dials_as_that_rank() -> None:
     """Whoever else is a member and knows the session."""
     assert judge_node(2, "anna", "anna") is None
-    assert "rank 2 joined as another node" in sentence(judge_node(2, "anna", "ben"))
+    assert "another node joined as rank 2" in sentence(judge_node(2, "anna", "ben"))
 
 
 def test_only_the_start_that_was_taken_in_as_a_rank_dials_as_that_rank() -> None:
     """Processes of one machine share a node; the sentence says which of the two is older."""
     assert judge_start(2, 7, 7) is None
-    assert "rank 2 is a later start" in sentence(judge_start(2, 7, 6))
-    assert "rank 2 is an earlier start" in sentence(judge_start(2, 7, 8))
+    assert "rank 2 is a later process" in sentence(judge_start(2, 7, 6))
+    assert "rank 2 is an earlier process" in sentence(judge_start(2, 7, 8))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_list_of_peers_says_nothing_of_ranks_that_are_not_on_it() -> None:
 
 def test_a_rank_without_addresses_is_named_without_them() -> None:
     """Its list is another one."""
-    nowhere = Peer(hosts=[], port=5, name="host1")
+    nowhere = RankEndpoint(hosts=[], port=5, name="host1")
     answer = judge_entry(1, nowhere, [("10.0.0.4", 1), ("10.0.0.5", 2)], me=3)
     assert "on rank 3, but rank 1 listens on an address of its own, port 5" in sentence(answer)
 
@@ -318,49 +318,49 @@ OTHER_ROSTER = b"d" * 32
 
 
 @pytest.fixture
-def circle() -> Circle:
+def group() -> ToyGroup:
     """Three machines, of which ben has been revoked."""
-    circle = Circle("anna", "ben", "cleo")
-    name = circle.revoke("anna", "ben")
-    circle.meet("anna", "cleo")
-    circle.sign("cleo", name)
-    circle.meet("anna", "cleo")
-    return circle
+    group = ToyGroup("anna", "ben", "cleo")
+    name = group.revoke("anna", "ben")
+    group.meet("anna", "cleo")
+    group.sign("cleo", name)
+    group.meet("anna", "cleo")
+    return group
 
 
 def introduction_sentence(answer: object) -> str:
     """Why not."""
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, AdmissionRefused)
     return answer.sentence
 
 
-def test_equal_rosters_have_equal_digests(circle: Circle) -> None:
+def test_equal_rosters_have_equal_digests(group: ToyGroup) -> None:
     """Whatever a machine remembers for itself alone; another roster has another digest."""
-    assert digest(circle.rosters["anna"]) == digest(circle.rosters["cleo"])
-    assert digest(circle.rosters["anna"]) != digest(circle.rosters["ben"])
+    assert digest(group.rosters["anna"]) == digest(group.rosters["cleo"])
+    assert digest(group.rosters["anna"]) != digest(group.rosters["ben"])
 
 
-def test_where_both_agree_nothing_more_is_said(circle: Circle) -> None:
+def test_where_both_agree_nothing_more_is_said(group: ToyGroup) -> None:
     """The usual case costs no further message."""
-    mine = circle.rosters["anna"]
-    told = digest(circle.rosters["cleo"])
-    assert judge_hello(mine, circle.id("cleo"), told, is_current=True) == Granted()
-    assert judge_hello(mine, circle.id("cleo"), b"", is_current=True) == Granted()
+    mine = group.rosters["anna"]
+    told = digest(group.rosters["cleo"])
+    assert judge_hello(mine, group.id("cleo"), told, is_current=True) == Granted()
+    assert judge_hello(mine, group.id("cleo"), b"", is_current=True) == Granted()
 
 
-def test_where_they_do_not_agree_they_tell(circle: Circle) -> None:
+def test_where_they_do_not_agree_they_tell(group: ToyGroup) -> None:
     """A member with another roster, and somebody new that another member may have brought in."""
-    mine = circle.rosters["anna"]
-    for caller in (circle.id("cleo"), STRANGER, circle.id("ben")):
-        assert judge_hello(mine, caller, OTHER_ROSTER, is_current=True) == Exchange()
+    mine = group.rosters["anna"]
+    for caller in (group.id("cleo"), STRANGER, group.id("ben")):
+        assert judge_hello(mine, caller, OTHER_ROSTER, is_current=True) == RosterExchange()
 
 
-def test_an_earlier_secret_opens_the_exchange_for_members_alone(circle: Circle) -> None:
+def test_an_earlier_secret_opens_the_exchange_for_members_alone(group: ToyGroup) -> None:
     """Also where both go by the same roster: what the caller lacks is the secret."""
-    mine = circle.rosters["anna"]
+    mine = group.rosters["anna"]
     for told in (b"", OTHER_ROSTER, digest(mine)):
-        assert judge_hello(mine, circle.id("cleo"), told, is_current=False) == Exchange()
-        refused = judge_hello(mine, circle.id("ben"), told, is_current=False)
+        assert judge_hello(mine, group.id("cleo"), told, is_current=False) == RosterExchange()
+        refused = judge_hello(mine, group.id("ben"), told, is_current=False)
         assert introduction_sentence(refused) == (
             "not a member: ben was revoked by anna; only pairing it again brings it back."
         )
@@ -369,9 +369,9 @@ def test_an_earlier_secret_opens_the_exchange_for_members_alone(circle: Circle) 
         assert introduction_sentence(refused).endswith("Pair it first: `potluck pair`.")
 
 
-def test_who_tells_nothing_must_be_known(circle: Circle) -> None:
+def test_who_tells_nothing_must_be_known(group: ToyGroup) -> None:
     """A secret without a roster makes nobody a member."""
-    refused = judge_hello(circle.rosters["anna"], STRANGER, b"", is_current=True)
+    refused = judge_hello(group.rosters["anna"], STRANGER, b"", is_current=True)
     assert introduction_sentence(refused).startswith("not a member")
 
 
@@ -382,42 +382,43 @@ def test_where_there_is_no_roster_whoever_has_the_secret_belongs(is_current: boo
     assert judge_peer(None, STRANGER) is None
 
 
-def test_who_answers_must_be_a_member_too(circle: Circle) -> None:
+def test_who_answers_must_be_a_member_too(group: ToyGroup) -> None:
     """By our own roster."""
-    mine = circle.rosters["anna"]
-    assert judge_peer(mine, circle.id("cleo")) is None
-    assert "ben was revoked" in introduction_sentence(judge_peer(mine, circle.id("ben")))
+    mine = group.rosters["anna"]
+    assert judge_peer(mine, group.id("cleo")) is None
+    assert "ben was revoked" in introduction_sentence(judge_peer(mine, group.id("ben")))
 
 
-def test_what_was_told_decides(circle: Circle) -> None:
+def test_what_was_told_decides(group: ToyGroup) -> None:
     """Who has no business with us, who is no member, and who is."""
-    taken = circle.tell("ben", "anna")
-    assert taken.verdict is Verdict.REFUSED
-    assert "ben was revoked by anna" in introduction_sentence(judge_teller(taken, circle.id("ben")))
-    taken = circle.tell("cleo", "anna")
-    assert judge_teller(taken, circle.id("cleo")) is None
-    assert "No machine with the id" in introduction_sentence(judge_teller(taken, STRANGER))
+    taken = group.tell("ben", "anna")
+    assert taken.outcome is MergeOutcome.REFUSED
+    assert "ben was revoked by anna" in introduction_sentence(judge_sender(taken, group.id("ben")))
+    taken = group.tell("cleo", "anna")
+    assert judge_sender(taken, group.id("cleo")) is None
+    assert "No machine with the id" in introduction_sentence(judge_sender(taken, STRANGER))
     assert judge_ourselves(taken) is None
 
 
 def test_who_could_follow_by_signing_says_where_to_look() -> None:
     """A person has to look at it first: a forged change would look just like that."""
-    circle = Circle("anna", "emil")
-    circle.pair("anna", "ben")
-    name = circle.rotate("anna")
-    circle.meet("anna", "ben")
-    circle.sign("ben", name)
-    circle.meet("anna", "ben")
-    refused = judge_ourselves(circle.tell("anna", "emil"))
+    group = ToyGroup("anna", "emil")
+    group.pair("anna", "ben")
+    name = group.rotate("anna")
+    group.meet("anna", "ben")
+    group.sign("ben", name)
+    group.meet("anna", "ben")
+    refused = judge_ourselves(group.tell("anna", "emil"))
     assert introduction_sentence(refused).endswith(
-        "this machine may sign too. `potluck members` there shows to what."
+        "this machine may sign it too. `potluck members` there shows the change."
     )
 
 
-def test_who_cannot_follow_says_why(circle: Circle) -> None:
+def test_who_cannot_follow_says_why(group: ToyGroup) -> None:
     """Ben hears that the others have gone on without him."""
-    taken = circle.tell("anna", "ben")
-    assert judge_teller(taken, circle.id("anna")) is None
+    taken = group.tell("anna", "ben")
+    assert judge_sender(taken, group.id("anna")) is None
     assert introduction_sentence(judge_ourselves(taken)) == (
-        "the two go by different rosters: anna and the others it needed revoked this machine."
+        "the two machines have different member lists: "
+        "anna and a majority of the machines revoked this machine."
     )

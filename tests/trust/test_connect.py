@@ -18,20 +18,34 @@ from hypothesis import strategies as st
 from potluck.errors import HandshakeRefused
 from potluck.net import tcp
 from potluck.net.addresses import Address
-from potluck.net.frames import Kind
+from potluck.net.frames import FrameType
 from potluck.net.listener import Acceptor
-from potluck.net.opening import Next, Turn, answer, ask, hello_frame, opening_frame
+from potluck.net.opening import (
+    HandshakeAction,
+    HandshakeStep,
+    answer,
+    ask,
+    hello_frame,
+    opening_frame,
+)
 from potluck.net.secure_socket import OpeningSocket, Security
 from potluck.net.tls import AnotherNamespace, TlsChannel
-from potluck.trust.connect import Call, Declined, Reception, SecretChanged, dial, say_hello
-from potluck.trust.membership_store import Membership
+from potluck.trust.connect import (
+    AdmissionHandshake,
+    Declined,
+    OutgoingCall,
+    SecretChanged,
+    dial,
+    say_hello,
+)
+from potluck.trust.membership_store import TrustStore
 from potluck.trust.roster import MAX_BYTES
-from potluck.wire_messages import Introduction, Lane, LaneOpened, Sync, Told, pack, unpack
-from support.circles import change_secret, impostor, members_of, soon
+from potluck.wire_messages import Introduction, OpenReply, OpenRequest, Sync, Told, pack, unpack
+from support.group_machines import change_secret, impostor, members_of, soon
 from support.homes import Home, pair
 from support.threads import eventually
 
-LANE = Lane(session=bytes(16), rank=1, to=0)
+LANE = OpenRequest(session=bytes(16), rank=1, to=0)
 
 
 @pytest.fixture
@@ -49,34 +63,34 @@ def laptop(tmp_path: Path) -> Home:
 class Open:
     """A machine that listens, and grants whatever it is asked for."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: TrustStore) -> None:
         self.granted: list[bytes] = []
         self.acceptor = Acceptor(
             tcp.listen("127.0.0.1", 0),
             self._receive,
             members.security,
-            lambda channel, where: Reception(members, channel, where),
+            lambda channel, where: AdmissionHandshake(members, channel, where),
         )
         self.address = Address("127.0.0.1", self.acceptor.port)
 
     def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
         self.granted.append(payload)
         with contextlib.closing(sock):
-            answer(sock, LaneOpened(rank=7))
+            answer(sock, OpenReply(rank=7))
 
 
 @contextlib.contextmanager
-def listening(members: Membership) -> Iterator[Open]:
+def listening(members: TrustStore) -> Iterator[Open]:
     """For the length of a test."""
     door = Open(members)
     with contextlib.closing(door.acceptor):
         yield door
 
 
-def call(members: Membership, door: Open, request: Lane | Sync = LANE) -> LaneOpened:
+def call(members: TrustStore, door: Open, request: OpenRequest | Sync = LANE) -> OpenReply:
     """Dial as one should."""
-    with contextlib.closing(dial(members, Call(door.address, soon()))) as sock:
-        return say_hello(sock, request, LaneOpened, members, soon())
+    with contextlib.closing(dial(members, OutgoingCall(door.address, soon()))) as sock:
+        return say_hello(sock, request, OpenReply, members, soon())
 
 
 # --- members ---
@@ -88,10 +102,10 @@ def test_members_who_agree_need_one_question_and_one_answer(
     """Where the rosters are the same none is sent."""
     pair(desk, laptop)
     laptop.join_records_of(desk)
-    monkeypatch.setattr(Membership, "tell", None)
+    monkeypatch.setattr(TrustStore, "tell", None)
     with listening(members_of(desk)) as door:
-        assert call(members_of(laptop), door) == LaneOpened(rank=7)
-        assert unpack(door.granted[0], Lane).session == LANE.session
+        assert call(members_of(laptop), door) == OpenReply(rank=7)
+        assert unpack(door.granted[0], OpenRequest).session == LANE.session
 
 
 def test_members_who_do_not_agree_tell_each_other(desk: Home, laptop: Home, tmp_path: Path) -> None:
@@ -101,7 +115,7 @@ def test_members_who_do_not_agree_tell_each_other(desk: Home, laptop: Home, tmp_
     pair(desk, nas)
     pair(laptop, tablet)
     with listening(members_of(desk)) as door:
-        assert call(members_of(laptop), door) == LaneOpened(rank=7)
+        assert call(members_of(laptop), door) == OpenReply(rank=7)
     assert desk.members() == laptop.members() == ["desk", "laptop", "nas", "tablet"]
 
 
@@ -125,7 +139,7 @@ def test_agreeing_may_be_all_that_is_wanted(desk: Home, laptop: Home) -> None:
     with listening(members_of(desk)) as door:
         before = time.time()
         opened = call(members_of(laptop), door, Sync())
-        assert isinstance(opened, LaneOpened)
+        assert isinstance(opened, OpenReply)
         assert before <= opened.clock <= time.time()
         assert door.granted == []
 
@@ -144,7 +158,7 @@ def test_who_comes_with_an_earlier_secret_gets_the_present_one(desk: Home, lapto
             call(theirs, door)
         assert door.granted == []
         assert laptop.namespace() == desk.namespace()
-        assert call(theirs, door) == LaneOpened(rank=7)
+        assert call(theirs, door) == OpenReply(rank=7)
 
 
 def test_whoever_is_called_under_an_earlier_secret_is_told(desk: Home, laptop: Home) -> None:
@@ -152,7 +166,7 @@ def test_whoever_is_called_under_an_earlier_secret_is_told(desk: Home, laptop: H
     pair(desk, laptop)
     change_secret(desk, laptop)
     with listening(members_of(laptop)) as door:
-        assert call(members_of(desk), door) == LaneOpened(rank=7)
+        assert call(members_of(desk), door) == OpenReply(rank=7)
     assert laptop.namespace() == desk.namespace()
 
 
@@ -169,7 +183,7 @@ def test_who_lacks_the_secret_itself_cannot_hand_it_over(
     with listening(members_of(desk)) as door, contextlib.suppress(SecretChanged):
         call(members_of(laptop), door)
     change_secret(desk, laptop)
-    assert not laptop.circle().has_secret
+    assert not laptop.membership().has_secret
     refused = pytest.raises(HandshakeRefused, match="does not have it yet either")
     with listening(members_of(laptop)) as door, refused:
         call(members_of(nas), door)
@@ -191,8 +205,8 @@ def test_an_absentee_may_miss_several_changes(desk: Home, laptop: Home, tmp_path
     with listening(members_of(desk)) as door:
         with pytest.raises(SecretChanged):
             call(absent, door)
-        assert call(absent, door) == LaneOpened(rank=7)
-    assert laptop.circle().roster.generation.number == 3
+        assert call(absent, door) == OpenReply(rank=7)
+    assert laptop.membership().roster.generation.number == 3
     assert laptop.namespace() == desk.namespace()
 
 
@@ -206,19 +220,19 @@ def test_an_absentee_that_knew_too_few_follows_when_its_person_agrees(
     change_secret(desk, nas)
     absent = members_of(laptop)
     with listening(members_of(desk)) as door:
-        with pytest.raises(Declined, match="may sign too"):
+        with pytest.raises(Declined, match="may sign it too"):
             call(absent, door)
         assert laptop.namespace() != desk.namespace()
-        (pending,) = laptop.circle().roster.pending
-        laptop.circle().sign(pending.name)
+        (pending,) = laptop.membership().roster.pending
+        laptop.membership().sign(pending.name)
         with pytest.raises(SecretChanged):
             call(absent, door)
-        assert call(absent, door) == LaneOpened(rank=7)
+        assert call(absent, door) == OpenReply(rank=7)
 
 
 def test_another_namespace_stays_another_namespace(desk: Home, laptop: Home) -> None:
     """Earlier secrets are tried, and none fits."""
-    desk.circle()
+    desk.membership()
     change_secret(desk)
     with listening(members_of(laptop)) as door, pytest.raises(AnotherNamespace):
         call(members_of(desk), door)
@@ -234,9 +248,9 @@ def test_a_fresh_key_is_refused_and_both_are_told(
     """Its secret is right; it may even show the desk's own roster."""
     fresh = impostor(tmp_path, desk)
     if with_roster:
-        roster = desk.circle().namespace.roster_path.read_bytes()
-        fresh.circle().namespace.roster_path.write_bytes(roster)
-    before = desk.circle().namespace.roster_path.read_bytes()
+        roster = desk.membership().namespace.roster_path.read_bytes()
+        fresh.membership().namespace.roster_path.write_bytes(roster)
+    before = desk.membership().namespace.roster_path.read_bytes()
     with listening(members_of(desk)) as door, caplog.at_level(logging.WARNING):
         with pytest.raises(HandshakeRefused, match="not a member") as error:
             call(members_of(fresh), door)
@@ -256,13 +270,15 @@ def test_a_stranger_who_answers_is_declined_and_told(
 ) -> None:
     """The laptop was revoked, and listens under the old secret at the address that we call."""
     pair(desk, laptop)
-    desk.circle().propose(lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret))
+    desk.membership().propose(
+        lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret)
+    )
     theirs = members_of(laptop)
     with listening(theirs) as door, caplog.at_level(logging.WARNING):
         with pytest.raises(Declined, match="laptop was revoked by desk"):
             call(members_of(desk), door)
         eventually(lambda: theirs.last_refusal is not None)
-    assert "it hung up, saying: this machine declines" in (theirs.last_refusal or "")
+    assert "it closed the connection: this machine declines" in (theirs.last_refusal or "")
     assert "laptop was revoked by desk" in caplog.text
     assert laptop.namespace() != desk.namespace()
     assert laptop.members() == ["desk", "laptop"], "it was told nothing but the sentence"
@@ -275,14 +291,14 @@ def test_who_claims_our_roster_without_being_on_it_is_declined(desk: Home, tmp_p
 
     def welcome(sock: OpeningSocket, _: bytes) -> None:
         with contextlib.closing(sock):
-            answer(sock, LaneOpened(rank=7))
+            answer(sock, OpenReply(rank=7))
 
     acceptor = Acceptor(tcp.listen("127.0.0.1", 0), welcome, security)
     with contextlib.closing(acceptor):
         members = members_of(desk)
-        where = Call(Address("127.0.0.1", acceptor.port), soon())
+        where = OutgoingCall(Address("127.0.0.1", acceptor.port), soon())
         with contextlib.closing(dial(members, where)) as sock, pytest.raises(Declined):
-            say_hello(sock, LANE, LaneOpened, members, soon())
+            say_hello(sock, LANE, OpenReply, members, soon())
 
 
 def test_a_machine_with_a_problem_of_its_own_says_so(
@@ -293,7 +309,7 @@ def test_a_machine_with_a_problem_of_its_own_says_so(
     ours = members_of(desk)
     with listening(ours) as door:
         desk.namespace().roster_path.write_bytes(b"damaged")
-        with pytest.raises(HandshakeRefused, match="has a problem; its log says which"):
+        with pytest.raises(HandshakeRefused, match="has a problem; see its log"):
             call(members_of(laptop), door)
     assert "potluck unpair home" in caplog.text
 
@@ -301,23 +317,23 @@ def test_a_machine_with_a_problem_of_its_own_says_so(
 # --- hostile members ---
 
 
-def hostile_answers() -> list[tuple[Kind, bytes]]:
+def hostile_answers() -> list[tuple[FrameType, bytes]]:
     """What somebody who has the secret might say when it is asked for its roster."""
     return [
-        (Kind.HELLO, pack(LANE)),
-        (Kind.WELCOME, pack(LaneOpened(rank=0))),
-        (Kind.ROSTER, b""),
-        (Kind.ROSTER, b"\xc1" * 100),
-        (Kind.ROSTER, pack(Told())),
-        (Kind.ROSTER, pack(Told(bytes(MAX_BYTES)))),
-        (Kind.ROSTER, msgspec.msgpack.encode({"roster": bytes(MAX_BYTES + 1)})),
-        (Kind.REFUSAL, b"\x1b[2J no"),
+        (FrameType.HELLO, pack(LANE)),
+        (FrameType.WELCOME, pack(OpenReply(rank=0))),
+        (FrameType.ROSTER, b""),
+        (FrameType.ROSTER, b"\xc1" * 100),
+        (FrameType.ROSTER, pack(Told())),
+        (FrameType.ROSTER, pack(Told(bytes(MAX_BYTES)))),
+        (FrameType.ROSTER, msgspec.msgpack.encode({"roster": bytes(MAX_BYTES + 1)})),
+        (FrameType.REFUSAL, b"\x1b[2J no"),
     ]
 
 
 @pytest.mark.parametrize("said", hostile_answers())
 def test_a_member_that_talks_nonsense_is_refused(
-    desk: Home, laptop: Home, said: tuple[Kind, bytes]
+    desk: Home, laptop: Home, said: tuple[FrameType, bytes]
 ) -> None:
     """Nothing is granted, nothing is written, and others are answered as before."""
     pair(desk, laptop)
@@ -326,9 +342,9 @@ def test_a_member_that_talks_nonsense_is_refused(
     before = desk.namespace().roster_path.read_bytes()
     ours = members_of(desk)
     with listening(ours) as door:
-        with contextlib.closing(dial(theirs, Call(door.address, soon()))) as sock:
-            other = Lane(bytes(16), 1, 0, introduction=Introduction(b"d" * 32))
-            assert ask(sock, soon(), hello_frame(other)).kind is Kind.ROSTER
+        with contextlib.closing(dial(theirs, OutgoingCall(door.address, soon()))) as sock:
+            other = OpenRequest(bytes(16), 1, 0, introduction=Introduction(b"d" * 32))
+            assert ask(sock, soon(), hello_frame(other)).kind is FrameType.ROSTER
             kind, payload = said
             frame = opening_frame(kind, LANE)[:36]
             frame = frame[:32] + len(payload).to_bytes(4, "little") + payload
@@ -337,18 +353,18 @@ def test_a_member_that_talks_nonsense_is_refused(
             assert "\x1b" not in str(error.value)
         assert "\x1b" not in (ours.last_refusal or "")
         assert door.granted == []
-        assert call(theirs, door) == LaneOpened(rank=7)
+        assert call(theirs, door) == OpenReply(rank=7)
     assert desk.namespace().roster_path.read_bytes() == before
 
 
 class Talk:
     """A reception that takes one frame after another without a network."""
 
-    def __init__(self, members: Membership, peer: Home) -> None:
+    def __init__(self, members: TrustStore, peer: Home) -> None:
         channel = SimpleNamespace(peer=peer.me.node_id, tag=peer.namespace().discovery_tag)
-        self.reception = Reception(members, cast("TlsChannel", channel), "10.0.0.7:1")
+        self.reception = AdmissionHandshake(members, cast("TlsChannel", channel), "10.0.0.7:1")
 
-    def say(self, kind: Kind, payload: bytes) -> Turn:
+    def say(self, kind: FrameType, payload: bytes) -> HandshakeStep:
         """The answer to a frame."""
         return self.reception.receive(kind, payload)
 
@@ -358,18 +374,21 @@ def test_no_bytes_of_a_member_break_the_conversation(tmp_path: Path) -> None:
     desk, laptop = Home(tmp_path, "desk"), Home(tmp_path, "laptop")
     pair(desk, laptop)
     ours = members_of(desk)
-    asked = pack(Lane(bytes(16), 1, 0, introduction=Introduction(b"d" * 32)))
-    good = pack(Told(laptop.circle().roster.to_bytes()))
+    asked = pack(OpenRequest(bytes(16), 1, 0, introduction=Introduction(b"d" * 32)))
+    good = pack(Told(laptop.membership().roster.to_bytes()))
 
     @given(st.binary(max_size=300), st.integers(0, len(good) - 1), st.integers(1, 255))
     def attack(noise: bytes, place: int, change: int) -> None:
-        assert Talk(ours, laptop).say(Kind.HELLO, noise).next is Next.REFUSE
+        assert Talk(ours, laptop).say(FrameType.HELLO, noise).next is HandshakeAction.REFUSE
         flipped = bytearray(good)
         flipped[place] ^= change
         for payload in (noise, bytes(flipped)):
             talk = Talk(ours, laptop)
-            assert talk.say(Kind.HELLO, asked).next is Next.LISTEN
-            assert talk.say(Kind.ROSTER, payload).next in {Next.REFUSE, Next.GRANT}
+            assert talk.say(FrameType.HELLO, asked).next is HandshakeAction.LISTEN
+            assert talk.say(FrameType.ROSTER, payload).next in {
+                HandshakeAction.REFUSE,
+                HandshakeAction.GRANT,
+            }
 
     attack()
     assert desk.members() == ["desk", "laptop"]
@@ -381,23 +400,23 @@ def test_a_hello_that_was_heard_before_is_bound_to_who_says_it(
     """Another machine that repeats a member's hello, word for word, is still itself."""
     pair(desk, laptop)
     ours = members_of(desk)
-    hello = pack(Lane(bytes(16), 1, 0, introduction=members_of(laptop).introduction()))
+    hello = pack(OpenRequest(bytes(16), 1, 0, introduction=members_of(laptop).introduction()))
     stranger = impostor(tmp_path, desk)
-    assert Talk(ours, laptop).say(Kind.HELLO, hello).next is not Next.REFUSE
+    assert Talk(ours, laptop).say(FrameType.HELLO, hello).next is not HandshakeAction.REFUSE
     talk = Talk(ours, stranger)
-    assert talk.say(Kind.HELLO, hello).next is Next.LISTEN
-    turn = talk.say(Kind.ROSTER, pack(Told(laptop.circle().roster.to_bytes())))
-    assert turn.next is Next.REFUSE
+    assert talk.say(FrameType.HELLO, hello).next is HandshakeAction.LISTEN
+    turn = talk.say(FrameType.ROSTER, pack(Told(laptop.membership().roster.to_bytes())))
+    assert turn.next is HandshakeAction.REFUSE
     assert "No machine with the id" in turn.sentence
 
 
 def test_agreement_takes_no_longer_than_a_caller_has(desk: Home, tmp_path: Path) -> None:
     """The longest roster there is, with every signature checked, and both sides write it down."""
     for number in range(12):
-        desk.circle().admit(Home(tmp_path, f"machine {number}").me.card)
+        desk.membership().admit(Home(tmp_path, f"machine {number}").me.card)
     laptop = Home(tmp_path, "laptop")
     pair(desk, laptop)
-    desk.circle().admit(Home(tmp_path, "last").me.card)
+    desk.membership().admit(Home(tmp_path, "last").me.card)
     with listening(members_of(desk)) as door:
         begin = time.monotonic()
         call(members_of(laptop), door)

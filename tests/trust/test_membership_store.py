@@ -1,4 +1,4 @@
-"""A circle on the disk: private, changed under a lock, and never without its secret."""
+"""A group on the disk: private, changed under a lock, and never without its secret."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from potluck.identity.node import NodeIdentity
 from potluck.identity.private_files import DamagedFile, UnsafeFile
 from potluck.net.secure_socket import Security
 from potluck.trust import membership_store
-from potluck.trust.admission import Exchange, Granted, Refused, digest
-from potluck.trust.membership_store import VERIFIER, Circle, CircleChanged, Membership, signer_of
-from potluck.trust.roster import Roster, Verdict
+from potluck.trust.admission import AdmissionRefused, Granted, RosterExchange, digest
+from potluck.trust.membership_store import (
+    VERIFIER,
+    MembershipChanged,
+    NamespaceMembership,
+    TrustStore,
+    signer_of,
+)
+from potluck.trust.roster import MergeOutcome, Roster
 from potluck.trust.roster_records import RosterRefused, commitment_to
 from potluck.wire_messages import Introduction, Told
-from support.circles import members_of
+from support.group_machines import members_of
 from support.homes import Home, pair
 from support.threads import together
 
@@ -65,55 +71,58 @@ def test_signatures_are_good_for_this_purpose_alone() -> None:
 # --- founding and reading ---
 
 
-def test_a_circle_is_founded_once(desk: Home) -> None:
+def test_a_group_is_founded_once(desk: Home) -> None:
     """Its founder is its first member, and the roster fits the secret."""
-    circle = desk.circle()
+    membership = desk.membership()
     assert desk.members() == ["desk"]
-    assert circle.has_secret
-    assert circle.roster.circle == desk.circle().roster.circle
-    assert circle.namespace.is_unused
+    assert membership.has_secret
+    assert membership.roster.group_id == desk.membership().roster.group_id
+    assert membership.namespace.is_unused
 
 
-def test_processes_that_found_at_once_found_one_circle(desk: Home) -> None:
+def test_processes_that_found_at_once_found_one_group(desk: Home) -> None:
     """Whoever comes second finds the first one's."""
     desk.namespace()
-    founded = together(*[desk.circle] * 8)
-    assert len({circle.roster.circle for circle in founded}) == 1
+    founded = together(*[desk.membership] * 8)
+    assert len({membership.roster.group_id for membership in founded}) == 1
 
 
 def test_the_roster_is_private(desk: Home) -> None:
     """Its file has mode 0600, and one that others may read is refused with the fix."""
-    path = desk.circle().namespace.roster_path
+    path = desk.membership().namespace.roster_path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o644)
     with pytest.raises(UnsafeFile, match="chmod 600"):
-        desk.circle()
+        desk.membership()
 
 
 def test_looking_changes_nothing(desk: Home) -> None:
-    """Where no circle was founded it is shown as it would be, and not written."""
-    circle = Circle.as_it_is(desk.namespace(), desk.me)
-    assert [member.name for member in circle.roster.members] == ["desk"]
-    assert not circle.namespace.roster_path.exists()
-    founded = desk.circle()
-    assert Circle.as_it_is(desk.namespace(), desk.me).roster.circle == founded.roster.circle
+    """Where no group was founded it is shown as it would be, and not written."""
+    membership = NamespaceMembership.as_it_is(desk.namespace(), desk.me)
+    assert [member.name for member in membership.roster.members] == ["desk"]
+    assert not membership.namespace.roster_path.exists()
+    founded = desk.membership()
+    assert (
+        NamespaceMembership.as_it_is(desk.namespace(), desk.me).roster.group_id
+        == founded.roster.group_id
+    )
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", bytes(2 << 20)])
 def test_a_damaged_roster_is_told_with_the_way_out(desk: Home, damage: bytes) -> None:
     """Empty, not ours, or far too long."""
-    path = desk.circle().namespace.roster_path
+    path = desk.membership().namespace.roster_path
     path.write_bytes(damage)
     with pytest.raises(DamagedFile, match=r"roster is damaged.*potluck unpair home"):
-        desk.circle()
+        desk.membership()
 
 
-def test_a_namespace_without_a_secret_of_its_own_has_no_circle(desk: Home) -> None:
+def test_a_namespace_without_a_secret_of_its_own_has_no_group(desk: Home) -> None:
     """Whoever wants is in it."""
     with pytest.warns(SecurityWarning):
         namespace = NetworkNamespace.open()
-    with pytest.raises(UnsupportedOperation, match="has no members"):
-        Circle.of(namespace, desk.me)
+    with pytest.raises(UnsupportedOperation, match="has no member list"):
+        NamespaceMembership.of(namespace, desk.me)
 
 
 def test_a_passphrase_has_no_roster(desk: Home) -> None:
@@ -122,9 +131,9 @@ def test_a_passphrase_has_no_roster(desk: Home) -> None:
     namespace.save()
     for kept in (namespace, NetworkNamespace.load("lab", home=desk.path)):
         with pytest.raises(
-            UnsupportedOperation, match=r"whoever knows.*agree on another passphrase"
+            UnsupportedOperation, match=r"every machine with.*choose another passphrase"
         ):
-            Circle.of(kept, desk.me)
+            NamespaceMembership.of(kept, desk.me)
 
 
 # --- admitting ---
@@ -132,49 +141,49 @@ def test_a_passphrase_has_no_roster(desk: Home) -> None:
 
 def test_admitting_writes_the_newcomer_down(desk: Home, laptop: Home) -> None:
     """From then on the namespace is in use, and what others receive has the newcomer on it."""
-    circle = desk.circle()
-    told = Roster.from_bytes(circle.enrolled(laptop.me.card), VERIFIER)
+    membership = desk.membership()
+    told = Roster.from_bytes(membership.enrolled(laptop.me.card), VERIFIER)
     assert told.is_member(laptop.me.node_id)
     assert desk.members() == ["desk"]
-    circle.admit(laptop.me.card)
+    membership.admit(laptop.me.card)
     assert desk.members() == ["desk", "laptop"]
     assert not desk.namespace().is_unused
 
 
 def test_nobody_is_lost_when_two_are_admitted_at_once(tmp_path: Path, desk: Home) -> None:
     """Each process adds to what is on the disk, not to what it read when it began."""
-    first, second = desk.circle(), desk.circle()
+    first, second = desk.membership(), desk.membership()
     first.admit(Home(tmp_path, "laptop").me.card)
     second.admit(Home(tmp_path, "nas").me.card)
     assert desk.members() == ["desk", "laptop", "nas"]
 
 
-def test_a_circle_that_was_replaced_meanwhile_admits_nobody(desk: Home, laptop: Home) -> None:
+def test_a_group_that_was_replaced_meanwhile_admits_nobody(desk: Home, laptop: Home) -> None:
     """The secret that was handed out is not the one this machine has now."""
-    circle = desk.circle()
+    membership = desk.membership()
     desk.namespace().delete()
     with pytest.raises(UnknownNamespace):
-        circle.admit(laptop.me.card)
-    desk.circle()
-    with pytest.raises(CircleChanged, match="Begin again"):
-        circle.admit(laptop.me.card)
+        membership.admit(laptop.me.card)
+    desk.membership()
+    with pytest.raises(MembershipChanged, match="Try again"):
+        membership.admit(laptop.me.card)
     desk.namespace().roster_path.unlink()
-    with pytest.raises(CircleChanged, match="replaced"):
-        circle.admit(laptop.me.card)
+    with pytest.raises(MembershipChanged, match="replaced"):
+        membership.admit(laptop.me.card)
     assert desk.members() == ["desk"]
 
 
 # --- new secrets ---
 
 
-def rotate(circle: Circle) -> Circle:
+def rotate(membership: NamespaceMembership) -> NamespaceMembership:
     """Propose a new secret."""
-    return circle.propose(lambda roster, secret: roster.rotate(circle.me, secret))
+    return membership.propose(lambda roster, secret: roster.rotate(membership.me, secret))
 
 
 def test_a_machine_alone_changes_its_secret_at_once(desk: Home) -> None:
     """The old one becomes a previous one, and nothing is left waiting."""
-    before = desk.circle()
+    before = desk.membership()
     after = rotate(before)
     assert after.has_secret
     assert not after.namespace.has_secret(before.namespace.secret)
@@ -185,18 +194,20 @@ def test_a_machine_alone_changes_its_secret_at_once(desk: Home) -> None:
 
 def test_of_two_machines_one_revokes_the_other_alone(desk: Home, laptop: Home) -> None:
     """The other one is out, and keeps only the old secret."""
-    circle = desk.circle().admit(laptop.me.card)
-    after = circle.propose(lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret))
+    membership = desk.membership().admit(laptop.me.card)
+    after = membership.propose(
+        lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret)
+    )
     assert [member.name for member in after.roster.members] == ["desk"]
     assert after.has_secret
-    assert desk.namespace().previous == (circle.namespace.secret,)
+    assert desk.namespace().previous == (membership.namespace.secret,)
 
 
 def test_a_proposal_that_needs_others_waits_with_its_secret(desk: Home, laptop: Home) -> None:
     """The secret in force does not change; the new one is kept, private, for the day it does."""
-    circle = desk.circle().admit(laptop.me.card)
-    after = rotate(circle)
-    assert after.namespace == circle.namespace
+    membership = desk.membership().admit(laptop.me.card)
+    after = rotate(membership)
+    assert after.namespace == membership.namespace
     assert after.has_secret
     (pending,) = after.roster.pending
     assert "one more signature" in pending.reason
@@ -212,65 +223,65 @@ def test_a_proposal_that_was_accepted_takes_effect_when_it_is_next_looked_at(
     desk: Home, laptop: Home
 ) -> None:
     """Whether another member signed it, or a crash came between the roster and the secret."""
-    circle = rotate(desk.circle().admit(laptop.me.card))
-    (pending,) = circle.roster.pending
-    signed = Roster.from_bytes(circle.roster.to_bytes(), VERIFIER).sign(pending.name, laptop.me)
-    membership_store.write_roster(circle.namespace, signed)
-    after = desk.circle()
+    membership = rotate(desk.membership().admit(laptop.me.card))
+    (pending,) = membership.roster.pending
+    signed = Roster.from_bytes(membership.roster.to_bytes(), VERIFIER).sign(pending.name, laptop.me)
+    membership_store.write_roster(membership.namespace, signed)
+    after = desk.membership()
     assert after.has_secret
-    assert after.namespace.previous == (circle.namespace.secret,)
+    assert after.namespace.previous == (membership.namespace.secret,)
     assert (after.namespace.directory / "proposed").read_bytes() == b""
 
 
 def test_who_lacks_the_present_secret_offers_nothing(desk: Home, laptop: Home) -> None:
     """The record of a new secret arrived without the secret: neither pairing nor proposing."""
-    circle = desk.circle().admit(laptop.me.card)
-    adopted = Roster.from_bytes(circle.roster.to_bytes(), VERIFIER).adopted()
+    membership = desk.membership().admit(laptop.me.card)
+    adopted = Roster.from_bytes(membership.roster.to_bytes(), VERIFIER).adopted()
     changed = adopted.rotate(laptop.me, commitment_to(b"x" * 32))
     (pending,) = changed.pending
-    membership_store.write_roster(circle.namespace, changed.sign(pending.name, desk.me))
-    now = desk.circle()
+    membership_store.write_roster(membership.namespace, changed.sign(pending.name, desk.me))
+    now = desk.membership()
     assert not now.has_secret
-    with pytest.raises(CircleChanged, match="new secret that this machine does not have"):
+    with pytest.raises(MembershipChanged, match="new secret that this machine does not have"):
         now.offer()
-    with pytest.raises(CircleChanged):
+    with pytest.raises(MembershipChanged):
         rotate(now)
 
 
 # --- what other machines tell ---
 
 
-def copy_of(circle: Circle) -> Roster:
+def copy_of(membership: NamespaceMembership) -> Roster:
     """A roster as others receive it."""
-    return Roster.from_bytes(circle.roster.to_bytes(), VERIFIER)
+    return Roster.from_bytes(membership.roster.to_bytes(), VERIFIER)
 
 
 def test_a_signature_from_elsewhere_puts_our_proposal_in_force(desk: Home, laptop: Home) -> None:
     """The new secret was kept for that; the other machine is handed it, and checks it."""
     pair(desk, laptop)
-    proposed = rotate(desk.circle())
-    theirs, taken = laptop.circle().take(copy_of(proposed), desk.me.node_id)
-    assert taken.verdict is Verdict.CURRENT
+    proposed = rotate(desk.membership())
+    theirs, taken = laptop.membership().take(copy_of(proposed), desk.me.node_id)
+    assert taken.outcome is MergeOutcome.CURRENT
     (pending,) = theirs.roster.pending
     signed = theirs.sign(pending.name)
     assert signed.roster.generation.number == 1
     assert not signed.has_secret
-    ours, taken = desk.circle().take(copy_of(signed), laptop.me.node_id)
-    assert taken.verdict is Verdict.MOVED_ON
+    ours, taken = desk.membership().take(copy_of(signed), laptop.me.node_id)
+    assert taken.outcome is MergeOutcome.MOVED_ON
     assert ours.has_secret
-    with pytest.raises(RosterRefused, match="not the one the roster speaks of"):
-        laptop.circle().inherit(b"x" * 32)
-    heir = laptop.circle().inherit(ours.namespace.secret)
+    with pytest.raises(RosterRefused, match="not the one in the member list"):
+        laptop.membership().store_secret(b"x" * 32)
+    heir = laptop.membership().store_secret(ours.namespace.secret)
     assert heir.has_secret
     assert heir.namespace == laptop.namespace() == desk.namespace()
-    assert heir.inherit(ours.namespace.secret).namespace == heir.namespace
+    assert heir.store_secret(ours.namespace.secret).namespace == heir.namespace
 
 
 def test_what_a_stranger_tells_is_not_written(desk: Home, laptop: Home) -> None:
-    """The roster of another circle changes nothing on the disk."""
-    before = desk.circle().namespace.roster_path.read_bytes()
-    after, taken = desk.circle().take(copy_of(laptop.circle()), laptop.me.node_id)
-    assert taken.verdict is Verdict.REFUSED
+    """The roster of another group changes nothing on the disk."""
+    before = desk.membership().namespace.roster_path.read_bytes()
+    after, taken = desk.membership().take(copy_of(laptop.membership()), laptop.me.node_id)
+    assert taken.outcome is MergeOutcome.REFUSED
     assert after.namespace.roster_path.read_bytes() == before
 
 
@@ -280,51 +291,51 @@ def test_whom_we_brought_in_during_a_change_is_brought_in_again(
     """The desk proposed before it heard of the tablet, which the laptop had let in."""
     pair(desk, laptop)
     tablet = Home(tmp_path, "tablet")
-    proposed = rotate(desk.circle())
-    laptop.circle().take(copy_of(proposed), desk.me.node_id)
+    proposed = rotate(desk.membership())
+    laptop.membership().take(copy_of(proposed), desk.me.node_id)
     pair(laptop, tablet)
-    (pending,) = laptop.circle().roster.pending
-    signed = laptop.circle().sign(pending.name)
+    (pending,) = laptop.membership().roster.pending
+    signed = laptop.membership().sign(pending.name)
     assert signed.roster.is_member(tablet.me.node_id)
-    ours, _ = desk.circle().take(copy_of(signed), laptop.me.node_id)
+    ours, _ = desk.membership().take(copy_of(signed), laptop.me.node_id)
     assert ours.roster.is_member(tablet.me.node_id)
 
 
 def test_who_is_no_member_any_more_offers_nothing(desk: Home, laptop: Home) -> None:
     """The sentence says why."""
-    circle = desk.circle().admit(laptop.me.card)
-    theirs = Circle(circle.namespace, circle.roster, laptop.me)
-    revoked = circle.roster.revoke(laptop.me.node_id, desk.me, commitment_to(bytes(32)))
-    out = Circle(theirs.namespace, revoked, laptop.me)
+    membership = desk.membership().admit(laptop.me.card)
+    theirs = NamespaceMembership(membership.namespace, membership.roster, laptop.me)
+    revoked = membership.roster.revoke(laptop.me.node_id, desk.me, commitment_to(bytes(32)))
+    out = NamespaceMembership(theirs.namespace, revoked, laptop.me)
     with pytest.raises(RosterRefused, match="laptop was revoked by desk"):
         out.offer()
 
 
 def test_a_damaged_proposal_is_told(desk: Home) -> None:
     """It can be deleted without harm."""
-    circle = desk.circle()
-    rotate(circle)
-    (circle.namespace.directory / "proposed").write_bytes(b"half a secret")
+    membership = desk.membership()
+    rotate(membership)
+    (membership.namespace.directory / "proposed").write_bytes(b"half a secret")
     with pytest.raises(DistributedError, match="propose the change again"):
-        rotate(desk.circle())
+        rotate(desk.membership())
 
 
-def test_what_stands_in_the_way_of_another_circle(desk: Home, laptop: Home) -> None:
+def test_what_stands_in_the_way_of_another_group(desk: Home, laptop: Home) -> None:
     """The summary by which joining another one is decided."""
-    circle = desk.circle()
-    assert circle.belonging.unused
-    assert circle.belonging.others == 0
-    circle = circle.admit(laptop.me.card)
-    assert not circle.belonging.unused
-    assert circle.belonging.others == 1
-    assert circle.belonging.circle == circle.roster.circle
+    membership = desk.membership()
+    assert membership.belonging.unused
+    assert membership.belonging.others == 0
+    membership = membership.admit(laptop.me.card)
+    assert not membership.belonging.unused
+    assert membership.belonging.others == 1
+    assert membership.belonging.group_id == membership.roster.group_id
 
 
 # --------------------------------------------------------------------------------------------------
 # Who may connect to this process: what is on the disk counts, whoever put it there.
 
 
-def told_by(members: Membership) -> Introduction:
+def told_by(members: TrustStore) -> Introduction:
     """What its hello says about its roster, and nothing of its machine."""
     return Introduction(members.introduction().roster)
 
@@ -337,7 +348,7 @@ def test_a_namespace_that_is_kept_here_has_a_roster(desk: Home) -> None:
     members = members_of(desk)
     assert members.roster is not None
     assert [member.name for member in members.roster.members] != []
-    assert members.introduction().roster == digest(desk.circle().roster)
+    assert members.introduction().roster == digest(desk.membership().roster)
 
 
 def test_where_nothing_is_kept_whoever_has_the_secret_belongs(desk: Home) -> None:
@@ -350,18 +361,18 @@ def test_where_nothing_is_kept_whoever_has_the_secret_belongs(desk: Home) -> Non
     namespaces.append(NetworkNamespace.load("lab", home=desk.path))
     stranger = NodeIdentity.ephemeral().id
     for namespace in namespaces:
-        members = Membership(Security(namespace, NodeIdentity.ephemeral()))
+        members = TrustStore(Security(namespace, NodeIdentity.ephemeral()))
         tag = namespace.discovery_tag
         assert members.roster is None
         assert members.introduction().roster == b""
         assert members.judge_hello(stranger, Introduction(b"d" * 32), tag) == Granted()
         assert members.judge_peer(stranger) is None
         assert members.tell(stranger, tag) == Told()
-        assert members.bequeath(stranger, tag) is None
-        with pytest.raises(HandshakeRefused, match="this side has none"):
+        assert members.secret_for(stranger, tag) is None
+        with pytest.raises(HandshakeRefused, match="this machine does not"):
             members.take(stranger, Told())
         members.met(stranger)
-        members.inherit(bytes(32))
+        members.store_secret(bytes(32))
         assert members.security.namespace is namespace
 
 
@@ -371,10 +382,10 @@ def test_where_nothing_is_kept_whoever_has_the_secret_belongs(desk: Home) -> Non
 def test_what_is_damaged_is_told_at_once(desk: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when somebody calls."""
     monkeypatch.setenv("POTLUCK_HOME", str(desk.path))
-    assert Membership.load().roster == desk.circle().roster
+    assert TrustStore.load().roster == desk.membership().roster
     desk.namespace().roster_path.write_bytes(b"damaged")
     with pytest.raises(DamagedFile, match="potluck unpair home"):
-        Membership.load()
+        TrustStore.load()
 
 
 def test_a_machine_that_is_not_on_its_own_roster_is_told_at_once(
@@ -385,18 +396,20 @@ def test_a_machine_that_is_not_on_its_own_roster_is_told_at_once(
     monkeypatch.setenv("POTLUCK_HOME", str(laptop.path))
     (laptop.path / "node_keypair").unlink()
     with pytest.raises(RosterRefused, match=r'not a member of "home".*key was replaced.*Pair it'):
-        Membership.load()
+        TrustStore.load()
 
 
 def test_what_another_process_of_this_machine_changes_is_noticed(desk: Home, laptop: Home) -> None:
     """A command pairs a machine, or changes the secret, while this process runs."""
     members = members_of(desk)
     tag = members.security.namespace.discovery_tag
-    assert isinstance(members.judge_peer(laptop.me.node_id), Refused)
+    assert isinstance(members.judge_peer(laptop.me.node_id), AdmissionRefused)
     pair(desk, laptop)
     assert members.judge_peer(laptop.me.node_id) is None
-    desk.circle().propose(lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret))
-    assert isinstance(members.judge_peer(laptop.me.node_id), Refused)
+    desk.membership().propose(
+        lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret)
+    )
+    assert isinstance(members.judge_peer(laptop.me.node_id), AdmissionRefused)
     assert members.security.namespace == desk.namespace()
     assert not members.security.is_current(tag)
 
@@ -420,15 +433,15 @@ def test_an_earlier_secret_is_answered_with_the_new_one_for_members_alone(
     pair(desk, laptop)
     ours, theirs = members_of(desk), members_of(laptop)
     old = laptop.namespace()
-    desk.circle().propose(lambda roster, secret: roster.rotate(desk.me, secret))
+    desk.membership().propose(lambda roster, secret: roster.rotate(desk.me, secret))
     taken = theirs.take(desk.me.node_id, ours.tell(laptop.me.node_id, old.discovery_tag))
-    assert taken.verdict is Verdict.CURRENT
+    assert taken.outcome is MergeOutcome.CURRENT
     (pending,) = taken.roster.pending
-    laptop.circle().sign(pending.name)
+    laptop.membership().sign(pending.name)
     assert theirs.tell(desk.me.node_id, old.discovery_tag).secret == b"", "it has none to give"
-    assert theirs.bequeath(desk.me.node_id, old.discovery_tag) is None
+    assert theirs.secret_for(desk.me.node_id, old.discovery_tag) is None
     taken = ours.take(laptop.me.node_id, theirs.tell(desk.me.node_id, old.discovery_tag))
-    assert taken.verdict is Verdict.MOVED_ON
+    assert taken.outcome is MergeOutcome.MOVED_ON
     new = desk.namespace()
     assert new != old
     stranger = Home(tmp_path, "stranger").me.node_id
@@ -436,7 +449,7 @@ def test_an_earlier_secret_is_answered_with_the_new_one_for_members_alone(
     assert ours.tell(laptop.me.node_id, new.discovery_tag).secret == b"", "it has it already"
     told = ours.tell(laptop.me.node_id, old.discovery_tag)
     assert told.secret == new.secret
-    assert ours.bequeath(laptop.me.node_id, old.discovery_tag) == Told(secret=new.secret)
+    assert ours.secret_for(laptop.me.node_id, old.discovery_tag) == Told(secret=new.secret)
     theirs.take(desk.me.node_id, Told(told.roster, b"x" * 32))
     assert laptop.namespace() == old, "not the secret that the roster speaks of"
     theirs.take(desk.me.node_id, told)
@@ -460,7 +473,7 @@ def test_the_same_roster_from_several_members_makes_a_newcomer_count(
     assert tablet.me.node_id not in members.roster.counted
     members.met(laptop.me.node_id)
     assert tablet.me.node_id in members.roster.counted
-    assert tablet.me.node_id in nas.circle().roster.counted
+    assert tablet.me.node_id in nas.membership().roster.counted
 
 
 def test_a_namespace_is_in_use_once_another_machine_was_met(desk: Home, laptop: Home) -> None:
@@ -480,8 +493,8 @@ def test_our_own_key_on_another_machine_is_refused(desk: Home) -> None:
     members = members_of(desk)
     mine, tag = members.introduction(), desk.namespace().discovery_tag
     assert members.judge_hello(members.me, mine, tag) == Granted()
-    assert members.judge_hello(members.me, Introduction(b"d" * 32), tag) == Exchange()
+    assert members.judge_hello(members.me, Introduction(b"d" * 32), tag) == RosterExchange()
     clone = Introduction(mine.roster, machine="0" * 32, boot=mine.boot)
     refused = members.judge_hello(members.me, clone, tag)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, AdmissionRefused)
     assert "is used on two machines" in refused.sentence

@@ -19,16 +19,16 @@ from potluck.errors import Disconnected, NoConnection
 from potluck.identity.namespace import UnknownNamespace
 from potluck.net.addresses import Address
 from potluck.trust import pairing, pairing_net
-from potluck.trust.membership_store import CircleChanged
-from potluck.trust.pairing import GUESSES, PAUSES, Notice, PairingFailed, Waiting
+from potluck.trust.membership_store import MembershipChanged
+from potluck.trust.pairing import GUESSES, PAUSES, Notice, PairingFailed, WaitingForGuest
 from potluck.trust.pairing_net import PairingDiscovery
 from potluck.trust.pairing_protocol import (
     PUBLIC_LIMIT,
     VERSION,
-    Hello,
     Offered,
+    PairingHello,
+    PairingRefused,
     Refusal,
-    Refused,
     TryFailed,
     decode,
     encode,
@@ -50,14 +50,14 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(tmp_path_factory.mktemp("laptop"), "laptop")
 
 
-def test_two_machines_end_in_one_circle(desk: Home, laptop: Home) -> None:
+def test_two_machines_end_in_one_group(desk: Home, laptop: Home) -> None:
     """Both learn who the other is; both disks have the secret and the roster, for us alone."""
     with Hosting(desk) as hosting:
-        circle = laptop.join(hosting.where)
+        membership = laptop.join(hosting.where)
         outcome = hosting.outcome.result()
     assert outcome.peer == laptop.me.card
     assert outcome.reason == '"laptop" joined "home".'
-    assert circle.namespace == desk.namespace()
+    assert membership.namespace == desk.namespace()
     for home in (desk, laptop):
         assert home.members() == ["desk", "laptop"]
         assert not home.namespace().is_unused
@@ -102,7 +102,7 @@ def test_a_code_lives_five_minutes(desk: Home) -> None:
     with Hosting(desk) as hosting:
         eventually(lambda: len(hosting.notices) > 1)  # a clock on the screen can run
         first = hosting.notices[0]
-        assert isinstance(first, Waiting)
+        assert isinstance(first, WaitingForGuest)
         assert 290 < first.seconds_left <= 300
         assert first.tries_left == 3
         hosting.clock.push(301)
@@ -116,7 +116,7 @@ def told(sock: object) -> Refusal:
         size = int.from_bytes(file.read(4), "big")
         message = decode(file.read(size), PUBLIC_LIMIT)
         assert file.read() == b""
-    assert isinstance(message, Refused)
+    assert isinstance(message, PairingRefused)
     return message.why
 
 
@@ -164,7 +164,7 @@ def test_an_interrupt_says_good_bye(desk: Home) -> None:
 def test_two_codes_may_be_shown_at_once(
     desk: Home, laptop: Home, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two people, two codes, one circle: nobody is lost."""
+    """Two people, two codes, one group: nobody is lost."""
     nas = Home(tmp_path_factory.mktemp("nas"), "nas")
     with Hosting(desk) as first, Hosting(desk, WRONG) as second:
         joining = Background(lambda: nas.join(second.where, WRONG))
@@ -197,15 +197,15 @@ def test_an_old_secret_is_not_given_away_as_a_new_one(desk: Home, laptop: Home) 
     """The secret was changed on this machine while the code was shown."""
 
     def rotate(offered: Offered) -> bool:
-        circle = desk.circle()
-        circle.propose(lambda roster, secret: roster.rotate(circle.me, secret))
+        membership = desk.membership()
+        membership.propose(lambda roster, secret: roster.rotate(membership.me, secret))
         return guest.decide(offered)
 
-    with contextlib.suppress(CircleChanged), Hosting(desk) as hosting:
+    with contextlib.suppress(MembershipChanged), Hosting(desk) as hosting:
         guest = Guest(laptop)
         with pytest.raises(PairingFailed):
             guest.application(decide=rotate).at([hosting.where])
-        with pytest.raises(CircleChanged, match="changed meanwhile"):
+        with pytest.raises(MembershipChanged, match="changed meanwhile"):
             hosting.outcome.result()
     assert desk.members() == ["desk"]
 
@@ -281,16 +281,16 @@ def test_who_only_relays_learns_nothing(attacks_desk: Home, attacks_laptop: Home
         Hosting(attacks_desk) as hosting,
         in_the_middle(hosting, lambda _, message: message) as relay,
     ):
-        circle = attacks_laptop.join(relay.where)
+        membership = attacks_laptop.join(relay.where)
         hosting.outcome.result()
-    assert circle.namespace == attacks_desk.namespace()
+    assert membership.namespace == attacks_desk.namespace()
     assert len(relay.seen) == MESSAGES
     seen = b"".join(relay.seen)
     for hidden in (
         attacks_desk.namespace().secret,
         *CODE_WORDS,
         b"home",
-        circle.roster.to_bytes()[:40],
+        membership.roster.to_bytes()[:40],
     ):
         assert hidden not in seen
     for public in (b"desk", b"laptop"):  # which is why the line above means something
@@ -344,13 +344,13 @@ def test_a_recorded_pairing_cannot_be_repeated(attacks_desk: Home, attacks_lapto
     with Hosting(attacks_desk) as hosting, in_the_middle(hosting, record) as relay:
         attacks_laptop.join(relay.where)
         hosting.outcome.result()
-    before = attacks_desk.circle().roster
+    before = attacks_desk.membership().roster
     with Hosting(attacks_desk) as hosting, call(hosting.where) as replay:
         for message in (sent[0], sent[2], sent[5]):  # what the guest said
             with contextlib.suppress(ConnectionError):
                 replay.sendall(framed(message))
         eventually(lambda: hosting.failures == ['"laptop" does not know the code.'])
-    assert attacks_desk.circle().roster == before
+    assert attacks_desk.membership().roster == before
 
 
 # --- crowds ---
@@ -372,7 +372,7 @@ def test_two_hundred_silent_callers_do_not_delay_a_guest(
             hosting.outcome.result()
             assert hosting.failures == []
     assert f"{STRANGER}:" in caplog.text
-    assert "made room for others" in caplog.text
+    assert "had to make room" in caplog.text
 
 
 def test_a_crowd_that_keeps_coming_costs_little_memory(attacks_desk: Home) -> None:
@@ -402,9 +402,9 @@ GARBAGE = {
     "not ours": (20).to_bytes(4, "big") + bytes(20),
     "half": (100).to_bytes(4, "big") + b"half",
     "noise": os.urandom(5000),
-    "wrong slot": encode(Hello(VERSION, 8, "a" * 32, "x", bytes(33))),  # type: ignore[arg-type]
-    "wrong version": encode(Hello(99, 7, "a" * 32, "x", bytes(33))),  # type: ignore[arg-type]
-    "no point": encode(Hello(VERSION, 7, "a" * 32, "x", b"A" + b"\xff" * 32)),  # type: ignore[arg-type]
+    "wrong slot": encode(PairingHello(VERSION, 8, "a" * 32, "x", bytes(33))),  # type: ignore[arg-type]
+    "wrong version": encode(PairingHello(99, 7, "a" * 32, "x", bytes(33))),  # type: ignore[arg-type]
+    "no point": encode(PairingHello(VERSION, 7, "a" * 32, "x", b"A" + b"\xff" * 32)),  # type: ignore[arg-type]
 }
 
 
@@ -535,7 +535,7 @@ def test_a_busy_machine_is_knocked_at_again(
     with Hosting(guest_desk) as hosting:
         joining = Background(lambda: first.application(decide=hesitate).at([hosting.where]))
         assert offered.wait(30)
-        with pytest.raises(PairingFailed, match="pairing with somebody else right now"):
+        with pytest.raises(PairingFailed, match="pairing with another one right now"):
             a_guest.application(pause=pauses.append).at([hosting.where])
         answered.set()
         joining.result()
@@ -584,7 +584,7 @@ def test_an_answer_that_is_none_ends_the_exchange(a_guest: Guest, answer: bytes)
 
 def test_a_refusal_is_told_in_our_own_words(a_guest: Guest) -> None:
     """A stranger writes nothing on our terminal."""
-    answer = framed(encode(Refused(Refusal.VERSION)))
+    answer = framed(encode(PairingRefused(Refusal.VERSION)))
     with stranger(answer) as (where, calls):
         with pytest.raises(PairingFailed, match="same version of potluck on both"):
             a_guest.application().at([where])

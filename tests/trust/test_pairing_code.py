@@ -181,3 +181,11 @@ def test_any_text_is_a_code_or_an_explained_error(text: str) -> None:
     with contextlib.suppress(InvalidCode):
         code = parse_code(text)
         assert parse_code(str(code)) == code
+
+
+def test_a_code_may_be_written_with_room_around_it_but_not_without_end() -> None:
+    """A hundred characters are read; of more, nothing."""
+    code = f"7-{WORDS[0]}-{WORDS[1]}"
+    assert str(parse_code(code.rjust(100))) == code
+    with pytest.raises(InvalidCode, match="a number and two words"):
+        parse_code(code.rjust(101))

@@ -22,9 +22,9 @@ from potluck.trust.pairing_protocol import (
     BAD_SHARES,
     CODE_SECONDS,
     DECISION_SECONDS,
+    ENCRYPTED_LIMIT,
     MAX_LINKS,
     PUBLIC_LIMIT,
-    SEALED_LIMIT,
     SENTENCES,
     STEP_SECONDS,
     TRIES,
@@ -32,30 +32,30 @@ from potluck.trust.pairing_protocol import (
     Accept,
     Admitted,
     AlreadyMember,
-    Ask,
+    AskUser,
     Belonging,
     Box,
     Confirm,
     Decline,
     Effect,
-    Ended,
+    EncryptedMessage,
     HangUp,
-    Hello,
     Message,
     Namespace,
-    Offer,
+    NamespaceOffer,
     Offered,
     Paired,
+    PairingEnded,
     PairingGuest,
+    PairingHello,
     PairingHost,
+    PairingRefused,
+    PairingRole,
+    PairingSession,
     Refusal,
-    Refused,
     Replace,
     Reply,
-    Role,
-    Sealed,
     Secret,
-    Session,
     ShareMaker,
     TryFailed,
     decide_adoption,
@@ -118,7 +118,7 @@ def test_it_works_with_real_keys() -> None:
 def test_the_host_has_stored_the_guest_before_the_guest_is_told() -> None:
     """Effects are carried out in order, and the outcome comes before the last message."""
     kinds = [type(effect).__name__ for effect in Table().run().host_effects]
-    assert kinds == ["Send", "Send", "Send", "Paired", "Send", "HangUp"]
+    assert kinds == ["SendBytes", "SendBytes", "SendBytes", "Paired", "SendBytes", "HangUp"]
 
 
 def test_the_guest_may_decline() -> None:
@@ -127,7 +127,7 @@ def test_the_guest_may_decline() -> None:
     assert table.outcome("host") is None
     assert table.outcome("guest") is None
     assert reason_of(table.guest_effects) == 'You chose not to join "home".'
-    assert only(Ended, table.host_effects).reason == '"laptop" chose not to join.'
+    assert only(PairingEnded, table.host_effects).reason == '"laptop" chose not to join.'
 
 
 def test_secrets_stay_out_of_what_may_be_logged() -> None:
@@ -153,7 +153,7 @@ def test_nothing_secret_crosses_the_cable_in_the_clear() -> None:
     [
         ("\x1b[2J", bytes(32), b"", "cannot be shown"),
         ("home", bytes(31), b"", "32 bytes"),
-        ("home", bytes(32), bytes(SEALED_LIMIT), "too large"),
+        ("home", bytes(32), bytes(ENCRYPTED_LIMIT), "too large"),
     ],
 )
 def test_a_namespace_that_cannot_travel_is_refused_at_once(
@@ -168,14 +168,12 @@ def test_a_namespace_that_cannot_travel_is_refused_at_once(
 # Adoption: when joining another namespace needs a question, and when it does not.
 
 PRIVATE = Belonging("private", b"mine", b"secret 0", unused=True)
-HOME = Belonging("home", b"circle", b"secret 1", others=2)
+HOME = Belonging("home", b"group", b"secret 1", others=2)
 
 
 def test_a_private_namespace_that_is_unused_gives_way_silently() -> None:
     """It was made without asking, and goes without asking."""
-    assert decide_adoption(PRIVATE, HOME) == Replace(
-        'The private namespace gives way to "home"; it was unused.'
-    )
+    assert decide_adoption(PRIVATE, HOME) == Replace()
     assert isinstance(decide_adoption(None, HOME), Replace)
 
 
@@ -191,20 +189,22 @@ def test_leaving_company_or_something_made_on_purpose_is_asked(
     current: Belonging, company: str
 ) -> None:
     """The question names both."""
-    assert decide_adoption(current, HOME) == Ask(
+    assert decide_adoption(current, HOME) == AskUser(
         f'This machine is in "private" {company}. Join "home" instead?'
     )
 
 
 def test_a_member_stays_a_member() -> None:
-    """Nothing is replaced when circle and secret are the same."""
+    """Nothing is replaced when group and secret are the same."""
     assert isinstance(decide_adoption(HOME, HOME), AlreadyMember)
 
 
 def test_pairing_again_after_a_rotation_brings_the_new_secret() -> None:
-    """The circle is the same, so nobody is asked."""
+    """The group is the same, so nobody is asked."""
     newer = replace(HOME, commitment=b"secret 2")
-    assert decide_adoption(HOME, newer) == Replace('"home" has a new secret; this machine gets it.')
+    assert decide_adoption(HOME, newer) == Replace(
+        '"home" has a new secret; this machine has it now.'
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_machine_in_the_middle_has_three_guesses_and_neither_side_completes() 
             assert table.outcome("host") is None
             assert table.outcome("guest") is None
         assert only(TryFailed, towards_host.host_effects).tries_left == TRIES - 1 - seed
-        assert "did not accept the code" in only(Ended, towards_guest.guest_effects).reason
+        assert "did not accept the code" in only(PairingEnded, towards_guest.guest_effects).reason
     assert host.is_over
     fourth, _ = in_the_middle(host, guesses[3], 3)
     assert fourth.outcome("host") is None
@@ -256,8 +256,8 @@ def test_a_host_that_skips_the_guests_proof_learns_nothing_it_can_use() -> None:
         impostor.connected(1, 0)
         reply = sent(impostor.receive(1, sent(guest.start(0))[0], 0))[0]
         proof = sent(guest.receive(reply, 0))[0]
-        effects = guest.receive(proof if steal else encode(Sealed(bytes(64))), 0)
-        assert isinstance(effects[-1], Ended)
+        effects = guest.receive(proof if steal else encode(EncryptedMessage(bytes(64))), 0)
+        assert isinstance(effects[-1], PairingEnded)
         assert not effects[-1].retry
 
 
@@ -269,10 +269,10 @@ def test_a_relay_that_changes_an_id_a_name_or_a_share_is_noticed(field: str, vic
 
     def tamper(to: To, message: bytes) -> list[tuple[To, bytes]]:
         decoded = decode(message, 1 << 16)
-        if to == victim and isinstance(decoded, Hello | Reply):
+        if to == victim and isinstance(decoded, PairingHello | Reply):
             share = sent(make_guest(me=EVE, seed=8).start(0))[0]
             donor = decode(share, PUBLIC_LIMIT)
-            assert isinstance(donor, Hello)
+            assert isinstance(donor, PairingHello)
             other = donor.share if to == "host" else b"B" + donor.share[1:]
             changed = {field: values.get(field, other)}
             message = encode(msgspec.structs.replace(decoded, **changed))
@@ -364,7 +364,7 @@ def test_any_share_is_either_a_point_or_refused(point: bytes, side: bytes) -> No
     """Points off the curve or of small order cost us nothing but a moment."""
     host = make_host()
     host.connected(1, 0)
-    effects = host.receive(1, encode(Hello(1, 7, LAPTOP.node_id, "x", side + point)), 0)
+    effects = host.receive(1, encode(PairingHello(1, 7, LAPTOP.node_id, "x", side + point)), 0)
     assert len(effects) == (1 if host.tries_left < TRIES else 2)
 
 
@@ -412,7 +412,7 @@ def test_a_host_cannot_take_anothers_id() -> None:
     liar = Signer(DESKTOP.card, EVE.sign)
     table = Table(host=make_host(me=liar)).run()
     assert table.outcome("host") is None
-    assert only(Ended, table.guest_effects).reason == (
+    assert only(PairingEnded, table.guest_effects).reason == (
         '"desktop" could not prove that its identity is its own.'
     )
 
@@ -422,7 +422,7 @@ def test_a_machine_does_not_pair_with_itself() -> None:
     guest = make_guest(me=DESKTOP)
     guest.start(0)
     reply = encode(Reply(DESKTOP.node_id, "desktop", bytes(33)))
-    assert only(Ended, guest.receive(reply, 0)).reason == (
+    assert only(PairingEnded, guest.receive(reply, 0)).reason == (
         "Both ends of this pairing are the same machine."
     )
 
@@ -437,10 +437,10 @@ def test_a_sealed_message_of_the_wrong_kind_is_refused_by_the_host(
     monkeypatch.setattr(pairing_protocol, "Accept", instead_of(Accept, lambda *_: Admitted(b"")))
     table = Table().run()
     assert table.outcome("host") is None
-    assert "sealed Admitted" in only(TryFailed, table.host_effects).reason
+    assert "sent admitted where an answer" in only(TryFailed, table.host_effects).reason
 
 
-@pytest.mark.parametrize("replaced", ["Offer", "Admitted"])
+@pytest.mark.parametrize("replaced", ["NamespaceOffer", "Admitted"])
 def test_a_sealed_message_of_the_wrong_kind_is_refused_by_the_guest(
     monkeypatch: pytest.MonkeyPatch, replaced: str
 ) -> None:
@@ -452,17 +452,19 @@ def test_a_sealed_message_of_the_wrong_kind_is_refused_by_the_guest(
     )
     table = Table().run()
     assert table.outcome("guest") is None
-    assert "sealed something" in only(Ended, table.guest_effects).reason
+    assert "encrypted a message" in only(PairingEnded, table.guest_effects).reason
 
 
 def test_an_offer_with_a_name_for_the_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even a host that knows the code writes no control characters on our screen."""
     monkeypatch.setattr(
-        pairing_protocol, "Offer", instead_of(Offer, lambda _, *rest: Offer("\x1b[2J", *rest))
+        pairing_protocol,
+        "NamespaceOffer",
+        instead_of(NamespaceOffer, lambda _, *rest: NamespaceOffer("\x1b[2J", *rest)),
     )
     table = Table().run()
     assert table.outcome("guest") is None
-    assert "not an offer" in only(Ended, table.guest_effects).reason
+    assert "not an offer" in only(PairingEnded, table.guest_effects).reason
 
 
 # --------------------------------------------------------------------------------------------------
@@ -477,7 +479,7 @@ def test_a_person_has_time_to_answer_even_beyond_the_codes_life() -> None:
     host, guest = make_host(), make_guest()
     assert host.limit(1) == guest.limit == PUBLIC_LIMIT
     assert until_offer(host, guest, start).namespace == PAIRING_TABLE_HOME
-    assert host.limit(1) == guest.limit == SEALED_LIMIT
+    assert host.limit(1) == guest.limit == ENCRYPTED_LIMIT
     assert host.deadline == start + ANSWER_SECONDS
     assert guest.deadline == start + DECISION_SECONDS
     later = start + 100
@@ -492,7 +494,7 @@ def test_a_question_nobody_answers_ends_on_both_sides() -> None:
     host, guest = make_host(), make_guest()
     until_offer(host, guest)
     effects = guest.accept(DECISION_SECONDS)
-    assert only(Ended, effects).reason == "Nobody answered the question in time."
+    assert only(PairingEnded, effects).reason == "The question was not answered in time."
     told = host.receive(1, sent(effects)[0], DECISION_SECONDS)
     assert only(TryFailed, told).reason == SENTENCES[Refusal.TOO_SLOW]
     with pytest.raises(UnsupportedOperation, match="no offer"):
@@ -504,7 +506,7 @@ def test_a_no_that_comes_too_late_changes_nothing() -> None:
     host, guest = make_host(), make_guest()
     until_offer(host, guest)
     late = guest.decline(DECISION_SECONDS)
-    assert only(Ended, late).reason == "Nobody answered the question in time."
+    assert only(PairingEnded, late).reason == "The question was not answered in time."
 
 
 def test_a_guest_gives_up_on_a_silent_host() -> None:
@@ -513,7 +515,7 @@ def test_a_guest_gives_up_on_a_silent_host() -> None:
     assert guest.deadline is None
     guest.start(0)
     assert guest.deadline == STEP_SECONDS
-    assert only(Ended, guest.closed(STEP_SECONDS)).reason == (
+    assert only(PairingEnded, guest.closed(STEP_SECONDS)).reason == (
         "The other machine took too long to send a reply."
     )
     assert guest.deadline is None
@@ -525,13 +527,13 @@ def test_a_guest_retries_by_itself_only_while_nothing_was_given_away() -> None:
     early, late = make_guest(), make_guest()
     early.start(0)
     assert early.closed(0) == [
-        Ended("The other machine hung up where a reply was due.", retry=True)
+        PairingEnded("The other machine hung up where a reply was due.", retry=True)
     ]
     host = make_host()
     host.connected(1, 0)
     late.receive(sent(host.receive(1, sent(late.start(0))[0], 0))[0], 0)
     assert late.closed(0) == [
-        Ended("The other machine hung up where a proof of the code was due.", retry=False)
+        PairingEnded("The other machine hung up where a proof of the code was due.", retry=False)
     ]
 
 
@@ -540,7 +542,7 @@ def test_a_guest_retries_by_itself_only_while_nothing_was_given_away() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "due", "legal"),
-    [(0, "a reply", "Reply"), (1, "a proof of the code", "Confirm"), (2, "an offer", "Sealed")],
+    [(0, "a reply", "reply"), (1, "a proof of the code", "confirm"), (2, "an offer", "sealed")],
 )
 def test_the_guest_refuses_every_message_that_is_not_due(steps: int, due: str, legal: str) -> None:
     """The same on the other side."""
@@ -552,7 +554,7 @@ def test_the_guest_refuses_every_message_that_is_not_due(steps: int, due: str, l
             words = guest.receive(sent(host.receive(1, sent(words)[0], 0))[0], 0) or words
         effects = guest.receive(encode(message), 0)
         if kind != legal:
-            assert f"sent {kind} where {due}" in only(Ended, effects).reason
+            assert f"sent {kind} where {due}" in only(PairingEnded, effects).reason
         assert not any(isinstance(effect, Paired | Offered) for effect in effects)
 
 
@@ -561,7 +563,7 @@ def test_a_message_before_our_answer_ends_the_exchange() -> None:
     host, guest = make_host(), make_guest()
     until_offer(host, guest)
     effects = guest.receive(encode(Confirm(bytes(32))), 0)
-    assert "nothing before our answer" in only(Ended, effects).reason
+    assert "nothing before our answer" in only(PairingEnded, effects).reason
 
 
 def test_a_guest_is_started_once() -> None:
@@ -583,14 +585,14 @@ WRONG = "7-guitar-garden"
 def hello(slot: int = 7, version: int = VERSION, me: Signer = LAPTOP) -> bytes:
     """A hello with a valid share."""
     share = decode(sent(make_guest().start(0))[0], PUBLIC_LIMIT)
-    assert isinstance(share, Hello)
-    return encode(Hello(version, slot, me.node_id, me.card.name, share.share))
+    assert isinstance(share, PairingHello)
+    return encode(PairingHello(version, slot, me.node_id, me.card.name, share.share))
 
 
 def refusal(effects: list[Effect]) -> Refusal:
     """The word that goes to the other side."""
     message = decode(sent(effects)[-1], PUBLIC_LIMIT)
-    assert isinstance(message, Refused)
+    assert isinstance(message, PairingRefused)
     return message.why
 
 
@@ -602,7 +604,7 @@ def test_a_wrong_code_costs_a_try_and_says_so_on_both_sides() -> None:
     table = Table(guest=make_guest(WRONG)).run()
     failed = only(TryFailed, table.host_effects)
     assert failed == TryFailed('"laptop" does not know the code.', 2)
-    assert only(Ended, table.guest_effects) == Ended(SENTENCES[Refusal.WRONG_CODE])
+    assert only(PairingEnded, table.guest_effects) == PairingEnded(SENTENCES[Refusal.WRONG_CODE])
     assert Table(table.host, make_guest(seed=3)).run().outcome("guest") is not None
 
 
@@ -610,7 +612,7 @@ def test_the_third_wrong_try_ends_the_code_and_a_fourth_is_refused() -> None:
     """Even the right code comes too late then."""
     host = make_host()
     tables = [Table(host, make_guest(WRONG, seed=n), link=n).run() for n in range(TRIES)]
-    assert only(Ended, tables[-1].host_effects).reason == "All 3 tries are used."
+    assert only(PairingEnded, tables[-1].host_effects).reason == "All 3 tries are used."
     assert host.is_over
     late = Table(host, make_guest(seed=9), link=9).run()
     assert late.outcome("guest") is None
@@ -631,7 +633,7 @@ def test_a_share_that_is_no_share_costs_no_try() -> None:
     host = make_host()
     for link, share in enumerate([b"A" + bytes(32), b"B" + bytes(32), b"A" + b"\x02" + bytes(31)]):
         host.connected(link, 0)
-        bad = encode(Hello(VERSION, 7, LAPTOP.node_id, "laptop", share))
+        bad = encode(PairingHello(VERSION, 7, LAPTOP.node_id, "laptop", share))
         assert refusal(host.receive(link, bad, 0)) is Refusal.MALFORMED
     assert host.tries_left == TRIES
 
@@ -639,7 +641,7 @@ def test_a_share_that_is_no_share_costs_no_try() -> None:
 def test_shares_that_are_none_are_computed_with_a_bounded_number_of_times() -> None:
     """Each takes milliseconds: after many of them callers are refused before that."""
     host = make_host()
-    bad = encode(Hello(VERSION, 7, LAPTOP.node_id, "laptop", b"A" + b"\x02" + bytes(31)))
+    bad = encode(PairingHello(VERSION, 7, LAPTOP.node_id, "laptop", b"A" + b"\x02" + bytes(31)))
     for link in range(BAD_SHARES):
         host.connected(link, 0)
         assert refusal(host.receive(link, bad, 0)) is Refusal.MALFORMED
@@ -654,7 +656,7 @@ def test_shares_that_are_none_are_computed_with_a_bounded_number_of_times() -> N
         (hello(slot=8), Refusal.WRONG_SLOT, "number 8"),
         (hello(version=2), Refusal.VERSION, "version 2"),
         (hello(me=DESKTOP), Refusal.SAME_MACHINE, "itself"),
-        (b"GET / HTTP/1.1\r\n\r\n", Refusal.MALFORMED, "does not speak"),
+        (b"GET / HTTP/1.1\r\n\r\n", Refusal.MALFORMED, "does not use our"),
         (bytes(PUBLIC_LIMIT + 1), Refusal.MALFORMED, "at most 4096"),
     ],
 )
@@ -677,7 +679,9 @@ def test_a_second_guest_waits_for_the_first() -> None:
     host.connected(1, 0)
     host.receive(1, hello(), 0)
     second = Table(host, make_guest(seed=5), link=2).run()
-    assert only(Ended, second.guest_effects) == Ended(SENTENCES[Refusal.BUSY], retry=True)
+    assert only(PairingEnded, second.guest_effects) == PairingEnded(
+        SENTENCES[Refusal.BUSY], retry=True
+    )
     assert host.tries_left == TRIES - 1
 
 
@@ -690,7 +694,7 @@ def test_connections_are_bounded_and_end_with_the_code() -> None:
     effects = host.cancel()
     assert [effect.link for effect in effects if isinstance(effect, HangUp)] == [*range(MAX_LINKS)]
     assert refusal(effects) is Refusal.CODE_DEAD
-    assert only(Ended, effects).reason == "Pairing was stopped."
+    assert only(PairingEnded, effects).reason == "Pairing was stopped."
     assert host.cancel() == []
 
 
@@ -711,7 +715,7 @@ def test_the_code_lives_five_minutes() -> None:
     host = make_host(now=100)
     assert host.deadline == 100 + CODE_SECONDS
     assert host.tick(100 + CODE_SECONDS - 1) == []
-    assert host.tick(100 + CODE_SECONDS) == [Ended("The code was valid for 5 minutes.")]
+    assert host.tick(100 + CODE_SECONDS) == [PairingEnded("The code was valid for 5 minutes.")]
     assert host.deadline is None
     assert refusal(host.connected(1, 500)) is Refusal.CODE_DEAD
 
@@ -721,7 +725,7 @@ def test_an_expired_code_is_dead_even_if_nobody_ticked() -> None:
     host = make_host()
     host.connected(1, CODE_SECONDS - 1)
     effects = host.receive(1, hello(), CODE_SECONDS)
-    assert isinstance(effects[-1], Ended)
+    assert isinstance(effects[-1], PairingEnded)
     assert host.tries_left == TRIES
 
 
@@ -731,7 +735,7 @@ def test_a_silent_stranger_is_dropped_after_five_seconds() -> None:
     host.connected(1, 0)
     assert host.deadline == STEP_SECONDS
     effects = host.tick(STEP_SECONDS)
-    assert effects[-1] == HangUp("Somebody took too long to send a hello.", 1)
+    assert effects[-1] == HangUp("A caller took too long to send a hello.", 1)
     assert host.tries_left == TRIES
 
 
@@ -745,7 +749,7 @@ def test_a_stalled_last_try_ends_the_code_once() -> None:
     host.receive(7, hello(), 0)
     effects = host.tick(STEP_SECONDS)
     assert only(TryFailed, effects).reason == '"laptop" took too long to send a proof of the code.'
-    assert only(Ended, effects).reason == "All 3 tries are used."
+    assert only(PairingEnded, effects).reason == "All 3 tries are used."
 
 
 # --- the table ---
@@ -753,7 +757,7 @@ def test_a_stalled_last_try_ends_the_code_once() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "due", "legal"),
-    [(0, "a hello", "Hello"), (1, "a proof of the code", "Confirm"), (2, "an answer", "Sealed")],
+    [(0, "a hello", "hello"), (1, "a proof of the code", "confirm"), (2, "an answer", "sealed")],
 )
 def test_the_host_refuses_every_message_that_is_not_due(steps: int, due: str, legal: str) -> None:
     """An illegal message ends the exchange with a sentence that names both."""
@@ -781,10 +785,10 @@ def sessions(
     *,
     seen_by_host: bytes = b"hello",
     seed: int = 1,
-) -> tuple[Session, Session]:
+) -> tuple[PairingSession, PairingSession]:
     """Guest and host after exchanging shares."""
-    guest = ShareMaker(Role.GUEST, parse_code(guest_code), entropy(seed))
-    host = ShareMaker(Role.HOST, parse_code(host_code), entropy(seed + 1))
+    guest = ShareMaker(PairingRole.GUEST, parse_code(guest_code), entropy(seed))
+    host = ShareMaker(PairingRole.HOST, parse_code(host_code), entropy(seed + 1))
     return (
         guest.finish(host.share, b"hello", b"reply"),
         host.finish(guest.share, seen_by_host, b"reply"),
@@ -794,10 +798,10 @@ def sessions(
 def test_both_sides_can_check_each_other() -> None:
     """Each proof holds for the other side, and not for the one that made it."""
     guest, host = sessions()
-    assert host.is_proof_of_other(guest.proof(Role.GUEST))
-    assert guest.is_proof_of_other(host.proof(Role.HOST))
-    assert not guest.is_proof_of_other(guest.proof(Role.GUEST))
-    assert guest.identity_statement(Role.HOST) == host.identity_statement(Role.HOST)
+    assert host.is_proof_of_other(guest.proof(PairingRole.GUEST))
+    assert guest.is_proof_of_other(host.proof(PairingRole.HOST))
+    assert not guest.is_proof_of_other(guest.proof(PairingRole.GUEST))
+    assert guest.identity_statement(PairingRole.HOST) == host.identity_statement(PairingRole.HOST)
 
 
 @pytest.mark.parametrize(
@@ -811,18 +815,18 @@ def test_both_sides_can_check_each_other() -> None:
 def test_another_code_slot_or_transcript_gives_other_keys(changed: dict[str, str]) -> None:
     """Nothing one side makes is accepted by the other."""
     guest, host = sessions(**changed)  # type: ignore[arg-type]
-    assert not host.is_proof_of_other(guest.proof(Role.GUEST))
-    assert guest.identity_statement(Role.GUEST) != host.identity_statement(Role.GUEST)
+    assert not host.is_proof_of_other(guest.proof(PairingRole.GUEST))
+    assert guest.identity_statement(PairingRole.GUEST) != host.identity_statement(PairingRole.GUEST)
     with pytest.raises(MalformedFrame):
-        guest.inbox().open(host.outbox().seal(b"x"))
+        guest.inbox().decrypt(host.outbox().encrypt(b"x"))
 
 
 def test_bytes_cannot_move_between_the_parts_of_a_transcript() -> None:
     """Each part is preceded by its length."""
     code = parse_code("7-guitar-harbor")
-    other = ShareMaker(Role.HOST, code, entropy(1)).share
+    other = ShareMaker(PairingRole.HOST, code, entropy(1)).share
     made = [
-        ShareMaker(Role.GUEST, code, entropy(2)).finish(other, *parts).transcript
+        ShareMaker(PairingRole.GUEST, code, entropy(2)).finish(other, *parts).transcript
         for parts in ((b"ab", b"c"), (b"a", b"bc"))
     ]
     assert made[0] != made[1]
@@ -834,12 +838,12 @@ def test_every_key_is_for_one_purpose_and_every_session_is_fresh() -> None:
         value
         for guest, host in (sessions(seed=1), sessions(seed=5))
         for value in (
-            guest.proof(Role.GUEST),
-            guest.proof(Role.HOST),
-            guest.identity_statement(Role.GUEST),
-            guest.identity_statement(Role.HOST),
-            guest.outbox().seal(b"same"),
-            host.outbox().seal(b"same"),
+            guest.proof(PairingRole.GUEST),
+            guest.proof(PairingRole.HOST),
+            guest.identity_statement(PairingRole.GUEST),
+            guest.identity_statement(PairingRole.HOST),
+            guest.outbox().encrypt(b"same"),
+            host.outbox().encrypt(b"same"),
         )
     ]
     assert len(set(made)) == len(made)
@@ -849,51 +853,51 @@ def test_sealed_messages_open_once_in_order_and_on_the_other_side() -> None:
     """Repeated, skipped, swapped or reflected ones do not."""
     guest, host = sessions()
     outbox = guest.outbox()
-    one, two = outbox.seal(b"same"), outbox.seal(b"same")
+    one, two = outbox.encrypt(b"same"), outbox.encrypt(b"same")
     assert one != two, "each has a nonce of its own"
     inbox = host.inbox()
-    assert [inbox.open(one), inbox.open(two)] == [b"same", b"same"]
+    assert [inbox.decrypt(one), inbox.decrypt(two)] == [b"same", b"same"]
     for wrong in ([one, one], [two], [two, one]):
         fresh = host.inbox()
         with pytest.raises(MalformedFrame, match="damaged or out of order"):
             _open_all(fresh, wrong)
     with pytest.raises(MalformedFrame):
-        guest.inbox().open(one)
+        guest.inbox().decrypt(one)
 
 
 def _open_all(box: Box, sealed: list[bytes]) -> None:
     for message in sealed:
-        box.open(message)
+        box.decrypt(message)
 
 
 def test_a_broken_sequence_is_not_resumed() -> None:
     """After a failure the number has moved on, so the right message comes too late."""
     guest, host = sessions()
-    sealed, inbox = guest.outbox().seal(b"x"), host.inbox()
+    sealed, inbox = guest.outbox().encrypt(b"x"), host.inbox()
     for damaged in (b"", b"short", sealed[:-1], sealed + b"x", sealed):
         with pytest.raises(MalformedFrame):
-            inbox.open(damaged)
+            inbox.decrypt(damaged)
 
 
 def test_a_share_of_the_own_side_is_refused() -> None:
     """Guest and host speak differently, so what is reflected fails at once."""
     code = parse_code("7-guitar-harbor")
-    for role in Role:
+    for role in PairingRole:
         mine = ShareMaker(role, code, entropy(1))
-        with pytest.raises(MalformedFrame, match="not a valid one"):
+        with pytest.raises(MalformedFrame, match="key is not valid"):
             mine.finish(mine.share, b"", b"")
 
 
 def test_no_key_shows_in_a_text() -> None:
     """A session may be logged."""
     guest, _ = sessions()
-    assert repr(guest) == "Session(role=<Role.GUEST: 'guest'>)"
+    assert repr(guest) == "PairingSession(role=<PairingRole.GUEST: 'guest'>)"
 
 
 def test_a_code_alone_does_not_repeat_a_session() -> None:
     """Shares differ with the entropy, so every exchange has other keys."""
     code = parse_code("7-guitar-harbor")
-    shares = [ShareMaker(Role.GUEST, code, entropy(seed)).share for seed in range(3)]
+    shares = [ShareMaker(PairingRole.GUEST, code, entropy(seed)).share for seed in range(3)]
     assert all(one != other for one, other in itertools.combinations(shares, 2))
 
 
@@ -902,14 +906,14 @@ def test_a_code_alone_does_not_repeat_a_session() -> None:
 
 ID = NodeId("a" * 32)
 PUBLIC: list[Message] = [
-    Hello(1, 7, ID, "laptop", bytes(33)),
+    PairingHello(1, 7, ID, "laptop", bytes(33)),
     Reply(ID, "desktop", bytes(33)),
     Confirm(bytes(32)),
-    Sealed(b"box"),
-    Refused(Refusal.BUSY),
+    EncryptedMessage(b"box"),
+    PairingRefused(Refusal.BUSY),
 ]
 SECRET: list[Secret] = [
-    Offer("home", bytes(32), b"roster", bytes(32), bytes(64)),
+    NamespaceOffer("home", bytes(32), b"roster", bytes(32), bytes(64)),
     Accept(ID, bytes(32), bytes(64)),
     Decline(),
     Admitted(b"roster"),
@@ -936,17 +940,17 @@ def test_sealed_messages_survive_the_trip(message: Secret) -> None:
 @pytest.mark.parametrize("message", SECRET, ids=kind)
 def test_what_belongs_under_a_seal_is_refused_outside(message: Secret) -> None:
     """And the other way round."""
-    with pytest.raises(MalformedFrame, match="does not speak"):
+    with pytest.raises(MalformedFrame, match="does not use our"):
         decode(encode(message), PUBLIC_LIMIT)
-    with pytest.raises(MalformedFrame, match="does not speak"):
+    with pytest.raises(MalformedFrame, match="does not use our"):
         decode_secret(encode(Confirm(bytes(32))))
 
 
 def test_the_size_is_checked_before_anything_is_decoded() -> None:
     """A message one byte too long is not looked at."""
-    box = encode(Sealed(bytes(SEALED_LIMIT)))
+    box = encode(EncryptedMessage(bytes(ENCRYPTED_LIMIT)))
     with pytest.raises(MalformedFrame, match="at most 65536"):
-        decode(box, SEALED_LIMIT)
+        decode(box, ENCRYPTED_LIMIT)
     with pytest.raises(MalformedFrame, match="at most 4096"):
         decode(bytes(PUBLIC_LIMIT + 1), PUBLIC_LIMIT)
 
@@ -954,11 +958,11 @@ def test_the_size_is_checked_before_anything_is_decoded() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(1, -1, ID, "laptop", bytes(33)),
-        Hello(1, 7, NodeId("A" * 32), "laptop", bytes(33)),
-        Hello(1, 7, ID, "laptop", bytes(32)),
-        Hello(1, 7, ID, "x" * 65, bytes(33)),
-        Hello(1, 7, ID, "", bytes(33)),
+        PairingHello(1, -1, ID, "laptop", bytes(33)),
+        PairingHello(1, 7, NodeId("A" * 32), "laptop", bytes(33)),
+        PairingHello(1, 7, ID, "laptop", bytes(32)),
+        PairingHello(1, 7, ID, "x" * 65, bytes(33)),
+        PairingHello(1, 7, ID, "", bytes(33)),
         Reply(ID, "\x1b[31mred", bytes(33)),
         Reply(ID, " spaced ", bytes(33)),
         Confirm(bytes(31)),
@@ -974,13 +978,13 @@ def test_fields_out_of_bounds_are_refused(message: Message) -> None:
 def test_unknown_fields_and_words_are_refused() -> None:
     """There is one way to say each thing."""
     for extra in ({"kind": "confirm", "proof": bytes(32), "x": 1}, {"kind": "refused", "why": "x"}):
-        with pytest.raises(MalformedFrame, match="does not speak"):
+        with pytest.raises(MalformedFrame, match="does not use our"):
             decode(msgspec.msgpack.encode(extra), PUBLIC_LIMIT)
 
 
 def test_an_offer_does_not_show_its_secret() -> None:
     """Its text is fit for a log."""
-    assert repr(SECRET[0]) == "Offer(namespace='home')"
+    assert repr(SECRET[0]) == "NamespaceOffer(namespace='home')"
 
 
 @given(st.binary(max_size=300))

@@ -19,10 +19,10 @@ from potluck.trust.roster_records import (
     NAME_LIMIT,
     Admission,
     Card,
-    History,
     Record,
     RecordFile,
     Records,
+    RosterHistory,
     RosterRefused,
     Rotation,
     Signer,
@@ -31,8 +31,8 @@ from potluck.trust.roster_records import (
     record_id,
     statement,
 )
-from support.circle import Circle, commitment
 from support.machines import TOY_VERIFIER, machine
+from support.toy_group import ToyGroup, commitment
 
 
 @pytest.mark.parametrize(
@@ -83,24 +83,24 @@ def test_a_signer_shows_no_key() -> None:
 
 @functools.cache
 def world() -> Records:
-    """A circle with some history: admissions, a finished rotation, a pending one."""
-    circle = Circle("anna", "ben", "cleo", "dora")
-    circle.pair("ben", "emil")
-    circle.gossip()
-    name = circle.revoke("anna", "dora")
+    """A group with some history: admissions, a finished rotation, a pending one."""
+    group = ToyGroup("anna", "ben", "cleo", "dora")
+    group.pair("ben", "emil")
+    group.gossip()
+    name = group.revoke("anna", "dora")
     for voter in ("ben", "cleo"):
-        circle.meet("anna", voter)
-        circle.sign(voter, name)
-        circle.meet("anna", voter)
-    circle.pair("cleo", "fay")
-    circle.meet("anna", "cleo")
-    circle.rotate("anna")
-    return circle.rosters["anna"].history.records
+        group.meet("anna", voter)
+        group.sign(voter, name)
+        group.meet("anna", voter)
+    group.pair("cleo", "fay")
+    group.meet("anna", "cleo")
+    group.rotate("anna")
+    return group.rosters["anna"].history.records
 
 
 @st.composite
 def parts(draw: st.DrawFn) -> Records:
-    """Some of the records of that circle, some of them with another valid signature."""
+    """Some of the records of that group, some of them with another valid signature."""
     whole = world()
     admissions = draw(st.sets(st.sampled_from(sorted(whole.admissions))))
     rotations = draw(st.sets(st.sampled_from(sorted(whole.rotations))))
@@ -150,13 +150,13 @@ def test_equal_records_are_equal_bytes_and_mean_the_same(order: list[int]) -> No
     assert len(pieces) == 6
     merged = functools.reduce(Records.union, [pieces[place] for place in order])
     assert msgspec.msgpack.encode(merged.to_file()) == msgspec.msgpack.encode(whole.to_file())
-    assert History(merged).generations == History(whole).generations
+    assert RosterHistory(merged).generations == RosterHistory(whole).generations
 
 
-def test_two_circles_are_not_merged() -> None:
+def test_two_groups_are_not_merged() -> None:
     """They have nothing in common."""
-    other = Circle("ben").rosters["ben"].history.records
-    with pytest.raises(RosterRefused, match="two different circles"):
+    other = ToyGroup("ben").rosters["ben"].history.records
+    with pytest.raises(RosterRefused, match="two different groups"):
         world().union(other)
 
 
@@ -169,9 +169,9 @@ Change = Callable[[RecordFile], RecordFile]
 
 def small() -> RecordFile:
     """Anna has brought in ben and proposed a rotation."""
-    circle = Circle("anna", "ben")
-    circle.rotate("anna")
-    return circle.rosters["anna"].history.records.to_file()
+    group = ToyGroup("anna", "ben")
+    group.rotate("anna")
+    return group.rosters["anna"].history.records.to_file()
 
 
 def admission(signer: Signer = ANNA, **changes: Any) -> Change:
@@ -210,10 +210,10 @@ BOTH = tuple(sorted([ANNA.node_id, BEN.node_id]))
     ("change", "words"),
     [
         (founding, "not signed by the founder"),
-        (admission(circle=bytes(32)), "admission is of another circle"),
+        (admission(group_id=bytes(32)), "admission is of another group"),
         (admission(parent=bytes(32)), "admission is of an unknown generation"),
-        (admission(sponsor=EVE.node_id), "brought in by nobody"),
-        (admission(sponsor=BEN.node_id, signer=BEN), "brought in by nobody"),
+        (admission(sponsor=EVE.node_id), "not added by a member"),
+        (admission(sponsor=BEN.node_id, signer=BEN), "not added by a member"),
         (admission(signer=EVE), "not signed by its sponsor"),
         (
             admission(card=Card(BEN.node_id, EVE.card.public_key, "ben")),
@@ -221,15 +221,15 @@ BOTH = tuple(sorted([ANNA.node_id, BEN.node_id]))
         ),
         (
             admission(card=Card(BEN.node_id, BEN.card.public_key, "\x1b[2J")),
-            "name cannot be shown",
+            "unprintable characters",
         ),
-        (rotation(circle=bytes(32)), "rotation is of another circle"),
+        (rotation(group_id=bytes(32)), "rotation is of another group"),
         (rotation(parent=bytes(32)), "rotation is of an unknown generation"),
         (rotation(electorate=BOTH[::-1]), "not in order"),
-        (rotation(electorate=(BEN.node_id,)), "who may not vote"),
-        (rotation(electorate=(ANNA.node_id,), keeps=(BEN.node_id,)), "who may not vote"),
+        (rotation(electorate=(BEN.node_id,)), "that may not vote"),
+        (rotation(electorate=(ANNA.node_id,), keeps=(BEN.node_id,)), "that may not vote"),
         (rotation(revokes=BEN.node_id), "lets the revoked machine vote"),
-        (rotation(electorate=(*sorted([ANNA.node_id, EVE.node_id]),)), "nobody brought in"),
+        (rotation(electorate=(*sorted([ANNA.node_id, EVE.node_id]),)), "was never added"),
         (rotation(voter=BEN.node_id, signer=BEN), "not signed by its proposer"),
         (rotation(signer=EVE), "not signed by its voter"),
         (
@@ -242,7 +242,7 @@ BOTH = tuple(sorted([ANNA.node_id, BEN.node_id]))
                     ),
                 ),
             ),
-            "somebody voted who may not",
+            "a machine voted that may not",
         ),
     ],
 )
@@ -271,14 +271,14 @@ def test_a_rotation_without_votes_is_not_kept() -> None:
 )
 def test_a_chain_that_does_not_hold_is_refused(chain: object, words: str) -> None:
     """Each accepted rotation follows the one before, with the votes it needs."""
-    circle = Circle("anna", "ben")
-    done = circle.rotate("anna")
-    circle.meet("anna", "ben")
-    circle.sign("ben", done)
-    circle.meet("anna", "ben")
-    pending = circle.rotate("anna")
+    group = ToyGroup("anna", "ben")
+    done = group.rotate("anna")
+    group.meet("anna", "ben")
+    group.sign("ben", done)
+    group.meet("anna", "ben")
+    pending = group.rotate("anna")
     names = {"twice": (done, done), "pending": (done, pending)}
-    roster = circle.rosters["anna"]
+    roster = group.rosters["anna"]
     claimed = names[chain] if isinstance(chain, str) else chain
     file = msgspec.msgpack.decode(roster.to_bytes())
     file[2] = list(claimed)  # type: ignore[call-overload]
@@ -289,14 +289,14 @@ def test_a_chain_that_does_not_hold_is_refused(chain: object, words: str) -> Non
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_roster_or_a_malformed_frame(data: bytes) -> None:
     """No other error escapes."""
-    with pytest.raises(MalformedFrame, match="not a roster"):
+    with pytest.raises(MalformedFrame, match="not a member list"):
         Roster.from_bytes(data, TOY_VERIFIER)
 
 
 @given(st.data())
 def test_no_altered_roster_is_taken_for_the_original(data: st.DataObject) -> None:
     """A changed byte is noticed, or lies in what a machine only remembers for itself."""
-    roster = Circle("anna", "ben", "cleo").rosters["anna"]
+    roster = ToyGroup("anna", "ben", "cleo").rosters["anna"]
     whole = roster.to_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
     change = data.draw(st.integers(1, 255))
@@ -316,26 +316,26 @@ def test_a_roster_that_is_too_large_is_not_decoded() -> None:
 
 def test_admissions_by_strangers_are_kept_but_mean_nothing() -> None:
     """They may follow once their sponsor is known to be a member; until then nobody is in."""
-    circle = Circle("anna", "ben")
-    circle.revoke("anna", "ben")
-    roster = circle.rosters["anna"]
-    late = Admission(roster.circle, roster.generation.name, EVE.card, BEN.node_id)
+    group = ToyGroup("anna", "ben")
+    group.revoke("anna", "ben")
+    roster = group.rosters["anna"]
+    late = Admission(roster.group_id, roster.generation.name, EVE.card, BEN.node_id)
     records = roster.history.records.with_admission(late, BEN.sign(statement(late)))
-    assert not History(records, roster.history.chain).is_member(EVE.node_id)
+    assert not RosterHistory(records, roster.history.chain).is_member(EVE.node_id)
 
 
 def test_every_name_is_checked_also_where_a_machine_has_two() -> None:
     """Records are sorted by hashes: one that was tried long enough comes before the honest one."""
-    roster = Circle("anna", "ben").rosters["anna"]
+    roster = ToyGroup("anna", "ben").rosters["anna"]
     (honest,) = roster.history.records.admissions
     tried = (
-        Admission(roster.circle, roster.circle, card, ANNA.node_id)
+        Admission(roster.group_id, roster.group_id, card, ANNA.node_id)
         for number in itertools.count()
         for card in [Card(BEN.node_id, BEN.card.public_key, f"ben\x1b[{number}J")]
     )
     sly = next(admission for admission in tried if record_id(admission) < honest)
     records = roster.history.records.with_admission(sly, ANNA.sign(statement(sly)))
-    with pytest.raises(MalformedFrame, match="name cannot be shown"):
+    with pytest.raises(MalformedFrame, match="unprintable characters"):
         Records.from_file(records.to_file(), TOY_VERIFIER)
 
 
@@ -348,22 +348,24 @@ def test_every_kind_of_record_has_its_own_statement() -> None:
 
 
 def test_the_names_in_a_history_come_from_the_records() -> None:
-    """Somebody nobody brought in is called by its id."""
-    history = History(world())
+    """Somebody was never added is called by its id."""
+    history = RosterHistory(world())
     assert history.name_of(ANNA.node_id) == "anna"
     assert history.name_of(EVE.node_id) == EVE.node_id
 
 
 def test_a_rotation_that_belongs_nowhere_has_no_heirs() -> None:
     """Its voters' list names somebody who is a member only later, so it can never be accepted."""
-    circle = Circle("anna", "ben")
-    roster = circle.rosters["anna"]
+    group = ToyGroup("anna", "ben")
+    roster = group.rosters["anna"]
     ids = tuple(sorted([ANNA.node_id, BEN.node_id]))
     odd = Rotation(
-        roster.circle, roster.circle, ANNA.node_id, 0, ids, EVE.node_id, (), commitment(1)
+        roster.group_id, roster.group_id, ANNA.node_id, 0, ids, EVE.node_id, (), commitment(1)
     )
     records = roster.history.records.with_vote(odd, ANNA.node_id, ANNA.sign(statement(odd)))
-    assert Roster(History(records), roster.counted).heirs(record_id(odd)) == frozenset()
+    assert (
+        Roster(RosterHistory(records), roster.counted).members_after(record_id(odd)) == frozenset()
+    )
 
 
 def test_records_know_their_cards() -> None:
@@ -388,19 +390,19 @@ def vote(records: Records, name: bytes, voter: Signer) -> Records:
     return records.with_vote(rotation, voter.node_id, voter.sign(statement(rotation)))
 
 
-def accepted(history: History, counted: frozenset[NodeId], me: NodeId) -> tuple[bytes, ...]:
+def accepted(history: RosterHistory, counted: frozenset[NodeId], me: NodeId) -> tuple[bytes, ...]:
     """The rotations that are accepted."""
     return advance(history, counted, me)[0].chain
 
 
-def both(circle: Circle, one: str, other: str) -> tuple[bytes, bytes, History]:
+def both(group: ToyGroup, one: str, other: str) -> tuple[bytes, bytes, RosterHistory]:
     """Two rotations of one generation, and a third machine that signed them both."""
-    names = [name for name in circle.rosters if name not in {one, other}]
-    first, second = circle.rotate(one), circle.rotate(other)
-    records = circle.rosters[one].history.records.union(circle.rosters[other].history.records)
+    names = [name for name in group.rosters if name not in {one, other}]
+    first, second = group.rotate(one), group.rotate(other)
+    records = group.rosters[one].history.records.union(group.rosters[other].history.records)
     for name in (first, second):
-        records = vote(records, name, circle.signers[names[0]])
-    return first, second, History(records)
+        records = vote(records, name, group.signers[names[0]])
+    return first, second, RosterHistory(records)
 
 
 # --- accepting ---
@@ -408,72 +410,72 @@ def both(circle: Circle, one: str, other: str) -> tuple[bytes, bytes, History]:
 
 def test_of_two_rotations_the_founders_comes_first() -> None:
     """Machines that learn of both at once choose alike."""
-    circle = Circle("anna", "ben", "cleo")
-    first, _, history = both(circle, "anna", "ben")
-    everybody = circle.rosters["cleo"].counted
-    assert accepted(history, everybody, circle.id("cleo")) == (first,)
+    group = ToyGroup("anna", "ben", "cleo")
+    first, _, history = both(group, "anna", "ben")
+    everybody = group.rosters["cleo"].counted
+    assert accepted(history, everybody, group.id("cleo")) == (first,)
 
 
 def test_then_the_one_of_the_member_that_came_first() -> None:
     """Earlier generations go before later ones."""
-    circle = Circle("anna", "ben")
-    name = circle.rotate("anna")
-    circle.gossip()
-    circle.sign("ben", name)
-    circle.gossip()
-    circle.pair("anna", "cleo")
-    circle.gossip()
-    first, _, history = both(circle, "ben", "cleo")
-    history = History(history.records, (name,))
-    everybody = circle.rosters["anna"].counted
-    assert accepted(history, everybody, circle.id("anna")) == (name, first)
+    group = ToyGroup("anna", "ben")
+    name = group.rotate("anna")
+    group.gossip()
+    group.sign("ben", name)
+    group.gossip()
+    group.pair("anna", "cleo")
+    group.gossip()
+    first, _, history = both(group, "ben", "cleo")
+    history = RosterHistory(history.records, (name,))
+    everybody = group.rosters["anna"].counted
+    assert accepted(history, everybody, group.id("anna")) == (name, first)
 
 
 def test_then_the_later_attempt_of_the_same_proposer() -> None:
     """Whoever withdraws a proposal wants the newer one."""
-    circle = Circle("anna", "ben", "cleo")
-    names = [circle.rotate("anna"), circle.rotate("anna")]
-    records = circle.rosters["anna"].history.records
+    group = ToyGroup("anna", "ben", "cleo")
+    names = [group.rotate("anna"), group.rotate("anna")]
+    records = group.rosters["anna"].history.records
     for name in names:
-        records = vote(records, name, circle.signers["ben"])
-    everybody = circle.rosters["cleo"].counted
-    assert accepted(History(records), everybody, circle.id("cleo")) == (names[1],)
+        records = vote(records, name, group.signers["ben"])
+    everybody = group.rosters["cleo"].counted
+    assert accepted(RosterHistory(records), everybody, group.id("cleo")) == (names[1],)
 
 
 def test_a_machine_never_accepts_its_own_revocation() -> None:
     """It would only lock itself out; the others need no agreement of its."""
-    circle = Circle("anna", "ben")
-    circle.revoke("anna", "ben")
-    records = circle.rosters["anna"].history.records
-    everybody = circle.rosters["ben"].counted
-    assert accepted(History(records), everybody, circle.id("ben")) == ()
+    group = ToyGroup("anna", "ben")
+    group.revoke("anna", "ben")
+    records = group.rosters["anna"].history.records
+    everybody = group.rosters["ben"].counted
+    assert accepted(RosterHistory(records), everybody, group.id("ben")) == ()
 
 
 def test_both_majorities_are_needed() -> None:
     """That of the voters' list, and that of the machines that count."""
-    circle = Circle("anna", "ben", "cleo", "dora", "emil")
-    name = circle.rotate("anna")
-    records = vote(circle.rosters["anna"].history.records, name, circle.signers["ben"])
-    few = frozenset({circle.id("anna"), circle.id("ben")})
-    everybody = circle.rosters["emil"].counted
-    me = circle.id("emil")
-    assert accepted(History(records), few, me) == ()
-    records = vote(records, name, circle.signers["cleo"])
-    assert accepted(History(records), few, me) == (name,)
-    assert accepted(History(records), everybody, me) == (name,)
-    strangers = frozenset({circle.id("dora"), circle.id("emil")})
-    assert accepted(History(records), strangers, me) == ()
+    group = ToyGroup("anna", "ben", "cleo", "dora", "emil")
+    name = group.rotate("anna")
+    records = vote(group.rosters["anna"].history.records, name, group.signers["ben"])
+    few = frozenset({group.id("anna"), group.id("ben")})
+    everybody = group.rosters["emil"].counted
+    me = group.id("emil")
+    assert accepted(RosterHistory(records), few, me) == ()
+    records = vote(records, name, group.signers["cleo"])
+    assert accepted(RosterHistory(records), few, me) == (name,)
+    assert accepted(RosterHistory(records), everybody, me) == (name,)
+    strangers = frozenset({group.id("dora"), group.id("emil")})
+    assert accepted(RosterHistory(records), strangers, me) == ()
 
 
 def test_a_rotation_that_hides_too_many_members_is_not_signed() -> None:
     """It could never be accepted, and the vote would be lost."""
-    circle = Circle("anna", "ben")
-    name = circle.rotate("anna")
+    group = ToyGroup("anna", "ben")
+    name = group.rotate("anna")
     for guest in ("cleo", "dora", "emil"):
-        circle.pair("ben", guest)
-    circle.meet("anna", "ben")
-    assert circle.rosters["ben"].objection(name, circle.id("ben")) == (
-        "it leaves out so many members that it can never be accepted"
+        group.pair("ben", guest)
+    group.meet("anna", "ben")
+    assert group.rosters["ben"].objection(name, group.id("ben")) == (
+        "it leaves out too many members to be accepted"
     )
 
 
@@ -482,44 +484,44 @@ def test_a_rotation_that_hides_too_many_members_is_not_signed() -> None:
 
 def test_a_machine_signs_one_rotation_of_a_generation() -> None:
     """Otherwise two could be accepted."""
-    circle = Circle("anna", "ben", "cleo", "dora", "emil")
-    first, second = circle.rotate("anna"), circle.rotate("ben")
-    circle.gossip()
-    circle.sign("cleo", first)
-    roster = circle.rosters["cleo"]
-    assert roster.objection(first, circle.id("cleo")) == "this machine has signed it already"
-    assert roster.objection(second, circle.id("cleo")) == (
+    group = ToyGroup("anna", "ben", "cleo", "dora", "emil")
+    first, second = group.rotate("anna"), group.rotate("ben")
+    group.gossip()
+    group.sign("cleo", first)
+    roster = group.rosters["cleo"]
+    assert roster.objection(first, group.id("cleo")) == "this machine has signed it already"
+    assert roster.objection(second, group.id("cleo")) == (
         "this machine has signed another one, proposed by anna"
     )
     with pytest.raises(RosterRefused, match="signed another one"):
-        circle.sign("cleo", second)
-    with pytest.raises(RosterRefused, match=r"One change at a time\. The new secret"):
-        circle.rotate("cleo")
+        group.sign("cleo", second)
+    with pytest.raises(RosterRefused, match=r"Another change is pending\. The new secret"):
+        group.rotate("cleo")
 
 
 def test_a_proposal_nobody_else_signed_can_be_replaced_by_its_proposer() -> None:
     """The later one counts; nobody is asked to sign the earlier one any more."""
-    circle = Circle("anna", "ben", "cleo")
-    first = circle.revoke("anna", "ben")
-    second = circle.revoke("anna", "cleo")
-    circle.meet("anna", "ben")
-    roster = circle.rosters["ben"]
+    group = ToyGroup("anna", "ben", "cleo")
+    first = group.revoke("anna", "ben")
+    second = group.revoke("anna", "cleo")
+    group.meet("anna", "ben")
+    roster = group.rosters["ben"]
     assert [pending.name for pending in roster.pending] == [second]
-    assert roster.objection(second, circle.id("ben")) is None
-    circle.meet("anna", "cleo")
-    assert circle.rosters["cleo"].objection(first, circle.id("cleo")) == (
+    assert roster.objection(second, group.id("ben")) is None
+    group.meet("anna", "cleo")
+    assert group.rosters["cleo"].objection(first, group.id("cleo")) == (
         "its proposer has withdrawn it"
     )
 
 
 def test_a_rotation_of_another_generation_is_not_signed() -> None:
     """Neither an old one nor one that nobody knows."""
-    circle = Circle("anna", "ben", "cleo")
-    old = circle.rotate("anna")
-    circle.gossip()
-    circle.sign("ben", old)
-    circle.gossip()
+    group = ToyGroup("anna", "ben", "cleo")
+    old = group.rotate("anna")
+    group.gossip()
+    group.sign("ben", old)
+    group.gossip()
     for name in (old, bytes(32)):
-        assert circle.rosters["cleo"].objection(name, circle.id("cleo")) == (
+        assert group.rosters["cleo"].objection(name, group.id("cleo")) == (
             "it does not follow the present generation"
         )

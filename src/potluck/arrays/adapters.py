@@ -1,6 +1,6 @@
 """From any array to flat memory: finds the adapter for it.
 
-A library is asked only if it has been imported already: whoever has an array of it has done so.
+A library is asked only if it is imported already: without that, no array can be one of it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from potluck.arrays.base import (
     Access,
     Adapter,
     Array,
+    BufferView,
     Dtype,
-    Lease,
     check_dtype,
     fresh,
-    lend_memory,
+    memory_as_buffer,
     read_dtype,
     reinterpret,
 )
@@ -38,14 +38,14 @@ _TYPES: dict[type, Dtype] = {
 class NumpyAdapter:
     """Arrays of numpy."""
 
-    def lend(self, thing: Array, access: Access) -> Lease:
+    def as_buffer(self, thing: Array, access: Access) -> BufferView:
         """The memory itself, where it is contiguous."""
         if isinstance(thing, np.ma.MaskedArray):
             msg = "A masked array would lose its mask on the way: pass array.filled(value)"
             raise TypeError(msg)
-        return lend_memory(np.asarray(thing), thing, access)
+        return memory_as_buffer(np.asarray(thing), thing, access)
 
-    def allocate(self, like: Array, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Array, shape: Sequence[int]) -> BufferView:
         """A new array."""
         return fresh(like.dtype, shape)
 
@@ -53,10 +53,10 @@ class NumpyAdapter:
 class ScalarAdapter:
     """Single numbers.  They cannot be changed: a new one comes back."""
 
-    def lend(self, thing: Any, access: Access) -> Lease:
+    def as_buffer(self, thing: Any, access: Access) -> BufferView:
         """A copy."""
         if access is Access.WRITE:
-            msg = f"A {type(thing).__name__} cannot be changed: leave out= away, use the result"
+            msg = f"{type(thing).__name__} is immutable: omit out= and use the return value"
             raise TypeError(msg)
         dtype = self.dtype_of(thing)
         check_dtype(dtype)
@@ -66,9 +66,9 @@ class ScalarAdapter:
             msg = f"{thing} does not fit into 64 bits: use the variants for objects"
             raise ValueError(msg) from None
         is_numpy = isinstance(thing, np.generic)
-        return Lease(flat, (), lambda: flat[0] if is_numpy else flat[0].item())
+        return BufferView(flat, (), lambda: flat[0] if is_numpy else flat[0].item())
 
-    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Any, shape: Sequence[int]) -> BufferView:
         """Several numbers are an array of numpy."""
         return fresh(self.dtype_of(like), shape)
 
@@ -103,25 +103,25 @@ class GenericAdapter:
     What DLPack shows can only be read before numpy 2.3.
     """
 
-    def lend(self, thing: Any, access: Access) -> Lease:
+    def as_buffer(self, thing: Any, access: Access) -> BufferView:
         """The memory itself, where it is contiguous."""
         view = _buffer(thing)
         if view is not None:
-            return lend_memory(_from_buffer(view), thing, access, is_raw=view.format in _RAW)
+            return memory_as_buffer(_from_buffer(view), thing, access, is_raw=view.format in _RAW)
         array = _from_protocol(thing)
         if array is None and not access.writes and hasattr(thing, "__array__"):
             array = np.asarray(thing)  # which may be a copy: so not for writing
         if array is None:
             msg = (
-                f"{type(thing).__name__} is no array: pass one of numpy, torch, jax or mlx, "
-                "or anything with a buffer"
+                f"{type(thing).__name__} is not an array: pass one of numpy, torch, jax or mlx, "
+                "or an object with a buffer"
             )
             raise TypeError(msg)
-        return lend_memory(array, thing, access)
+        return memory_as_buffer(array, thing, access)
 
-    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Any, shape: Sequence[int]) -> BufferView:
         """A numpy array of the same type."""
-        return fresh(self.lend(like, Access.READ).flat.dtype, shape)
+        return fresh(self.as_buffer(like, Access.READ).flat.dtype, shape)
 
 
 def _buffer(thing: Any) -> memoryview | None:
@@ -161,22 +161,22 @@ GENERIC = GenericAdapter()
 # --------------------------------------------------------------------------------------------------
 
 
-def lend(thing: Any, access: Access, dtype: Any = None) -> Lease:
+def as_buffer(thing: Any, access: Access, dtype: Any = None) -> BufferView:
     """A user's array as flat memory; ``dtype`` says what raw bytes mean.
 
-    >>> lease = lend(bytearray(8), Access.UPDATE, "float32")
-    >>> lease.flat[...] = 1
-    >>> lease.give_back().hex()
+    >>> buffer = as_buffer(bytearray(8), Access.UPDATE, "float32")
+    >>> buffer.flat[...] = 1
+    >>> buffer.commit().hex()
     '0000803f0000803f'
     """
-    lease = adapter_of(thing).lend(thing, access)
-    return lease if dtype is None else reinterpret(lease, read_dtype(dtype))
+    buffer = adapter_of(thing).as_buffer(thing, access)
+    return buffer if dtype is None else reinterpret(buffer, read_dtype(dtype))
 
 
-def allocate(like: Any, shape: Sequence[int], dtype: Any = None) -> Lease:
+def allocate(like: Any, shape: Sequence[int], dtype: Any = None) -> BufferView:
     """Memory for a new array of the kind and type of another; raw bytes become a numpy array.
 
-    >>> allocate(b"raw bytes", (2, 2), "int32").give_back().shape
+    >>> allocate(b"raw bytes", (2, 2), "int32").commit().shape
     (2, 2)
     """
     if dtype is None:

@@ -1,10 +1,11 @@
-"""What an adapter does: lend a user's array as flat memory, and give it back.
+"""What an adapter does: show a user's array as flat memory, and write results back into it.
 
 An adapter never keeps anything.  It says clearly what it cannot do, before anything has moved.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -30,15 +31,15 @@ class Access(Enum):
         """Whether something else may be there afterwards."""
 
 
-class Lease(NamedTuple):
-    """A user's array while it is worked on."""
+class BufferView(NamedTuple):
+    """A user's array as flat memory, while it is read or written."""
 
     flat: Array
     """All elements in C order, one-dimensional and contiguous, in this machine's byte order."""
     shape: tuple[int, ...]
-    give_back: Callable[[], Any]
-    """Call it once after the last write: brings the elements home, and returns the user's object,
-    or a new one of its kind where that kind cannot be changed."""
+    commit: Callable[[], Any]
+    """Call it once after the last write: it copies the elements back if they are in a temporary
+    array, and returns the user's object, or a new one if that is immutable."""
     is_raw: bool = False
     """Whether it is bytes of which nothing says what they mean."""
 
@@ -46,10 +47,10 @@ class Lease(NamedTuple):
 class Adapter(Protocol):
     """Knows one kind of array."""
 
-    def lend(self, thing: Any, access: Access) -> Lease:
+    def as_buffer(self, thing: Any, access: Access) -> BufferView:
         """Show an array as flat memory, its own wherever possible."""
 
-    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Any, shape: Sequence[int]) -> BufferView:
         """Memory for a new array of the same kind and type."""
 
 
@@ -63,6 +64,30 @@ def check_dtype(dtype: Dtype) -> None:
         raise TypeError(msg)
 
 
+_NUMERIC = re.compile(r"bool|(?:u?int|b?float|complex)[0-9]{1,3}(?:_[a-z0-9]{1,12})?")
+_OTHER = re.compile(r"[|<>][SUV][0-9]{1,4}|(?:datetime|timedelta)64\[[0-9]{0,6}[A-Za-z]{1,2}\]")
+
+
+def is_numeric_name(name: str) -> bool:
+    """Whether a name that came from a peer is that of a numeric type, as numpy writes it.
+
+    Ask before ``np.dtype(name)``, which parses whole descriptions and warns of old names.
+
+    >>> is_numeric_name("bfloat16"), is_numeric_name("a"), is_numeric_name("f4,(9,)u1")
+    (True, False, False)
+    """
+    return _NUMERIC.fullmatch(name) is not None
+
+
+def is_type_name(name: str) -> bool:
+    """The same, for text, raw bytes and dates too.
+
+    >>> is_type_name("<U5"), is_type_name("datetime64[ns]"), is_type_name("a5")
+    (True, True, False)
+    """
+    return is_numeric_name(name) or _OTHER.fullmatch(name) is not None
+
+
 def read_dtype(dtype: Any) -> Dtype:
     """A type given by a user: a name, or what numpy, torch or jax call a type.
 
@@ -73,7 +98,7 @@ def read_dtype(dtype: Any) -> Dtype:
     try:
         found = np.dtype(name.removeprefix("torch.") if name.startswith("torch.") else dtype)
     except TypeError:
-        msg = f"{dtype!r} is no type of numbers; float32, bfloat16 or int64 are"
+        msg = f"{dtype!r} is not a numeric type such as float32, bfloat16 or int64"
         raise TypeError(msg) from None
     check_dtype(found)
     if not found.isnative:
@@ -82,11 +107,11 @@ def read_dtype(dtype: Any) -> Dtype:
     return found
 
 
-def reinterpret(lease: Lease, dtype: Dtype) -> Lease:
+def reinterpret(buffer: BufferView, dtype: Dtype) -> BufferView:
     """Raw bytes as what the caller says they are."""
-    flat = lease.flat
+    flat = buffer.flat
     if flat.dtype == dtype:
-        return lease._replace(is_raw=False)
+        return buffer._replace(is_raw=False)
     if flat.dtype.itemsize != 1 or flat.dtype.kind not in "ui":
         msg = (
             f"dtype={dtype} is for raw bytes, but this array says itself that it holds "
@@ -97,15 +122,17 @@ def reinterpret(lease: Lease, dtype: Dtype) -> Lease:
         msg = f"{flat.nbytes} bytes are no whole number of {dtype} ({dtype.itemsize} bytes each)"
         raise ValueError(msg)
     seen = flat.view(dtype)
-    return lease._replace(flat=seen, shape=seen.shape, is_raw=False)
+    return buffer._replace(flat=seen, shape=seen.shape, is_raw=False)
 
 
 # --------------------------------------------------------------------------------------------------
-# Lending memory that numpy can see; the way of every adapter on a host.
+# Memory that numpy can see; the way of every adapter on a host.
 
 
-def lend_memory(array: Array, thing: Any, access: Access, *, is_raw: bool = False) -> Lease:
-    """Lend an array that shares its memory with ``thing``.
+def memory_as_buffer(
+    array: Array, thing: Any, access: Access, *, is_raw: bool = False
+) -> BufferView:
+    """Show an array that shares its memory with ``thing``.
 
     Where the elements do not lie one after the other, or in another byte order, a temporary array
     stands in for them.
@@ -114,23 +141,23 @@ def lend_memory(array: Array, thing: Any, access: Access, *, is_raw: bool = Fals
     if access.writes:
         _check_writable(array, thing)
     if array.flags.c_contiguous and array.dtype.isnative:
-        return Lease(array.reshape(-1), array.shape, lambda: thing, is_raw)
+        return BufferView(array.reshape(-1), array.shape, lambda: thing, is_raw)
     temporary = np.empty(array.shape, array.dtype.newbyteorder("="))
     if access.reads:
         np.copyto(temporary, array)
 
-    def give_back() -> Any:
+    def commit() -> Any:
         if access.writes:
             np.copyto(array, temporary)
         return thing
 
-    return Lease(temporary.reshape(-1), array.shape, give_back, is_raw)
+    return BufferView(temporary.reshape(-1), array.shape, commit, is_raw)
 
 
-def fresh(dtype: Any, shape: Sequence[int]) -> Lease:
+def fresh(dtype: Any, shape: Sequence[int]) -> BufferView:
     """A new numpy array; in the other byte order only at its end."""
     array = np.empty(tuple(shape), np.dtype(dtype).newbyteorder("="))
-    return Lease(array.reshape(-1), array.shape, lambda: array.astype(dtype, copy=False))
+    return BufferView(array.reshape(-1), array.shape, lambda: array.astype(dtype, copy=False))
 
 
 def check_no_overlap(shape: Sequence[int], strides: Sequence[int]) -> None:

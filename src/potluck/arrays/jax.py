@@ -8,28 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from potluck.arrays.base import Access, Array, Lease, fresh, lend_memory
+from potluck.arrays.base import Access, Array, BufferView, fresh, memory_as_buffer
 
 
 class JaxAdapter:
     """Arrays of JAX."""
 
-    def lend(self, thing: Any, access: Access) -> Lease:
+    def as_buffer(self, thing: Any, access: Access) -> BufferView:
         """For reading what JAX shows of its memory, else a copy."""
         if access is Access.WRITE:
-            msg = "An array of JAX cannot be changed: leave out= away, use the result"
+            msg = "JAX arrays are immutable: omit out= and use the return value"
             raise TypeError(msg)
         host = _on_host(thing)
         if access is Access.READ:
-            return lend_memory(host, thing, access)
+            return memory_as_buffer(host, thing, access)
         copy = np.array(host, order="C")
-        return Lease(copy.reshape(-1), copy.shape, lambda: _put(copy, thing.sharding))
+        return BufferView(copy.reshape(-1), copy.shape, lambda: _put(copy, thing.sharding))
 
-    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Any, shape: Sequence[int]) -> BufferView:
         """An array of the same type, on one of the same devices."""
-        lease = fresh(like.dtype, shape)
+        buffer = fresh(like.dtype, shape)
         device = min(like.devices(), key=lambda each: each.id)
-        return Lease(lease.flat, lease.shape, lambda: _put(lease.give_back(), device))
+        return BufferView(buffer.flat, buffer.shape, lambda: _put(buffer.commit(), device))
 
 
 def _on_host(thing: Any) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from potluck.arrays.base import Access, Array, Lease, fresh
+from potluck.arrays.base import Access, Array, BufferView, fresh
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -17,21 +17,21 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 class MlxAdapter:
     """Arrays of MLX."""
 
-    def lend(self, thing: Any, access: Access) -> Lease:
+    def as_buffer(self, thing: Any, access: Access) -> BufferView:
         """A copy: the memory of an array may be shared with others, and is not ours to write."""
         copy = _to_numpy(thing)
 
-        def give_back() -> Any:
+        def commit() -> Any:
             if access.writes:
                 thing[...] = _from_numpy(copy)
             return thing
 
-        return Lease(copy.reshape(-1), copy.shape, give_back)
+        return BufferView(copy.reshape(-1), copy.shape, commit)
 
-    def allocate(self, like: Any, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: Any, shape: Sequence[int]) -> BufferView:
         """An array of the same type."""
-        lease = fresh(_to_numpy(like.reshape(-1)[:0]).dtype, shape)
-        return Lease(lease.flat, lease.shape, lambda: _from_numpy(lease.give_back()))
+        buffer = fresh(_to_numpy(like.reshape(-1)[:0]).dtype, shape)
+        return BufferView(buffer.flat, buffer.shape, lambda: _from_numpy(buffer.commit()))
 
 
 def _core() -> Any:

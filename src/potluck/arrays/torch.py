@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from potluck.arrays.base import Access, Array, Dtype, Lease, check_no_overlap
+from potluck.arrays.base import Access, Array, BufferView, Dtype, check_no_overlap
 
 _DTYPES: dict[torch.dtype, Dtype] = {
     **{
@@ -36,7 +36,7 @@ _DTYPES: dict[torch.dtype, Dtype] = {
 }
 
 
-class Shown:
+class TensorMemory:
     """The memory of a contiguous tensor, as numpy's array interface describes it.
 
     An array made of it keeps the tensor.  A storage that is resized meanwhile has other memory:
@@ -58,39 +58,39 @@ class Shown:
 class TorchAdapter:
     """Tensors, parameters included."""
 
-    def lend(self, thing: torch.Tensor, access: Access) -> Lease:
+    def as_buffer(self, thing: torch.Tensor, access: Access) -> BufferView:
         """The tensor's own memory, where it is contiguous and in the host's memory."""
         plain = thing.detach()  # shares memory and version
         _check(plain)
         if access.writes and not plain.is_contiguous():
             check_no_overlap(plain.shape, plain.stride())
         if _is_direct(plain):
-            return Lease(_flat(plain), tuple(plain.shape), _returning(thing, access))
+            return BufferView(_flat(plain), tuple(plain.shape), _returning(thing, access))
         host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu")
         if access.reads:
             host.copy_(plain)
 
-        def give_back() -> torch.Tensor:
+        def commit() -> torch.Tensor:
             if access.writes:
                 with torch.inference_mode(plain.is_inference()):
                     plain.copy_(host)
             return thing
 
-        return Lease(_flat(host), tuple(plain.shape), give_back)
+        return BufferView(_flat(host), tuple(plain.shape), commit)
 
-    def allocate(self, like: torch.Tensor, shape: Sequence[int]) -> Lease:
+    def allocate(self, like: torch.Tensor, shape: Sequence[int]) -> BufferView:
         """A tensor of the same type, on the same device in the end."""
         host = torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
-        return Lease(_flat(host), tuple(shape), lambda: host.to(like.device))
+        return BufferView(_flat(host), tuple(shape), lambda: host.to(like.device))
 
 
 def _returning(thing: torch.Tensor, access: Access) -> Any:
-    def give_back() -> torch.Tensor:
+    def commit() -> torch.Tensor:
         if access.writes and not thing.is_inference():
             torch.autograd.graph.increment_version(thing)
         return thing
 
-    return give_back
+    return commit
 
 
 def _is_direct(tensor: torch.Tensor) -> bool:
@@ -116,7 +116,7 @@ def _flat(tensor: torch.Tensor) -> Array:
         raise TypeError(msg)
     if not tensor.numel():  # it may have no address
         return np.empty(0, dtype)
-    seen: Array = np.asarray(Shown(tensor))
+    seen: Array = np.asarray(TensorMemory(tensor))
     return seen.view(dtype)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from potluck._decode import KeyCheck, reason_of
 from potluck._values import decode, encode
-from potluck.arrays.adapters import SCALAR, allocate, lend
+from potluck.arrays.adapters import SCALAR, allocate, as_buffer
 from potluck.arrays.base import Access, Array
 from potluck.errors import MalformedFrame
 
@@ -33,7 +33,7 @@ def is_number_or_array(thing: Any) -> bool:
 
 
 def is_tree(thing: Any) -> bool:
-    """Whether this is no array but may have some in it."""
+    """Whether this is a container that may hold arrays."""
     return isinstance(thing, Mapping | list | tuple) and not is_array(thing)
 
 
@@ -93,7 +93,7 @@ _ALIASES = {"jaxlib": "jax"}  # where the class of its arrays lives
 
 def flat_array(thing: Any) -> Array:
     """The elements of an array as flat memory of numpy; its own where that is possible."""
-    return lend(thing, Access.READ).flat
+    return as_buffer(thing, Access.READ).flat
 
 
 # -- the shape of a tree, written down ------------------------------------------------------------
@@ -185,7 +185,7 @@ def _check(outline: Any, missing: set[str], keys: KeyCheck) -> None:
 def _check_items(items: list[Any], missing: set[str], keys: KeyCheck) -> None:
     for item in items:
         if type(item) is not list or len(item) != 2 or not _is_key(item[0]):  # noqa: PLR2004
-            raise MalformedFrame("A tree has a mapping with something that is no key and value")
+            raise MalformedFrame("A mapping in a tree has an entry that is not a key and a value")
     keys.check(item[0] for item in items)
     if len(dict.fromkeys(item[0] for item in items)) < len(items):
         raise MalformedFrame("A tree has a mapping with one key twice")
@@ -220,9 +220,9 @@ def _as_kind(array: Array, library: str) -> Any:
         import torch
 
         tensor = torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)))
-        lease = lend(tensor, Access.WRITE)
-        np.copyto(lease.flat, array.reshape(-1))
-        return lease.give_back()
+        buffer = as_buffer(tensor, Access.WRITE)
+        np.copyto(buffer.flat, array.reshape(-1))
+        return buffer.commit()
     return _elsewhere(array, library)
 
 
@@ -231,7 +231,7 @@ def _elsewhere(array: Array, library: str) -> Any:
     if numpy_like is None:
         return array
     if library == "mlx" and str(array.dtype) == "bfloat16":  # has no name in the buffer protocol
-        lease = allocate(numpy_like.zeros((1,), dtype=numpy_like.bfloat16), array.shape)
-        np.copyto(lease.flat, array.reshape(-1))
-        return lease.give_back()
+        buffer = allocate(numpy_like.zeros((1,), dtype=numpy_like.bfloat16), array.shape)
+        np.copyto(buffer.flat, array.reshape(-1))
+        return buffer.commit()
     return numpy_like.array(array)

@@ -1,14 +1,14 @@
 """The barrier: dissemination in ⌈log₂ n⌉ rounds, as a pure state machine.
 
 In round *k* a member sends a token to the one 2ᵏ places after it and waits for the token of the
-one 2ᵏ places before it; after the last round everybody is known to have arrived.  Tokens are
+one 2ᵏ places before it; after the last round every member is known to have arrived.  Tokens are
 numbered and kept as the highest number seen, so early, late and repeated ones need no queue.
 
-A barrier that timed out keeps its number: calling it again goes on where it stopped.  Who waits
-long says so to all, so that whoever gives up can name the absent.  A member that dies hinders only
-the one that awaits its token; that one tells the others, and whoever fails passes it on, so all
-fail: at this barrier, or at the next if they had passed it.  A member that passed the barrier and
-left hinders nobody.
+A barrier that timed out keeps its number: calling it again continues where it stopped.  A member
+that waits long tells all others, so that a member that times out can name those that are missing.
+A member that dies blocks only the one that awaits its token.  That one tells the others, and every
+member that fails passes the failure on, so all fail: at this barrier, or at the next if they had
+passed this one.  A member that passed the barrier and then left blocks no other member.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class BarrierPassed:
     """Every member has arrived."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BarrierFailed:
     """The barrier cannot complete because ``lost`` is gone."""
 
     number: int
     lost: int
 
 
-Effect: TypeAlias = Token | Announce | Passed | Failed
+Effect: TypeAlias = Token | Announce | BarrierPassed | BarrierFailed
 
 
 class Barrier:
@@ -118,7 +118,7 @@ class Barrier:
         return [Announce(member, self.number) for member in self._others()]
 
     def missing(self) -> list[int]:
-        """Members that nobody has seen arrive at the current barrier."""
+        """Members that no other member has seen arrive at the current barrier."""
         return [m for m in self._others() if self._arrived.get(m, 0) < self.number]
 
     @property
@@ -150,7 +150,7 @@ class Barrier:
             return self._fail(effects)
         self._inside = False
         self.passed = number
-        return [*effects, Passed(number)]
+        return [*effects, BarrierPassed(number)]
 
     def _notice_losses(self) -> None:
         """A token that is still to come from one that is gone, in whichever round, never comes."""
@@ -179,4 +179,4 @@ class Barrier:
             # Not to the lost one: if it lives after all, it would take us for a liar.
             told = [m for m in self._others() if m != lost and m not in self._lost]
             effects += [Announce(m, number, lost) for m in told]
-        return [*effects, Failed(self.number, lost)]
+        return [*effects, BarrierFailed(self.number, lost)]

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from potluck._process import Closing
 from potluck._types import Seconds, in_seconds
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from potluck._types import NodeId
+    from potluck._types import NodeId, View
     from potluck.backend.operation import Operation
     from potluck.errors import DistributedError
-    from potluck.net.aead import Opener, Sealer
+    from potluck.metrics.registry import DistributedMetrics
+    from potluck.net.aead import Decryptor, Encryptor
     from potluck.net.transport import Poller, Stream
     from potluck.schedule.reduce import ReduceOp
 
+
+Service = TypeVar("Service")
 
 WORLD = 0
 """The group of all ranks of a backend."""
@@ -48,6 +51,26 @@ MAX_TAG = (1 << 32) - 1
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds a blocking call waits unless told otherwise: half an hour, longer than any step."""
+
+
+class BackendServices:
+    """Objects that higher layers keep for one backend: at most one of each class."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, Any] = {}
+
+    def get(self, kind: type[Service]) -> Service | None:
+        """The object of a class, if there is one."""
+        return self._known.get(kind)
+
+    def put(self, kind: type[Service], service: Service) -> None:
+        """Keep an object, instead of the previous one of its class."""
+        self._known[kind] = service
+
+    def of(self, kind: type[Service], make: Callable[[], Service]) -> Service:
+        """The object of a class, made at the first call; all threads get the same one."""
+        found: Service | None = self._known.get(kind)
+        return self._known.setdefault(kind, make()) if found is None else found
 
 
 class Backend(Closing, ABC):
@@ -74,6 +97,37 @@ class Backend(Closing, ABC):
     has_engine = False
     """Whether something below does some collectives itself."""
 
+    services: BackendServices
+    """What higher layers keep for this backend."""
+
+    sessions: Any = None
+    """The views of a cluster as calls see them, where ranks change; else None."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Add what every backend has, also one whose ``__init__`` does not call this class's."""
+        made = super().__new__(cls)
+        made.services = BackendServices()
+        return made
+
+    @property
+    def view(self) -> View | None:
+        """The view of a cluster that this backend connects; None outside of a cluster."""
+        return None
+
+    @property
+    def context_type(self) -> type[Backend] | None:
+        """The kind of context that this backend needs; None if any will do."""
+        return None
+
+    def call_metrics(self) -> DistributedMetrics | None:
+        """Where calls through this backend are counted; None where they are not."""
+        return None
+
+    @property
+    def innermost(self) -> Backend:
+        """The backend below all contexts: this one, unless it is a context."""
+        return self
+
     @property
     @abstractmethod
     def rank(self) -> int:
@@ -99,8 +153,8 @@ class Backend(Closing, ABC):
                 msg = f"{name} defines neither send, recv, recv_timeout and barrier nor post_send"
                 raise TypeError(msg)
             raise UnsupportedOperation(
-                f"{name} has no messages that are started and waited for later",
-                hint=f"Make a potluck.DistributedContext of the {name}: that has them.",
+                f"{name} cannot post a message and wait for it later",
+                hint=f"Wrap the {name} in a potluck.DistributedContext, which can.",
             )
         return found
 
@@ -130,7 +184,7 @@ class Backend(Closing, ABC):
     def has_message(self, src: int, *, tag: int = 0, group: int = WORLD) -> bool:
         """Whether a message from rank ``src`` has begun to arrive that no receive has asked for."""
         if not self.is_plain:
-            raise UnsupportedOperation(f"{type(self).__name__} cannot look for messages")
+            raise UnsupportedOperation(f"{type(self).__name__} cannot check for messages")
         return self._carrying.has_message(src, tag=tag, group=group)
 
     def open_stream(
@@ -145,20 +199,20 @@ class Backend(Closing, ABC):
         ``look`` is called while waiting, and raises when that makes no sense any more.  Unless a
         backend has connections of its own for this, messages carry the stream.
         """
-        from potluck.backend.fallback_stream import CarriedStream
+        from potluck.backend.fallback_stream import MessageStream
 
         del deadline, look
-        return PeerStream(CarriedStream(self, self._check_rank(rank), purpose))
+        return PeerStream(MessageStream(self, self._check_rank(rank), purpose))
 
     def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
-        """Close connections that peers have opened for purposes nobody here will ask for again."""
+        """Close connections that peers have opened for purposes that are no longer needed here."""
         del is_over
 
     def make_poller(self) -> Poller:
         """A poller for such connections."""
-        from potluck.backend.fallback_stream import CarriedPoller
+        from potluck.backend.fallback_stream import MessageStreamPoller
 
-        return CarriedPoller(self)
+        return MessageStreamPoller(self)
 
     def all_reduce_by_engine(
         self, array: npt.NDArray[np.generic], op: ReduceOp | str, timeout: float | None
@@ -194,7 +248,7 @@ class Backend(Closing, ABC):
         return f"rank {rank}"
 
     def node_of(self, rank: int) -> NodeId | None:
-        """The machine a rank has proved to be on; None if nobody knows."""
+        """The machine that a rank has proved to be on; None if that is unknown."""
         del rank
         return None
 
@@ -233,7 +287,7 @@ class Backend(Closing, ABC):
     def barrier(self, timeout: Seconds | None = None) -> None:
         """Return when every rank has called this.
 
-        After a time-out it may be called again and goes on where it stopped.
+        After a time-out it may be called again and continues where it stopped.
         """
         self.post_barrier().finish_within(self._limit(timeout))
 
@@ -251,22 +305,22 @@ class Backend(Closing, ABC):
     def _check_tag(tag: int) -> int:
         check_whole(tag, "tag")
         if not 0 <= tag <= MAX_TAG:
-            msg = f"Tag {tag} is not possible; tags go from 0 to {MAX_TAG}"
+            msg = f"tag must be between 0 and {MAX_TAG}, got {tag}"
             raise ValueError(msg)
         return tag
 
 
 def check_whole(number: int, name: str) -> int:
-    """The number, unless it is no whole one; numpy's are.
+    """The number as an int; raise unless it is an integer (those of numpy are accepted).
 
     >>> check_whole("1", "rank")
     Traceback (most recent call last):
     ...
-    TypeError: A rank is a whole number, not '1'
+    TypeError: rank must be an integer, got '1'
     """
     # bool is an int by accident, and so is what compares equal to one.
     if type(number) is not int and (isinstance(number, bool) or not hasattr(number, "__index__")):
-        msg = f"A {name} is a whole number, not {number!r}"
+        msg = f"{name} must be an integer, got {number!r}"
         raise TypeError(msg)
     return int(number)
 
@@ -333,14 +387,14 @@ class PeerStream:
     """An open connection."""
 
     stream: Stream
-    seal: tuple[Sealer, Opener] | None = None
+    seal: tuple[Encryptor, Decryptor] | None = None
     """None on a connection in clear."""
     first: bytes = b""
     """What came in before the stream was ours."""
 
 
-class Switchboard:
-    """Where connections that came in wait until somebody asks for them: by rank and purpose."""
+class IncomingStreams:
+    """Holds incoming connections, by rank and purpose, until they are asked for."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, str], object] = {}
@@ -373,7 +427,9 @@ class Switchboard:
             look()
             if time.monotonic() >= deadline:
                 raise Timeout(
-                    f"Rank {rank} did not come to the operation", seconds=0.0, missing=(rank,)
+                    f"Timed out waiting for rank {rank} to connect for this operation",
+                    seconds=0.0,
+                    missing=(rank,),
                 )
 
     def abandon(self, is_over: Callable[[str], bool]) -> list[object]:

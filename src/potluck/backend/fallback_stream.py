@@ -1,7 +1,7 @@
 """Streams carried by messages: for backends that have no connections of their own to offer.
 
 Every backend can send and receive; that is enough for collectives.  A stream is a sequence of
-messages between two ranks in a group of its own: a length, then so many bytes, and a length of
+messages between two ranks in a group of its own: a length, then that many bytes, and a length of
 zero at its end.  Backends with real connections are faster and override this.
 """
 
@@ -32,7 +32,7 @@ LENGTH = 8
 """Bytes of a length."""
 
 
-class Messages(Protocol):
+class MessageTransport(Protocol):
     """What is needed of a backend."""
 
     def post_send(self, data: Any, dst: int, *, tag: int = 0, group: int = 0) -> Operation:
@@ -48,12 +48,13 @@ class Messages(Protocol):
         """Where a rank is, for people."""
 
 
-class CarriedStream:
+class MessageStream:
     """One end of a stream."""
 
     is_local = False  # nobody here knows
+    shared = None
 
-    def __init__(self, messages: Messages, rank: int, purpose: str) -> None:
+    def __init__(self, messages: MessageTransport, rank: int, purpose: str) -> None:
         self._messages = messages
         self._rank = rank
         digest = hashlib.blake2b(f"stream/{purpose}".encode(), digest_size=8).digest()
@@ -125,7 +126,7 @@ class CarriedStream:
             if self._is_length:
                 length = int.from_bytes(self._inbox, "little")
                 if length > CHUNK:
-                    msg = f"Rank {self._rank} announced {length} bytes; {CHUNK} are allowed"
+                    msg = f"Rank {self._rank} announced {length} bytes; the limit is {CHUNK}"
                     raise ConnectionAbortedError(msg)
                 self._ended = length == 0
                 self._inbox = bytearray(length)
@@ -151,7 +152,7 @@ class CarriedStream:
     # -- the end -------------------------------------------------------------------------------
 
     def expect(self, count: int) -> None:
-        """Nothing: whoever reads is woken for every message."""
+        """Do nothing: the reader is woken for every message anyway."""
 
     def pace(self, rate: int) -> None:
         """Nothing: the messages below have a pace of their own."""
@@ -175,19 +176,19 @@ class CarriedStream:
                 self._send(bytes(LENGTH))
 
 
-class CarriedPoller:
+class MessageStreamPoller:
     """Sleeps until one of its streams can move bytes."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: MessageTransport) -> None:
         self._messages = messages
-        self._streams: dict[int, CarriedStream] = {}
+        self._streams: dict[int, MessageStream] = {}
         self._writers: set[int] = set()
         self._muted: set[int] = set()
         self._woken = False
 
     def register(self, stream: Stream, key: int) -> None:
         """Watch a stream for reading."""
-        assert isinstance(stream, CarriedStream)
+        assert isinstance(stream, MessageStream)
         self._streams[key] = stream
 
     def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001

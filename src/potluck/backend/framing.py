@@ -6,12 +6,12 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from potluck.backend.operation import Operation
 from potluck.errors import MalformedFrame
-from potluck.net.aead import TAG_SIZE, Opener, Sealer
-from potluck.net.frames import HEADER_SIZE, MAX_PIECE, PIECE, Header, Kind, decode, encode
+from potluck.net.aead import TAG_SIZE, Decryptor, Encryptor
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, PIECE, FrameType, Header, decode, encode
 from potluck.net.transport import Stream
 
 if TYPE_CHECKING:
@@ -39,21 +39,19 @@ class PeerEnded(ConnectionError):
     """The stream ended without a goodbye."""
 
 
-class FrameHandler(Protocol):
-    """Who decides where payloads go and what frames mean."""
+class FrameHandler(NamedTuple):
+    """Where the payloads of one peer go, and what its frames mean."""
 
-    def begin(self, header: Header) -> memoryview:
-        """Say where the payload of exactly ``header.length`` bytes shall land.
+    begin: Callable[[Header], memoryview]
+    """Says where the payload of exactly ``header.length`` bytes shall land.
 
-        On a sealed connection nobody has vouched for the header yet: nothing that a caller could
-        notice may follow from it before :meth:`complete`.
-        """
-
-    def complete(self, header: Header) -> None:
-        """The frame is here, its payload where :meth:`begin` said."""
-
-    def complete_small(self, header: Header, payload: memoryview) -> None:
-        """A small message is here at once; ``payload`` is only lent."""
+    On an encrypted connection the header is not authenticated yet: nothing that a caller could
+    notice may follow from it before ``complete``.
+    """
+    complete: Callable[[Header], None]
+    """The frame is here, its payload where ``begin`` said."""
+    complete_small: Callable[[Header, memoryview], None]
+    """A small message is here at once; the payload is only lent."""
 
 
 class FrameReader:
@@ -74,7 +72,7 @@ class FrameReader:
         self._bulk = False  # the last frame was large: read the next header alone
 
     def push(self, data: bytes) -> None:
-        """Bytes that were read by whoever opened the connection."""
+        """Add bytes that were already read while the connection was opened."""
         while data:
             room = self._missing or READ_AHEAD - self._end
             part, data = data[:room], data[room:]
@@ -160,7 +158,7 @@ class FrameReader:
         self._hand_over(header, payload)
 
     def _hand_over(self, header: Header, payload: memoryview) -> None:
-        if header.kind == Kind.EAGER:
+        if header.kind == FrameType.EAGER:
             self._handler.complete_small(header, payload)
             return
         if header.length:
@@ -197,7 +195,7 @@ GATHER = 8
 """Buffers handed to one gathering write."""
 
 
-class Parcel:
+class LargeMessage:
     """A large message on its way out, piece by piece."""
 
     __slots__ = ("group", "number", "operation", "piece", "sent", "tag", "view")
@@ -211,11 +209,11 @@ class Parcel:
         self.sent = 0
         self.piece = 0
 
-    def next_piece(self, epoch: int, size: int) -> Frame:
+    def next_piece(self, epoch: int, size: int) -> QueuedFrame:
         """The next frame."""
         payload = self.view[self.sent : self.sent + size]
         header = encode(
-            Kind.DATA,
+            FrameType.DATA,
             group=self.group,
             epoch=epoch,
             tag=self.tag,
@@ -225,10 +223,10 @@ class Parcel:
         )
         self.sent += len(payload)
         self.piece += 1
-        return Frame(header, payload, self.operation, self.sent == len(self.view))
+        return QueuedFrame(header, payload, self.operation, self.sent == len(self.view))
 
 
-class Frame(NamedTuple):
+class QueuedFrame(NamedTuple):
     """A frame that is not yet in line."""
 
     header: bytes
@@ -238,7 +236,7 @@ class Frame(NamedTuple):
     """The owner is finished when this has left."""
 
 
-class Entry(NamedTuple):
+class QueuedBytes(NamedTuple):
     """Bytes in line to be written."""
 
     view: memoryview
@@ -259,9 +257,9 @@ class FrameWriter:
         self.epoch = 0
         self._stream = stream
         self._watch = watch
-        self._line: deque[Entry] = deque()
-        self._frames: deque[Frame] = deque()
-        self._parcels: deque[Parcel] = deque()
+        self._line: deque[QueuedBytes] = deque()
+        self._frames: deque[QueuedFrame] = deque()
+        self._parcels: deque[LargeMessage] = deque()
         self._watching = False
         self.is_broken = False  # a write failed; reading will find out why
 
@@ -275,7 +273,7 @@ class FrameWriter:
         if self.is_broken:
             return False
         if self._line or self._frames or self._parcels:
-            self._frames.append(Frame(header, payload, None, last=True))
+            self._frames.append(QueuedFrame(header, payload, None, last=True))
             return False
         return self._write_first(header, payload)
 
@@ -294,7 +292,7 @@ class FrameWriter:
             return False
         if sent == total:
             return True
-        self._enter(Frame(header, payload, None, last=True))
+        self._enter(QueuedFrame(header, payload, None, last=True))
         self._skip(sent)
         self._set_watching(wanted=True)
         return False
@@ -306,7 +304,7 @@ class FrameWriter:
         elif self._line:
             self._line[-1] = self._line[-1]._replace(owner=owner, last=True)
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: LargeMessage) -> None:
         """Send a large message."""
         self._parcels.append(parcel)
         self.flush()
@@ -335,7 +333,7 @@ class FrameWriter:
                 self._line[index] = self._own(entry)
 
     def stop(self) -> None:
-        """Write nothing any more and read from nobody's buffer."""
+        """Stop writing, and stop reading from the buffers of callers."""
         self.is_broken = True
         self._line.clear()
         self._frames.clear()
@@ -354,16 +352,16 @@ class FrameWriter:
             else:
                 return
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self, frame: QueuedFrame) -> None:
         """A frame becomes next in line."""
-        self._line.append(Entry(memoryview(frame.header)))
+        self._line.append(QueuedBytes(memoryview(frame.header)))
         if frame.payload is not None:
-            self._line.append(Entry(frame.payload, frame.owner, frame.last))
+            self._line.append(QueuedBytes(frame.payload, frame.owner, frame.last))
 
     @staticmethod
-    def _own(entry: Entry) -> Entry:
+    def _own(entry: QueuedBytes) -> QueuedBytes:
         """The same bytes, no longer in the owner's buffer."""
-        return Entry(memoryview(bytes(entry.view)))
+        return QueuedBytes(memoryview(bytes(entry.view)))
 
     def _write_line(self) -> bool:
         """One write; False when the stream takes no more for now."""
@@ -380,7 +378,7 @@ class FrameWriter:
         return True
 
     def _skip(self, sent: int) -> None:
-        """So many bytes have left."""
+        """Skip bytes that have been sent."""
         line = self._line
         while line:
             entry = line[0]
@@ -391,7 +389,7 @@ class FrameWriter:
             line.popleft()
             self._left(entry)
 
-    def _left(self, entry: Entry) -> None:
+    def _left(self, entry: QueuedBytes) -> None:
         """Every byte of an entry has left."""
         if entry.last and entry.owner is not None:
             entry.owner.finish()
@@ -405,7 +403,7 @@ class FrameWriter:
 # --------------------------------------------------------------------------------------------------
 
 
-class Link:
+class PeerConnection:
     """One peer's connection.
 
     ``lock`` guards ``writer``; ``reader`` belongs to the thread that runs the pump.
@@ -416,7 +414,7 @@ class Link:
         rank: int,
         stream: Stream,
         poller: Poller,
-        seal: tuple[Sealer, Opener] | None = None,
+        seal: tuple[Encryptor, Decryptor] | None = None,
     ) -> None:
         self.rank = rank
         self.stream = stream
@@ -433,13 +431,13 @@ class Link:
         if self._seal is None:
             self.reader = FrameReader(self.stream, handler, max_eager)
         else:
-            self.reader = SealedReader(self.stream, handler, max_eager, self._seal[1])
+            self.reader = EncryptedReader(self.stream, handler, max_eager, self._seal[1])
 
     def _make_writer(self) -> FrameWriter:
         if self._seal is None:
             return FrameWriter(self.stream, self._watch)
 
-        return SealedWriter(self.stream, self._watch, self._seal[0])
+        return EncryptedWriter(self.stream, self._watch, self._seal[0])
 
     def _watch(self, wanted: bool) -> None:  # noqa: FBT001
         self._poller.want_write(self.stream, self.rank, wanted)
@@ -457,8 +455,8 @@ class Link:
 # straight into its destination; a frame that fails ends the connection and delivers nothing.
 
 SEALED_PIECE = MAX_PIECE
-"""Bytes sealed at once: so many that the two sides wake each other seldom.  With a quarter of it
-the kernel took half as much time again.
+"""Bytes encrypted at once: enough that the two sides seldom wake each other.  With a quarter of it,
+the kernel took 50 % more time.
 """
 
 SPARE = 2
@@ -471,25 +469,25 @@ SMALL = 32 << 10
 """Bytes below which a buffer of its own is cheaper than keeping one."""
 
 
-class SealedWriter(FrameWriter):
+class EncryptedWriter(FrameWriter):
     """Encrypts every frame; the header stays readable and is authenticated with the payload."""
 
     piece_size = SEALED_PIECE
     pieces_in_line = 1  # what is sealed and waits grows cold, and holds up small frames
 
-    def __init__(self, stream: Stream, watch: Callable[[bool], None], sealer: Sealer) -> None:
+    def __init__(self, stream: Stream, watch: Callable[[bool], None], sealer: Encryptor) -> None:
         super().__init__(stream, watch)
         self._sealer = sealer
         self._spares: dict[int, list[bytearray]] = {room: [] for room in ROOMS}
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self, frame: QueuedFrame) -> None:
         payload = memoryview(b"") if frame.payload is None else frame.payload
         room = HEADER_SIZE + len(payload) + TAG_SIZE
         spare = self._take_spare(room)
         sealed = memoryview(bytearray(room) if spare is None else spare)[:room]
         sealed[:HEADER_SIZE] = frame.header
         self._sealer.seal_into(frame.header, payload, sealed[HEADER_SIZE:])
-        self._line.append(Entry(sealed, frame.owner, frame.last, spare))
+        self._line.append(QueuedBytes(sealed, frame.owner, frame.last, spare))
 
     def _take_spare(self, room: int) -> bytearray | None:
         if room < SMALL:
@@ -499,16 +497,16 @@ class SealedWriter(FrameWriter):
         return spares.pop() if spares else bytearray(kept)
 
     def _write_first(self, header: bytes, payload: memoryview | None) -> bool:
-        self._enter(Frame(header, payload, None, last=True))
+        self._enter(QueuedFrame(header, payload, None, last=True))
         self._write_line()
         self._set_watching(wanted=bool(self._line))
         return not (self._line or self.is_broken)
 
     @staticmethod
-    def _own(entry: Entry) -> Entry:
+    def _own(entry: QueuedBytes) -> QueuedBytes:
         return entry._replace(owner=None)  # sealed bytes are ours already
 
-    def _left(self, entry: Entry) -> None:
+    def _left(self, entry: QueuedBytes) -> None:
         super()._left(entry)
         if entry.spare is not None:
             spares = self._spares[len(entry.spare)]
@@ -516,13 +514,13 @@ class SealedWriter(FrameWriter):
                 spares.append(entry.spare)
 
 
-class SealedReader(FrameReader):
+class EncryptedReader(FrameReader):
     """Decrypts; nothing unauthenticated is ever handed on."""
 
     overhead = TAG_SIZE
 
     def __init__(
-        self, stream: Stream, handler: FrameHandler, max_eager: int, opener: Opener
+        self, stream: Stream, handler: FrameHandler, max_eager: int, opener: Decryptor
     ) -> None:
         super().__init__(stream, handler, max_eager)
         self._opener = opener
@@ -589,7 +587,7 @@ _LENGTH = struct.Struct("<I")
 _HEAD = _LENGTH.size
 
 
-class Wire:
+class RecordConnection:
     """A wire in clear.  One thread at a time sends, and one receives."""
 
     def __init__(self, stream: Stream, first: bytes = b"") -> None:
@@ -639,10 +637,12 @@ class Wire:
         return self.stream.recv_into(view)
 
 
-class SealedWire(Wire):
+class EncryptedConnection(RecordConnection):
     """A wire on which every byte is encrypted and authenticated."""
 
-    def __init__(self, stream: Stream, seal: tuple[Sealer, Opener], first: bytes = b"") -> None:
+    def __init__(
+        self, stream: Stream, seal: tuple[Encryptor, Decryptor], first: bytes = b""
+    ) -> None:
         super().__init__(stream, first)
         self._sealer, self._opener = seal
         self._in = memoryview(bytearray(_HEAD + RECORD + TAG_SIZE))
@@ -706,12 +706,12 @@ class SealedWire(Wire):
             return 0
         (size,) = _LENGTH.unpack_from(self._in, self._start)
         if not TAG_SIZE < size <= RECORD + TAG_SIZE:
-            raise MalformedFrame(f"A sealed record of {size} bytes")
+            raise MalformedFrame(f"An encrypted record cannot have {size} bytes")
         return size if have >= size else 0
 
 
-def make_wire(opened: PeerStream) -> Wire:
+def make_wire(opened: PeerStream) -> RecordConnection:
     """The wire for a stream."""
     if opened.seal is None:
-        return Wire(opened.stream, opened.first)
-    return SealedWire(opened.stream, opened.seal, opened.first)
+        return RecordConnection(opened.stream, opened.first)
+    return EncryptedConnection(opened.stream, opened.seal, opened.first)

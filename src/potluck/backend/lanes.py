@@ -22,8 +22,8 @@ from potluck.net.addresses import Address
 from potluck.net.aead import (
     SECRET_SIZE,
     CipherSpeeds,
-    Opener,
-    Sealer,
+    Decryptor,
+    Encryptor,
     choose_cipher,
     derive_keys,
     local_speeds,
@@ -32,96 +32,136 @@ from potluck.net.aead import (
 from potluck.net.opening import answer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tcp import LocalStream, SocketStream, TcpStream, peer_address
-from potluck.net.unix_socket import Offer
-from potluck.trust.admission import Refused
+from potluck.net.unix_socket import SharedMemory, UnixSocketOffer
+from potluck.trust.admission import AdmissionRefused
 from potluck.trust.connect import Declined, open_any, say_hello
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Speeds, unpack
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import CipherRates, OpenReply, OpenRequest, RankEndpoint
+
+COLLECTIVES = "collectives"
+"""What the purposes of lanes begin with that carry arrays: they may share memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLane:
+class OpenConnection:
     """A connection that is open for frames."""
 
     sock: socket.socket
-    seal: tuple[Sealer, Opener] | None = None
+    seal: tuple[Encryptor, Decryptor] | None = None
     """None on a connection in clear, and within one machine."""
     first: bytes = b""
     """What came right behind the end of TLS."""
     where: str = ""
     """On a shortcut, whose socket does not tell: the address of the other end."""
+    shared: SharedMemory | None = None
+    """On a shortcut: memory for what is large."""
 
     def stream(self) -> SocketStream:
         """Its bytes."""
-        return LocalStream(self.sock, self.where) if self.where else TcpStream(self.sock)
+        if not self.where:
+            return TcpStream(self.sock)
+        return LocalStream(self.sock, self.where, self.shared)
+
+    def close(self) -> None:
+        """Close it, unused."""
+        self.sock.close()
+        if self.shared is not None:
+            self.shared.close()
 
 
-def dial_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
+def dial_lane(
+    sock: OpeningSocket, hello: OpenRequest, members: TrustStore, deadline: float
+) -> OpenConnection:
     """Ask for a lane on a connection we made, and offer a shortcut if there may be one."""
     if isinstance(sock, SecureSocket):
         hello = structs.replace(hello, share=os.urandom(SECRET_SIZE), speeds=_speeds())
-    offer = Offer.over(sock)
+    offer = UnixSocketOffer.over(sock)
     if offer is None:
         return _dial(sock, hello, members, deadline, None)
     with contextlib.closing(offer):
-        hello = structs.replace(hello, shortcut=offer.message)
+        shares = _may_share_memory(hello)
+        hello = structs.replace(hello, shortcut=offer.message, shares_memory=shares)
         return _dial(sock, hello, members, deadline, offer)
 
 
 def _dial(
-    sock: OpeningSocket, hello: Lane, members: Membership, deadline: float, offer: Offer | None
-) -> OpenLane:
-    opened = say_hello(sock, hello, LaneOpened, members, deadline)
+    sock: OpeningSocket,
+    hello: OpenRequest,
+    members: TrustStore,
+    deadline: float,
+    offer: UnixSocketOffer | None,
+) -> OpenConnection:
+    opened = say_hello(sock, hello, OpenReply, members, deadline)
     if opened.by_shortcut:
         if offer is None:
-            raise MalformedFrame("The other side took a shortcut that was not offered")
-        return _leave(sock, offer.accept())
+            raise MalformedFrame("The peer accepted a shortcut that was not offered")
+        local, shares = offer.accept(), hello.shares_memory and opened.shares_memory
+        return _leave(sock, local, _share(local, deadline, is_dialler=True) if shares else None)
     if not isinstance(sock, SecureSocket):
-        return OpenLane(sock)
+        return OpenConnection(sock)
     bare, first = sock.release(deadline)
-    return OpenLane(bare, _keys(hello, opened, (members.me, sock.peer), initiator=True), first)
+    return OpenConnection(
+        bare, _keys(hello, opened, (members.me, sock.peer), initiator=True), first
+    )
 
 
-def answer_lane(sock: OpeningSocket, hello: Lane, members: Membership, deadline: float) -> OpenLane:
-    """Grant a lane on a connection that came in, to somebody who belongs."""
+def answer_lane(
+    sock: OpeningSocket, hello: OpenRequest, members: TrustStore, deadline: float
+) -> OpenConnection:
+    """Accept an incoming connection of a peer that belongs to the group."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     local = unix_socket.take(hello.shortcut, sock)
     if local is not None:
         try:
-            answer(sock, LaneOpened(hello.to, by_shortcut=True))
+            shares = hello.shares_memory and _may_share_memory(hello)
+            answer(sock, OpenReply(hello.to, by_shortcut=True, shares_memory=shares))
             unix_socket.await_dialler(local, sock, deadline)
         except BaseException:
             local.close()
             raise
-        return _leave(sock, local)
+        return _leave(sock, local, _share(local, deadline, is_dialler=False) if shares else None)
     if not isinstance(sock, SecureSocket):
-        answer(sock, LaneOpened(rank=hello.to))
-        return OpenLane(sock)
-    opened = LaneOpened(hello.to, os.urandom(SECRET_SIZE), _speeds())
+        answer(sock, OpenReply(rank=hello.to))
+        return OpenConnection(sock)
+    opened = OpenReply(hello.to, os.urandom(SECRET_SIZE), _speeds())
     answer(sock, opened)
     keys = _keys(hello, opened, (sock.peer, members.me), initiator=False)
     bare, first = sock.release(deadline)
-    return OpenLane(bare, keys, first)
+    return OpenConnection(bare, keys, first)
 
 
-def _leave(sock: OpeningSocket, local: socket.socket) -> OpenLane:
+def _may_share_memory(hello: OpenRequest) -> bool:
+    return hello.purpose.startswith(COLLECTIVES) and unix_socket.may_share_memory()
+
+
+def _share(local: socket.socket, deadline: float, *, is_dialler: bool) -> SharedMemory | None:
+    try:
+        return unix_socket.share_memory(local, deadline, is_dialler=is_dialler)
+    except BaseException:
+        local.close()
+        raise
+
+
+def _leave(
+    sock: OpeningSocket, local: socket.socket, shared: SharedMemory | None
+) -> OpenConnection:
     """Both are at the shortcut: the connection over which they met has done its part."""
     where = peer_address(sock)
     sock.close()
-    return OpenLane(local, where=where)
+    return OpenConnection(local, where=where, shared=shared)
 
 
-def _speeds() -> Speeds:
+def _speeds() -> CipherRates:
     mine = local_speeds()
-    return Speeds(mine.aes_256_gcm, mine.chacha20_poly1305, mine.aes_128_ocb)
+    return CipherRates(mine.aes_256_gcm, mine.chacha20_poly1305, mine.aes_128_ocb)
 
 
 def _keys(
-    hello: Lane, opened: LaneOpened, nodes: tuple[str, str], *, initiator: bool
-) -> tuple[Sealer, Opener]:
+    hello: OpenRequest, opened: OpenReply, nodes: tuple[str, str], *, initiator: bool
+) -> tuple[Encryptor, Decryptor]:
     """The lane's keys, bound to the group, to both nodes and ranks, and to the purpose."""
     if not len(hello.share) == len(opened.share) == SECRET_SIZE:
-        raise MalformedFrame("The other side gave no half of the keys")
+        raise MalformedFrame("The peer did not send its half of the keys")
     context = seal_context(
         connection=hello.session,
         epoch=0,
@@ -150,11 +190,11 @@ PAUSE, LONGEST_PAUSE = 0.02, 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DialTarget:
     """Whom to dial, and for how long."""
 
-    members: Membership
-    peer: Peer
+    members: TrustStore
+    peer: RankEndpoint
     """Where it is, best address first; its node has to answer, unless that is empty."""
     deadline: float
     look: Callable[[], None] = lambda: None
@@ -168,7 +208,7 @@ class Route:
         return [Address(host, self.peer.port) for host in self.peer.hosts]
 
 
-def open_lane(hello: Lane, route: Route) -> OpenLane:
+def open_lane(hello: OpenRequest, route: DialTarget) -> OpenConnection:
     """Open a lane to the rank that ``hello`` names; the one way to do so, for every purpose."""
     failure: Exception | None = None
     pause = PAUSE
@@ -188,13 +228,13 @@ def open_lane(hello: Lane, route: Route) -> OpenLane:
         f"Rank {hello.rank} could not connect to rank {hello.to} on {peer.name} ({where})",
         rank=hello.to,
         host=peer.name,
-        cause=str(failure) if failure else "no time was left",
-        hint="Check that the two machines reach each other and that no firewall is between.",
+        cause=str(failure) if failure else "the time ran out",
+        hint="Check that the two machines can reach each other and no firewall blocks them.",
     )
 
 
-def _open_once(hello: Lane, route: Route) -> OpenLane:
-    def say(sock: OpeningSocket) -> OpenLane:
+def _open_once(hello: OpenRequest, route: DialTarget) -> OpenConnection:
+    def say(sock: OpeningSocket) -> OpenConnection:
         route.hold(sock)
         soon = min(route.deadline, time.monotonic() + ANSWER_WITHIN)
         return dial_lane(sock, hello, route.members, soon)
@@ -209,31 +249,29 @@ def _open_once(hello: Lane, route: Route) -> OpenLane:
 MESSAGES = "messages"
 """The purpose of the first lane between two ranks."""
 
-COMPLETE = "this group is complete"
-
 AHEAD = 64
 """Lanes that a rank may open ahead of us, one for each group that it uses before we do."""
 
 AT_ONCE = 16
 """Lanes of one rank that are answered at the same time, each by a thread."""
 
-Deliver: TypeAlias = Callable[[int, str, OpenLane], None]
+Deliver: TypeAlias = Callable[[int, str, OpenConnection], None]
 """(rank, purpose, the lane it has opened)"""
 
 
-class Extension:
-    """Answers hellos for further lanes.
+class ConnectionAcceptor:
+    """Answers hellos for further connections.
 
-    Each lane is answered on a thread of its own, for a moment, so that nobody holds up others.  A
-    rank that is too far ahead of us is sent away before it is answered, and asks again.
-    ``judge`` says who may have one, ``answer`` grants it, and ``waiting`` is how many lanes of a
-    rank nobody has asked for yet.
+    Each hello is answered on a short-lived thread of its own, so that no peer delays another.  A
+    rank that is too far ahead of us is refused before it is answered, and asks again.
+    ``judge`` decides which peers may connect, ``answer`` accepts the connection, and ``waiting``
+    returns how many connections of a rank have not been asked for yet.
     """
 
     def __init__(
         self,
-        judge: Callable[[OpeningSocket, Lane], Refused | None],
-        answer: Callable[[OpeningSocket, Lane], OpenLane],
+        judge: Callable[[OpeningSocket, OpenRequest], AdmissionRefused | None],
+        answer: Callable[[OpeningSocket, OpenRequest], OpenConnection],
         deliver: Deliver,
         waiting: Callable[[int], int],
     ) -> None:
@@ -244,21 +282,13 @@ class Extension:
         self._answering: collections.Counter[int] = collections.Counter()  # lanes of each rank
         self._lock = threading.Lock()
 
-    def receive(self, sock: OpeningSocket, payload: bytes) -> None:
-        """Take a hello."""
-        lane = unpack(payload, Join | Lane)  # type: ignore[arg-type]
-        if not isinstance(lane, Lane) or lane.purpose == MESSAGES:
-            refuse(sock, COMPLETE, for_now=True)
-        else:
-            self.offer(sock, lane)
-
-    def offer(self, sock: OpeningSocket, lane: Lane) -> None:
+    def offer(self, sock: OpeningSocket, lane: OpenRequest) -> None:
         """Take a lane, if its dialler may have it; never waits for it."""
         refused = self._judge(sock, lane)
         if refused is not None:
             refuse(sock, refused.sentence)
         elif not self._has_room(lane.rank):
-            refuse(sock, f"too many connections of rank {lane.rank} wait here", for_now=True)
+            refuse(sock, f"too many connections of rank {lane.rank} are waiting", for_now=True)
         else:
             self._begin(sock, lane)
 
@@ -267,7 +297,7 @@ class Extension:
             answering = self._answering[rank]
         return answering < AT_ONCE and answering + self._waiting(rank) < AHEAD
 
-    def _begin(self, sock: OpeningSocket, lane: Lane) -> None:
+    def _begin(self, sock: OpeningSocket, lane: OpenRequest) -> None:
         self._count(lane.rank, 1)
         thread = threading.Thread(
             target=self._answer, args=(sock, lane), name="potluck-lane", daemon=True
@@ -276,9 +306,9 @@ class Extension:
             thread.start()
         except RuntimeError:  # the system gives no more threads
             self._count(lane.rank, -1)
-            refuse(sock, "this machine has no thread left to answer with", for_now=True)
+            refuse(sock, "this machine cannot start another thread", for_now=True)
 
-    def _answer(self, sock: OpeningSocket, lane: Lane) -> None:
+    def _answer(self, sock: OpeningSocket, lane: OpenRequest) -> None:
         try:
             opened = self._grant(sock, lane)
         except (OSError, MalformedFrame):

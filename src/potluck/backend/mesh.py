@@ -1,7 +1,7 @@
 """The mesh: one rank with a link to every other, and the pump that moves their bytes.
 
-No thread belongs to it.  Whoever waits for an operation runs the pump; see
-:class:`~potluck.backend.operation.Turns`.  A mesh does not know how its links came about:
+It has no thread.  A thread that waits for an operation runs the pump; see
+:class:`~potluck.backend.operation.PumpLock`.  A mesh does not know how its links came about:
 :mod:`potluck.backend.tcp` dials them, :mod:`potluck.backend.simulated` makes them in memory.
 """
 
@@ -13,26 +13,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from potluck import _process
+from potluck._future import deadline_after
 from potluck._process import close_at_exit, left_to_parent
-from potluck.backend.barrier import Announce, Barrier, Effect, Failed, Token
+from potluck.backend.barrier import Announce, Barrier, BarrierFailed, Effect, Token
 from potluck.backend.base import WORLD, Backend, read_view, write_view
-from potluck.backend.framing import Link, PeerEnded
+from potluck.backend.framing import FrameHandler, PeerConnection
 from potluck.backend.messages import (
     ANNOUNCE_AFTER,
-    COURTESY_AFTER,
     Inbox,
-    Limits,
+    MessageLimits,
     Outbox,
-    Receive,
-    Send,
-    Sender,
+    SenderState,
+    SendOperation,
 )
-from potluck.backend.operation import DONE, Cancelled, Driver, Operation, Turns, finish_all
+from potluck.backend.operation import DONE, Cancelled, Operation, PumpLock, finish_all
 from potluck.errors import (
-    UNREACHABLE,
     ChannelClosed,
     DistributedError,
     InvalidRank,
@@ -40,14 +39,15 @@ from potluck.errors import (
     NoConnection,
     PeerLost,
     Timeout,
+    describe_loss,
 )
-from potluck.net.frames import Header, Kind, encode
+from potluck.net.frames import FrameType, Header, encode
 from potluck.net.transport import Spin
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
-    from potluck.net.aead import Opener, Sealer
+    from potluck.net.aead import Decryptor, Encryptor
     from potluck.net.transport import Poller, Stream
 
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # Losing a peer: what was seen, in words.
 
 
-class SaidGoodbye(ConnectionError):
+class PeerClosed(ConnectionError):
     """The peer closed its backend."""
 
 
@@ -63,7 +63,7 @@ class Interrupted(ConnectionError):
     """This side was stopped in the middle of a frame."""
 
 
-class LostByAnother(ConnectionError):
+class LossReported(ConnectionError):
     """Another rank saw it go and told us."""
 
 
@@ -74,25 +74,18 @@ def peer_lost(rank: int, name: str, reason: Exception) -> PeerLost:
         rank=rank,
         host=name,
         cause=_explain(reason),
-        hint=f"Look at the output of rank {rank}.",
+        hint=f"Check the output of rank {rank}.",
     )
 
 
 def _explain(reason: Exception) -> str:
-    if isinstance(reason, SaidGoodbye):
+    if isinstance(reason, PeerClosed):
         return "it closed its backend"
     if isinstance(reason, Interrupted):
         return "this side was interrupted in the middle of a frame"
-    if isinstance(reason, LostByAnother):
+    if isinstance(reason, LossReported):
         return "another rank lost its connection to it"
-    if isinstance(reason, MalformedFrame):
-        return f"it sent what is no valid frame ({reason})"
-    if isinstance(reason, PeerEnded | ConnectionResetError | BrokenPipeError):
-        return "its process ended without closing (it crashed or was killed)"
-    # A neighbour that is gone shows as unreachable, one behind a router as silent.
-    if isinstance(reason, TimeoutError) or getattr(reason, "errno", None) in UNREACHABLE:
-        return "it no longer answers (asleep, switched off or unplugged)"
-    return str(reason)
+    return describe_loss(reason)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,10 +100,13 @@ MAX_GROUPS = 16_384
 LAST_WORDS = 0.03
 """Seconds after which a peer that died is not going to be reported as having arrived."""
 
+LOOK_AFTER = LAST_WORDS / 2
+"""Seconds between two looks of a barrier at who is lost; with their last words, below 0.1."""
+
 MAX_ROUNDS = 32
 """More rounds than any group has: enough for four billion ranks."""
 
-Tell: TypeAlias = Callable[[int, Kind, int, int, int], None]
+Tell: TypeAlias = Callable[[int, FrameType, int, int, int], None]
 """(rank, kind, group, number, round or lost rank)"""
 
 
@@ -119,8 +115,8 @@ class BarrierWait(Operation):
 
     __slots__ = ("gate", "gates", "group", "members")
 
-    def __init__(self, gates: Gates, driver: Driver, group: int, members: Sequence[int]) -> None:
-        super().__init__(driver)
+    def __init__(self, gates: BarrierManager, group: int, members: Sequence[int]) -> None:
+        super().__init__(gates.pump)
         self.gates = gates
         self.group = group
         self.members = members
@@ -129,6 +125,20 @@ class BarrierWait(Operation):
         """Count the members."""
         return f"The barrier of {len(self.members)} ranks"
 
+    def drive(self, limit: float | None) -> bool:
+        """Run or await the pump, and tell the others after a while that we are here."""
+        now, deadline, is_told = time.monotonic(), deadline_after(limit), False
+        patience = ANNOUNCE_AFTER if limit is None else min(ANNOUNCE_AFTER, limit / 4)
+        while not self.pump.wait_briefly(self, deadline, LOOK_AFTER):
+            if not is_told and time.monotonic() >= now + patience:
+                self.gates.announce(self)
+                is_told = True
+            self.gates.tick()
+        return self.ended
+
+    def _give_up(self) -> None:
+        self.gates.give_up(self)
+
     def timeout_error(self, seconds: float) -> Timeout:
         """Name the absent."""
         missing = self.gates.missing(self.group)
@@ -136,16 +146,16 @@ class BarrierWait(Operation):
         who = f"rank {names} has" if len(missing) == 1 else f"ranks {names} have"
         cause = f"{who} not arrived" if missing else "all ranks arrived, but too late"
         return Timeout(
-            f"{self.describe()} was not passed within {seconds:g} s",
+            f"{self.describe()} timed out after {seconds:g} s",
             seconds=seconds,
             missing=missing,
             rank=missing[0] if len(missing) == 1 else None,
             cause=cause,
-            hint="See what they are doing, then call the barrier again: it goes on from here.",
+            hint="Check what they are doing, then call the barrier again: it continues from here.",
         )
 
 
-class _Gate:
+class _GroupBarriers:
     """The barriers of one group."""
 
     __slots__ = ("barrier", "named_by", "unclaimed", "waiting")
@@ -157,28 +167,36 @@ class _Gate:
         self.unclaimed = False  # passed after its caller had given up: the next caller has it
 
 
-class Gates:
+class BarrierManager:
     """The barriers of all groups."""
 
     def __init__(
-        self, rank: int, world_size: int, tell: Tell, lost: Callable[[int], DistributedError]
+        self,
+        rank: int,
+        world_size: int,
+        pump: PumpLock,
+        tell: Tell,
+        lost: Callable[[int], DistributedError],
     ) -> None:
+        self.pump = pump
         self._rank = rank
         self._world_size = world_size
         self._tell = tell
         self._lost_error = lost
         self._lock = threading.Lock()
-        self._gates: dict[int, _Gate] = {}
+        self._gates: dict[int, _GroupBarriers] = {}
         self._named: dict[int, int] = {}  # rank -> groups we know from it alone
         self._lost: dict[int, float] = {}  # rank -> from when on its silence is certain
 
-    def arrive(self, driver: Driver, group: int, members: Sequence[int]) -> BarrierWait:
+    def arrive(self, group: int, members: Sequence[int]) -> BarrierWait:
         """Arrive at the next barrier of a group."""
         stranger = next((m for m in members if not 0 <= m < self._world_size), None)
         if stranger is not None or self._rank not in members:
             rank = self._rank if stranger is None else stranger
-            raise InvalidRank(rank, self._world_size, hint=f"The barrier is of {list(members)}.")
-        wait = BarrierWait(self, driver, group, members)
+            raise InvalidRank(
+                rank, self._world_size, hint=f"The members of this barrier are {list(members)}."
+            )
+        wait = BarrierWait(self, group, members)
         with self._lock:
             gate = self._gate(group)
             if gate.named_by is not None:
@@ -204,7 +222,7 @@ class Gates:
     def give_up(self, wait: BarrierWait) -> None:
         """Stop waiting; the barrier itself stays where it is."""
         with self._lock:
-            if not wait.done:
+            if not wait.ended:
                 self._gate(wait.group).waiting.remove(wait)
                 wait.finish(Cancelled("The barrier was cancelled"))
 
@@ -215,17 +233,17 @@ class Gates:
 
     def receive(self, sender: int, header: Header) -> None:
         """A frame about a barrier."""
-        bound = MAX_ROUNDS if header.kind == Kind.TOKEN else self._world_size
-        blames_us = header.kind == Kind.BROKEN and header.piece == self._rank
+        bound = MAX_ROUNDS if header.kind == FrameType.TOKEN else self._world_size
+        blames_us = header.kind == FrameType.BROKEN and header.piece == self._rank
         if header.length or header.piece >= bound or blames_us:
             raise MalformedFrame(f"Rank {sender} sent an impossible {header.kind.name} frame")
         with self._lock:
             gate = self._gate(header.group, named_by=sender)
             barrier, number = gate.barrier, header.operation
             effects: list[Effect] = []
-            if header.kind == Kind.TOKEN:
+            if header.kind == FrameType.TOKEN:
                 effects = barrier.receive_token(sender, number, header.piece)
-            elif header.kind == Kind.ARRIVED:
+            elif header.kind == FrameType.ARRIVED:
                 barrier.receive_arrival(sender, number)
             else:
                 effects = barrier.receive_failure(number, header.piece)
@@ -257,38 +275,38 @@ class Gates:
             for group, gate in self._gates.items():
                 for rank in range(self._world_size):
                     if rank != self._rank and gate.barrier.passed:
-                        self._tell(rank, Kind.ARRIVED, group, gate.barrier.passed, 0)
+                        self._tell(rank, FrameType.ARRIVED, group, gate.barrier.passed, 0)
 
     def end(self, error: DistributedError) -> None:
-        """This side closes: nobody passes any more."""
+        """This side closes: every barrier that still waits fails with this error."""
         with self._lock:
             finish_all([w for gate in self._gates.values() for w in gate.waiting], error)
 
-    def _gate(self, group: int, named_by: int | None = None) -> _Gate:
+    def _gate(self, group: int, named_by: int | None = None) -> _GroupBarriers:
         gate = self._gates.get(group)
         if gate is None:
             if named_by is not None:  # each has its own bound: one cannot use up another's
                 self._named[named_by] = self._named.get(named_by, 0) + 1
                 if self._named[named_by] > MAX_GROUPS:
                     raise MalformedFrame(f"Rank {named_by} named too many groups")
-            gate = self._gates[group] = _Gate(self._rank, named_by)
+            gate = self._gates[group] = _GroupBarriers(self._rank, named_by)
             for rank in self._lost:
                 gate.barrier.lose(rank)
         return gate
 
-    def _carry_out(self, group: int, gate: _Gate, effects: Sequence[Effect]) -> None:
+    def _carry_out(self, group: int, gate: _GroupBarriers, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Token):
-                self._tell(effect.to, Kind.TOKEN, group, effect.number, effect.round)
+                self._tell(effect.to, FrameType.TOKEN, group, effect.number, effect.round)
             elif isinstance(effect, Announce):
-                kind = Kind.ARRIVED if effect.lost is None else Kind.BROKEN
+                kind = FrameType.ARRIVED if effect.lost is None else FrameType.BROKEN
                 self._tell(effect.to, kind, group, effect.number, effect.lost or 0)
-            elif isinstance(effect, Failed):
+            elif isinstance(effect, BarrierFailed):
                 self._leave(group, gate, self._lost_error(effect.lost))
             else:
                 self._leave(group, gate, None)
 
-    def _leave(self, group: int, gate: _Gate, error: DistributedError | None) -> None:
+    def _leave(self, group: int, gate: _GroupBarriers, error: DistributedError | None) -> None:
         if gate.waiting:
             gate.waiting.popleft().finish(error)
         elif error is None:
@@ -301,52 +319,41 @@ class Gates:
 # What the frames of one peer mean: a table from kind to action.
 
 
-class Correspondence:
+def frame_handler(
+    sender: SenderState, inbox: Inbox, outbox: Outbox, gates: BarrierManager
+) -> FrameHandler:
     """Hands each frame of one peer to whom it concerns.  Only the pump calls this."""
+    rank = sender.rank
+    actions: dict[FrameType, Callable[[Header], None]] = {
+        FrameType.EAGER: partial(inbox.complete_eager, sender),
+        FrameType.DATA: partial(inbox.complete_piece, sender),
+        FrameType.OFFER: partial(inbox.complete_offer, sender),
+        FrameType.WITHDRAW: lambda header: inbox.complete_withdrawal(sender, header.operation),
+        FrameType.GRANT: lambda header: outbox.receive_grant(header.operation, wanted=True),
+        FrameType.DISCARD: lambda header: outbox.receive_grant(header.operation, wanted=False),
+        FrameType.CREDIT: lambda header: outbox.receive_credit(header.operation),
+        FrameType.TOKEN: partial(gates.receive, rank),
+        FrameType.ARRIVED: partial(gates.receive, rank),
+        FrameType.BROKEN: partial(gates.receive, rank),
+        FrameType.GOODBYE: _leave,
+    }
 
-    def __init__(self, sender: Sender, inbox: Inbox, outbox: Outbox, gates: Gates) -> None:
-        rank = sender.rank
-        self._sender = sender
-        self._inbox = inbox
-        self._actions: dict[Kind, Callable[[Header], None]] = {
-            Kind.EAGER: lambda header: inbox.complete_eager(sender, header),
-            Kind.DATA: lambda header: inbox.complete_piece(sender, header),
-            Kind.OFFER: lambda header: inbox.complete_offer(sender, header),
-            Kind.WITHDRAW: lambda header: inbox.complete_withdrawal(sender, header.operation),
-            Kind.GRANT: lambda header: outbox.receive_grant(header.operation, wanted=True),
-            Kind.DISCARD: lambda header: outbox.receive_grant(header.operation, wanted=False),
-            Kind.CREDIT: lambda header: outbox.receive_credit(header.operation),
-            Kind.TOKEN: lambda header: gates.receive(rank, header),
-            Kind.ARRIVED: lambda header: gates.receive(rank, header),
-            Kind.BROKEN: lambda header: gates.receive(rank, header),
-            Kind.GOODBYE: _leave,
-        }
-
-    def begin(self, header: Header) -> memoryview:
-        """Say where a payload lands."""
-        return self._inbox.begin(self._sender, header)
-
-    def complete(self, header: Header) -> None:
-        """Act on a frame."""
-        action = self._actions.get(header.kind)
+    def complete(header: Header) -> None:
+        action = actions.get(header.kind)
         if action is None:
-            rank, name = self._sender.rank, header.kind.name
-            raise MalformedFrame(f"Rank {rank} sent a {name} frame out of place")
+            raise MalformedFrame(f"Rank {rank} sent a {header.kind.name} frame out of place")
         action(header)
 
-    def complete_small(self, header: Header, payload: memoryview) -> None:
-        """Act on a small message."""
-        self._inbox.complete_small(self._sender, header, payload)
+    return FrameHandler(
+        partial(inbox.begin, sender), complete, partial(inbox.complete_small, sender)
+    )
 
 
 def _leave(_: Header) -> None:
-    raise SaidGoodbye
+    raise PeerClosed
 
 
 # --------------------------------------------------------------------------------------------------
-
-LOOK_AFTER = LAST_WORDS / 2
-"""Seconds between two looks of a barrier at who is lost; with their last words, below 0.1."""
 
 LINGER = 1.0
 """Seconds :meth:`MeshBackend.close` waits for what was sent to reach its peers."""
@@ -356,17 +363,17 @@ class MeshBackend(Backend):
     """A rank in a full mesh of links."""
 
     def __init__(
-        self, rank: int, world_size: int, poller: Poller, limits: Limits | None = None
+        self, rank: int, world_size: int, poller: Poller, limits: MessageLimits | None = None
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._poller = poller
-        self._limits = limits or Limits()
-        self._links: dict[int, Link] = {}
+        self._limits = limits or MessageLimits()
+        self._links: dict[int, PeerConnection] = {}
         self._outboxes: dict[int, Outbox] = {}
-        self._senders: dict[int, Sender] = {}
-        self._inbox = Inbox(rank, self, self._limits)
-        self._gates = Gates(rank, world_size, self._tell, self._loss_of)
-        self._turns = Turns(self._pump, poller.wake)
+        self._senders: dict[int, SenderState] = {}
+        self._turns = PumpLock(self._pump, poller.wake)
+        self._inbox = Inbox(rank, self._turns, self._limits)
+        self._gates = BarrierManager(rank, world_size, self._turns, self._tell, self._loss_of)
         self._spin = Spin()
         self._closed: DistributedError | None = None
         self._ending = threading.Lock()  # whoever gets it ends everything, once
@@ -387,14 +394,14 @@ class MeshBackend(Backend):
         self,
         rank: int,
         stream: Stream,
-        seal: tuple[Sealer, Opener] | None = None,
+        seal: tuple[Encryptor, Decryptor] | None = None,
         first: bytes = b"",
     ) -> None:
         """Connect to one more rank; ``first`` is what came in before the stream was ours."""
-        link = Link(rank, stream, self._poller, seal)
-        sender = Sender(rank, link, self._limits.credit)
-        outbox = Outbox(self, link, self._limits)
-        link.connect(Correspondence(sender, self._inbox, outbox, self._gates), self._limits.eager)
+        link = PeerConnection(rank, stream, self._poller, seal)
+        sender = SenderState(rank, link, self._limits.credit)
+        outbox = Outbox(self._inbox, link, self._limits)
+        link.connect(frame_handler(sender, self._inbox, outbox, self._gates), self._limits.eager)
         self._links[rank], self._outboxes[rank], self._senders[rank] = link, outbox, sender
         self._poller.register(stream, rank)
         try:
@@ -419,7 +426,7 @@ class MeshBackend(Backend):
             return outbox.send(read_view(data), group, tag) or DONE
         if dst != self._rank:
             raise self._no_connection(dst)
-        send = Send(self, dst, read_view(data), group, tag)
+        send = SendOperation(self._inbox, dst, read_view(data), group, tag)
         self._inbox.send_to_myself(send)
         self._turns.stir()  # no bytes move: whoever pumps would not see that its receive is done
         return send
@@ -447,7 +454,7 @@ class MeshBackend(Backend):
     ) -> Operation:
         """Arrive at a barrier."""
         self._check_open()
-        return self._gates.arrive(self, group, members or range(self._world_size))
+        return self._gates.arrive(group, members or range(self._world_size))
 
     def progress(self, timeout: float | None = 0) -> None:
         """Run the pump once, unless another thread does."""
@@ -460,49 +467,6 @@ class MeshBackend(Backend):
 
     def _no_connection(self, rank: int) -> NoConnection:
         return NoConnection(f"Rank {self._rank} has no connection to rank {rank}", rank=rank)
-
-    # -- driving operations --------------------------------------------------------------------
-
-    def drive(self, operation: Operation, deadline: float | None) -> bool:
-        """Pump or sleep until an operation is done or its deadline has passed."""
-        if isinstance(operation, Send):
-            while not operation.granted:
-                if self._wait_briefly(operation, deadline, COURTESY_AFTER):
-                    return operation.done
-                self._inbox.take_offers()
-        elif isinstance(operation, BarrierWait):
-            return self._drive_barrier(operation, deadline)
-        return self._turns.wait(operation, deadline)
-
-    def _drive_barrier(self, operation: BarrierWait, deadline: float | None) -> bool:
-        now, is_told = time.monotonic(), False
-        patience = ANNOUNCE_AFTER if deadline is None else min(ANNOUNCE_AFTER, (deadline - now) / 4)
-        while not self._wait_briefly(operation, deadline, LOOK_AFTER):
-            if not is_told and time.monotonic() >= now + patience:
-                self._gates.announce(operation)
-                is_told = True
-            self._gates.tick()
-        return operation.done
-
-    def _wait_briefly(self, operation: Operation, deadline: float | None, pause: float) -> bool:
-        """Wait at most ``pause``; True when there is nothing more to wait for."""
-        now = time.monotonic()
-        if deadline is not None:
-            pause = min(pause, (deadline - now) / 4)  # leave time for what comes after
-        return self._turns.wait(operation, now + pause) or pause <= 0
-
-    def give_up(self, operation: Operation) -> None:
-        """Free an operation's buffer."""
-        if isinstance(operation, BarrierWait):
-            self._gates.give_up(operation)
-            return
-        with self._turns.standstill():
-            if isinstance(operation, Receive):
-                self._inbox.give_up(operation)
-            elif isinstance(operation, Send) and operation.outbox is not None:
-                operation.outbox.recall(operation)
-            elif isinstance(operation, Send):
-                self._inbox.recall_from_myself(operation)
 
     # -- the pump --------------------------------------------------------------------------------
 
@@ -526,22 +490,22 @@ class MeshBackend(Backend):
                 self._lose(link, Interrupted())
                 raise
 
-    def _tell(self, rank: int, kind: Kind, group: int, number: int, piece: int) -> None:
+    def _tell(self, rank: int, kind: FrameType, group: int, number: int, piece: int) -> None:
         link = self._links.get(rank)
         if link is not None:
             link.tell(encode(kind, group=group, epoch=link.epoch, operation=number, piece=piece))
 
     # -- endings -----------------------------------------------------------------------------------
 
-    def _lose(self, link: Link, reason: Exception) -> None:
+    def _lose(self, link: PeerConnection, reason: Exception) -> None:
         """A link is over: end what depends on it and stop watching it."""
         error = peer_lost(link.rank, self.peer_name(link.rank), reason)
         self._poller.unregister(link.stream)
         self._end_link(link, error)
-        self._gates.lose(link.rank, parted=isinstance(reason, SaidGoodbye))
+        self._gates.lose(link.rank, parted=isinstance(reason, PeerClosed))
         link.stream.close()
 
-    def _end_link(self, link: Link, error: DistributedError) -> None:
+    def _end_link(self, link: PeerConnection, error: DistributedError) -> None:
         finish_all(self._outboxes[link.rank].lose(error), error)
         finish_all(self._inbox.lose(self._senders[link.rank]), error)
 
@@ -551,10 +515,10 @@ class MeshBackend(Backend):
         return self._closed if link is None else link.lost or self._closed
 
     def _loss_of(self, rank: int) -> DistributedError:
-        return self.loss_of(rank) or peer_lost(rank, self.peer_name(rank), LostByAnother())
+        return self.loss_of(rank) or peer_lost(rank, self.peer_name(rank), LossReported())
 
     def close(self) -> None:
-        """Say goodbye, let what was sent arrive, and end everything that still waits here."""
+        """Tell the peers, let what was sent arrive, and end every operation that still waits."""
         if self._closed is not None:
             return
         self._turns.refuse_nesting()
@@ -562,7 +526,7 @@ class MeshBackend(Backend):
         deadline = time.monotonic() + LINGER
         self._gates.part()
         for link in self._links.values():
-            link.tell(encode(Kind.GOODBYE, epoch=link.epoch))
+            link.tell(encode(FrameType.GOODBYE, epoch=link.epoch))
         writers = [link.writer for link in self._links.values()]
         with contextlib.suppress(DistributedError):  # another thread closes too, and was faster
             while time.monotonic() < deadline and not all(writer.is_idle for writer in writers):
@@ -579,7 +543,7 @@ class MeshBackend(Backend):
             self._closed = error  # whoever pumps finds it, and lets go
             self._interrupt()
             for link in self._links.values():
-                link.tell(encode(Kind.GOODBYE, epoch=link.epoch))
+                link.tell(encode(FrameType.GOODBYE, epoch=link.epoch))
             with self._turns.standstill():
                 self._end(error, lambda stream: stream.finish(0.0))  # waits for nobody
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from potluck.backend.framing import Link, Parcel
-from potluck.backend.matching import Mailbox
-from potluck.backend.operation import Cancelled, Driver, Operation, finish_all
+from potluck._future import deadline_after
+from potluck.backend.framing import LargeMessage, PeerConnection
+from potluck.backend.operation import Cancelled, Operation, PumpLock, finish_all
 from potluck.errors import DistributedError, MalformedFrame, SizeMismatch, Timeout
-from potluck.net.frames import Header, Kind, encode
+from potluck.net.frames import FrameType, Header, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,10 +36,10 @@ MAX_OFFERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MessageLimits:
     """Bounds of memory, in bytes.
 
-    >>> Limits().eager
+    >>> MessageLimits().eager
     1048576
     """
 
@@ -61,22 +62,39 @@ SIZE = struct.Struct("<Q")
 """The payload of an offer: the message's size."""
 
 
-class Send(Operation):
+class SendOperation(Operation):
     """A message going out."""
 
-    __slots__ = ("dst", "eager", "granted", "outbox", "parcel")
+    __slots__ = ("_inbox", "dst", "eager", "granted", "outbox", "parcel")
 
-    def __init__(self, driver: Driver, dst: int, view: memoryview, group: int, tag: int) -> None:
-        super().__init__(driver)
+    def __init__(self, inbox: Inbox, dst: int, view: memoryview, group: int, tag: int) -> None:
+        super().__init__(inbox.pump)
+        self._inbox = inbox
         self.dst = dst
-        self.parcel = Parcel(self, view, group, tag)
+        self.parcel = LargeMessage(self, view, group, tag)
         self.outbox: Outbox | None = None
         self.eager = False
         self.granted = False
 
-    def finish(self, error: DistributedError | None = None) -> None:
+    def drive(self, limit: float | None) -> bool:
+        """Run or await the pump; without a go-ahead, help the peers to get theirs."""
+        deadline = deadline_after(limit)
+        while not self.granted:
+            if self.pump.wait_briefly(self, deadline, COURTESY_AFTER):
+                return self.ended
+            self._inbox.take_offers()
+        return self.pump.wait(self, deadline)
+
+    def _give_up(self) -> None:
+        with self.pump.standstill():
+            if self.outbox is not None:
+                self.outbox.recall(self)
+            else:
+                self._inbox.recall_from_myself(self)
+
+    def finish(self, error: BaseException | None = None, value: None = None) -> None:
         """Become done; the outbox forgets it."""
-        super().finish(error)
+        super().finish(error, value)
         self.parcel.operation = None  # a cycle would hold the caller's buffer until it is collected
         if self.outbox is not None:
             self.outbox.forget(self)
@@ -87,27 +105,27 @@ class Send(Operation):
 
     def timeout_error(self, seconds: float) -> Timeout:
         """Say who did not do what."""
-        late = "takes them in slowly" if self.granted else "has not asked for them"
+        late = "receives them slowly" if self.granted else "has not posted a receive"
         return Timeout(
-            f"{self.describe()} was not done within {seconds:g} s",
+            f"{self.describe()} timed out after {seconds:g} s",
             seconds=seconds,
             rank=self.dst,
             cause=f"rank {self.dst} {late}",
-            hint="Post the receive there first, or give it more time.",
+            hint="Post the receive there first, or use a longer timeout.",
         )
 
 
 class Outbox:
     """What we send to one peer."""
 
-    def __init__(self, driver: Driver, link: Link, limits: Limits) -> None:
-        self._driver = driver
+    def __init__(self, inbox: Inbox, link: PeerConnection, limits: MessageLimits) -> None:
+        self._inbox = inbox
         self._link = link
         self._limits = limits
         self._credit = limits.credit
         self._next_number = 1
-        self._open: dict[int, Send] = {}
-        self._backlog: deque[Send] = deque()
+        self._open: dict[int, SendOperation] = {}
+        self._backlog: deque[SendOperation] = deque()
         self._offered = 0
 
     @property
@@ -115,7 +133,7 @@ class Outbox:
         """Whether the peer should have given credit back by now, were it read."""
         return self._credit * 2 <= self._limits.credit
 
-    def send(self, view: memoryview, group: int, tag: int) -> Send | None:
+    def send(self, view: memoryview, group: int, tag: int) -> SendOperation | None:
         """Start sending; None when every byte has left already."""
         with self._link.lock:
             cost = len(view) + MESSAGE_COST
@@ -126,7 +144,7 @@ class Outbox:
                 and not self._backlog
             ):
                 return self._send_eagerly(view, group, tag)
-            send = Send(self._driver, self._link.rank, view, group, tag)
+            send = SendOperation(self._inbox, self._link.rank, view, group, tag)
             if self._link.lost is not None:
                 send.finish(self._link.lost)
                 return send
@@ -135,23 +153,28 @@ class Outbox:
             self._offer()
             return send
 
-    def _send_eagerly(self, view: memoryview, group: int, tag: int) -> Send | None:
+    def _send_eagerly(self, view: memoryview, group: int, tag: int) -> SendOperation | None:
         link, number = self._link, self._next_number
         self._credit -= len(view) + MESSAGE_COST
         self._next_number = number + 1
         header = encode(
-            Kind.EAGER, group=group, epoch=link.epoch, tag=tag, operation=number, length=len(view)
+            FrameType.EAGER,
+            group=group,
+            epoch=link.epoch,
+            tag=tag,
+            operation=number,
+            length=len(view),
         )
         if link.writer.write(header, view):
             return None
-        send = Send(self._driver, link.rank, view, group, tag)
+        send = SendOperation(self._inbox, link.rank, view, group, tag)
         send.parcel.number, send.outbox = number, self
         send.eager = send.granted = True
         self._open[number] = send
         link.writer.adopt(send)
         return send
 
-    def _take_number(self, send: Send) -> int:
+    def _take_number(self, send: SendOperation) -> int:
         number = self._next_number
         self._next_number = number + 1
         send.outbox = self
@@ -163,7 +186,7 @@ class Outbox:
             parcel = self._backlog.popleft().parcel
             self._offered += 1
             header = encode(
-                Kind.OFFER,
+                FrameType.OFFER,
                 group=parcel.group,
                 epoch=self._link.epoch,
                 tag=parcel.tag,
@@ -191,15 +214,13 @@ class Outbox:
         with self._link.lock:
             self._credit += amount
             if self._credit > self._limits.credit:
-                raise MalformedFrame(
-                    f"Rank {self._link.rank} gave back more credit than had been used"
-                )
+                raise MalformedFrame(f"Rank {self._link.rank} returned more credit than was used")
 
-    def recall(self, send: Send) -> None:
+    def recall(self, send: SendOperation) -> None:
         """Give up: read from the caller's buffer no more, and withdraw what the peer knows."""
         link, parcel = self._link, send.parcel
         with link.lock:
-            if send.done:
+            if send.ended:
                 return
             if send in self._backlog:
                 self._backlog.remove(send)
@@ -209,11 +230,13 @@ class Outbox:
                     send.finish()  # every byte is queued and will arrive: it counts as sent
                     return
                 self._offered -= 0 if send.granted else 1
-                link.writer.write(encode(Kind.WITHDRAW, epoch=link.epoch, operation=parcel.number))
+                link.writer.write(
+                    encode(FrameType.WITHDRAW, epoch=link.epoch, operation=parcel.number)
+                )
             send.finish(Cancelled("The send was cancelled"))
             self._offer()
 
-    def forget(self, send: Send) -> None:
+    def forget(self, send: SendOperation) -> None:
         """A message is done."""
         self._open.pop(send.parcel.number, None)
 
@@ -232,19 +255,22 @@ Key: TypeAlias = tuple[int, int, int]
 """(group, sender's rank, tag)"""
 
 
-class Receive(Operation):
+class ReceiveOperation(Operation):
     """A buffer waiting for a message."""
 
-    __slots__ = ("at_most", "key", "message", "view")
+    __slots__ = ("_inbox", "at_most", "key", "message", "view")
 
-    def __init__(
-        self, driver: Driver, key: Key, view: memoryview, *, at_most: bool = False
-    ) -> None:
-        super().__init__(driver)
+    def __init__(self, inbox: Inbox, key: Key, view: memoryview, *, at_most: bool = False) -> None:
+        super().__init__(inbox.pump)
+        self._inbox = inbox
         self.key = key
         self.at_most = at_most
         self.view = view
-        self.message: Message | None = None
+        self.message: IncomingMessage | None = None
+
+    def _give_up(self) -> None:
+        with self.pump.standstill():
+            self._inbox.give_up(self)
 
     def take(self, payload: memoryview) -> None:
         """Become done with a copy of a whole message; fail if it does not fit."""
@@ -273,10 +299,10 @@ class Receive(Operation):
 
 
 @dataclass(eq=False, slots=True)
-class Message:
+class IncomingMessage:
     """A message offered, on its way in, or here and not yet asked for."""
 
-    sender: Sender
+    sender: SenderState
     key: Key
     number: int
     size: int
@@ -286,12 +312,12 @@ class Message:
     kept: bool = False
     """The buffer is ours and not the receive's, which gets a copy."""
     filled: int = 0
-    receive: Receive | None = None
+    receive: ReceiveOperation | None = None
     unwanted: bool = False
     """Its receive had another size; the bytes are dropped when they are all here."""
     courtesy: bool = False
     """Its buffer counts against the courtesy budget."""
-    source: Send | None = None
+    source: SendOperation | None = None
     """For a message to oneself: the send that still holds the bytes."""
 
     @property
@@ -323,11 +349,11 @@ class Message:
 
 
 @dataclass(eq=False)
-class Sender:
+class SenderState:
     """What we keep about one peer that sends to us."""
 
     rank: int
-    link: Link | None
+    link: PeerConnection | None
     credit: int
     """What it may make us keep, in bytes."""
     used: int = 0
@@ -335,16 +361,16 @@ class Sender:
     owed: int = 0
     """The part of it that is consumed and will go back with the next note."""
     ungranted: int = 0
-    offers: dict[int, Message] = field(default_factory=dict)
-    arriving: Message | None = None
+    offers: dict[int, IncomingMessage] = field(default_factory=dict)
+    arriving: IncomingMessage | None = None
     """The eager message whose payload is now on its way."""
     size_buffer: bytearray = field(default_factory=lambda: bytearray(SIZE.size))
 
-    def message_of(self, header: Header) -> Message | None:
+    def message_of(self, header: Header) -> IncomingMessage | None:
         """The message a frame with payload belongs to."""
-        if header.kind == Kind.EAGER:
+        if header.kind == FrameType.EAGER:
             return self.arriving
-        return self.offers.get(header.operation) if header.kind == Kind.DATA else None
+        return self.offers.get(header.operation) if header.kind == FrameType.DATA else None
 
     def charge(self, size: int) -> None:
         """A small message of this size uses up credit."""
@@ -357,13 +383,121 @@ class Sender:
         self.owed += size + MESSAGE_COST
         if self.owed * 2 >= self.credit:
             self.used -= self.owed
-            self.tell(Kind.CREDIT, self.owed)
+            self.tell(FrameType.CREDIT, self.owed)
             self.owed = 0
 
-    def tell(self, kind: Kind, number: int) -> None:
+    def tell(self, kind: FrameType, number: int) -> None:
         """Send the peer a frame without payload."""
         assert self.link is not None
         self.link.tell(encode(kind, epoch=self.link.epoch, operation=number))
+
+
+# --------------------------------------------------------------------------------------------------
+# Matching: which arriving message belongs to which posted receive.
+#
+# Messages of one key (group, sender, tag) match receives of that key strictly in order, whichever
+# comes first.  Keys never wait for each other.  The queue knows neither bytes nor threads; what it
+# keeps are the caller's own objects.
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ReceiveT = TypeVar("ReceiveT")
+MessageT = TypeVar("MessageT")
+Mine = TypeVar("Mine")
+Other = TypeVar("Other")
+
+
+class MatchQueue(Generic[KeyT, ReceiveT, MessageT]):
+    """Receives that wait for messages, and messages that wait for receives.
+
+    For one key at most one of the two queues is non-empty.
+
+    >>> box = MatchQueue[str, str, str]()
+    >>> box.post("key", "receive"), box.arrive("key", "message")
+    (None, 'receive')
+    """
+
+    def __init__(self) -> None:
+        self._receives: dict[KeyT, deque[ReceiveT]] = {}
+        self._messages: dict[KeyT, deque[MessageT]] = {}
+
+    def post(self, key: KeyT, receive: ReceiveT) -> MessageT | None:
+        """Give the oldest message of ``key`` to ``receive``, or let it wait."""
+        return _meet(key, receive, self._receives, self._messages)
+
+    def arrive(self, key: KeyT, message: MessageT) -> ReceiveT | None:
+        """Give ``message`` to the oldest receive of ``key``, or let it wait."""
+        return _meet(key, message, self._messages, self._receives)
+
+    def take_receive(self, key: KeyT) -> ReceiveT | None:
+        """The oldest receive that waits for ``key``, for a message that needs no waiting."""
+        queue = self._receives.get(key)
+        if queue is None:
+            return None
+        receive = queue.popleft()
+        if not queue:
+            del self._receives[key]
+        return receive
+
+    def take_back_receive(self, key: KeyT, receive: ReceiveT) -> bool:
+        """Remove a receive that still waits; False if it has met a message."""
+        return _remove(self._receives, key, receive)
+
+    def take_back_message(self, key: KeyT, message: MessageT) -> bool:
+        """Remove a message that still waits; False if it has met a receive."""
+        return _remove(self._messages, key, message)
+
+    def return_receive(self, key: KeyT, receive: ReceiveT) -> MessageT | None:
+        """Its message was withdrawn: it comes first again, and may meet the next one at once."""
+        if key in self._messages:
+            return self.post(key, receive)
+        self._receives.setdefault(key, deque()).appendleft(receive)
+        return None
+
+    def return_message(self, key: KeyT, message: MessageT) -> ReceiveT | None:
+        """Its receive gave up: it comes first again, and may meet the next one at once."""
+        if key in self._receives:
+            return self.arrive(key, message)
+        self._messages.setdefault(key, deque()).appendleft(message)
+        return None
+
+    def has_message(self, key: KeyT) -> bool:
+        """Whether a message of ``key`` waits for a receive."""
+        return key in self._messages
+
+    def waiting_messages(self) -> list[MessageT]:
+        """Every message that has not been asked for yet, oldest first within a key."""
+        return [message for queue in self._messages.values() for message in queue]
+
+    def abandon(self, keys: list[KeyT]) -> list[ReceiveT]:
+        """Remove and return every receive that waits for one of ``keys``; messages stay."""
+        return [receive for key in keys for receive in self._receives.pop(key, ())]
+
+    def awaited_keys(self) -> list[KeyT]:
+        """The keys some receive waits for."""
+        return list(self._receives)
+
+
+def _meet(
+    key: KeyT, mine: Mine, own: dict[KeyT, deque[Mine]], others: dict[KeyT, deque[Other]]
+) -> Other | None:
+    queue = others.get(key)
+    if queue is None:
+        own.setdefault(key, deque()).append(mine)
+        return None
+    partner = queue.popleft()
+    if not queue:
+        del others[key]
+    return partner
+
+
+def _remove(queues: dict[KeyT, deque[Mine]], key: KeyT, item: Mine) -> bool:
+    queue = queues.get(key)
+    if queue is None or item not in queue:
+        return False
+    queue.remove(item)
+    if not queue:
+        del queues[key]
+    return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -378,22 +512,22 @@ class Sender:
 class Inbox:
     """Everything sent to one rank."""
 
-    def __init__(self, rank: int, driver: Driver, limits: Limits) -> None:
+    def __init__(self, rank: int, pump: PumpLock, limits: MessageLimits) -> None:
         self.lock = threading.Lock()
+        self.pump = pump
         self._rank = rank
-        self._driver = driver
-        self._mailbox: Mailbox[Key, Receive, Message] = Mailbox()
+        self._mailbox: MatchQueue[Key, ReceiveOperation, IncomingMessage] = MatchQueue()
         self.has_message = self._mailbox.has_message  # one look at one key, so without the lock
         self._courtesy_left = limits.courtesy
-        self._myself = Sender(rank, None, 0)
+        self._myself = SenderState(rank, None, 0)
 
     # -- receives --------------------------------------------------------------------------
 
     def receive(
-        self, sender: Sender | None, key: Key, view: memoryview, *, at_most: bool = False
-    ) -> Receive:
+        self, sender: SenderState | None, key: Key, view: memoryview, *, at_most: bool = False
+    ) -> ReceiveOperation:
         """Start receiving from a peer, or from oneself when there is no sender."""
-        receive = Receive(self._driver, key, view, at_most=at_most)
+        receive = ReceiveOperation(self, key, view, at_most=at_most)
         with self.lock:
             message = self._mailbox.post(key, receive)
             if message is not None:
@@ -403,14 +537,14 @@ class Inbox:
                 receive.finish(sender.link.lost)
         return receive
 
-    def give_up(self, receive: Receive) -> None:
+    def give_up(self, receive: ReceiveOperation) -> None:
         """Free the caller's buffer; what is here of a message is kept for the next receive.
 
         Only while the pump stands still: the pump writes into that buffer.
         """
         with self.lock:
             message = receive.message
-            if receive.done:
+            if receive.ended:
                 return
             if message is None:
                 self._mailbox.take_back_receive(receive.key, receive)
@@ -425,7 +559,7 @@ class Inbox:
 
     # -- meeting ---------------------------------------------------------------------------
 
-    def _join(self, receive: Receive, message: Message) -> None:
+    def _join(self, receive: ReceiveOperation, message: IncomingMessage) -> None:
         """A receive and a message have met."""
         if not receive.fits(message.size):
             receive.finish(SizeMismatch(len(receive.view), message.size, rank=message.key[1]))
@@ -439,29 +573,29 @@ class Inbox:
         elif message.buffer is None:
             message.buffer = receive.view[: message.size]
             self._grant(message)
-        if message.whole and not receive.done:
+        if message.whole and not receive.ended:
             self._deliver(message)
 
-    def _grant(self, message: Message) -> None:
+    def _grant(self, message: IncomingMessage) -> None:
         sender = message.sender
         sender.ungranted -= 1
-        sender.tell(Kind.GRANT, message.number)
+        sender.tell(FrameType.GRANT, message.number)
         if message.size == 0:
             del sender.offers[message.number]
 
-    def _drop(self, message: Message) -> None:
-        """Nobody will get this message; its sender counts it as delivered."""
+    def _drop(self, message: IncomingMessage) -> None:
+        """Drop this message undelivered; its sender counts it as delivered."""
         message.unwanted = True
         if message.source is not None:
             message.source.finish()
         elif message.buffer is None:
             message.sender.ungranted -= 1
             del message.sender.offers[message.number]
-            message.sender.tell(Kind.DISCARD, message.number)
+            message.sender.tell(FrameType.DISCARD, message.number)
         elif message.whole and message is not message.sender.arriving:
             self._release(message)
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: IncomingMessage) -> None:
         receive, buffer = message.receive, message.buffer if message.kept else None
         assert receive is not None
         self._release(message)
@@ -471,7 +605,7 @@ class Inbox:
         else:
             receive.take(buffer)
 
-    def _release(self, message: Message) -> None:
+    def _release(self, message: IncomingMessage) -> None:
         """The message's bytes are needed no more."""
         message.buffer = None
         if message.courtesy:
@@ -482,21 +616,21 @@ class Inbox:
 
     # -- frames, called by the pump --------------------------------------------------------
 
-    def begin(self, sender: Sender, header: Header) -> memoryview:
+    def begin(self, sender: SenderState, header: Header) -> memoryview:
         """Say where a payload lands."""
-        if header.kind == Kind.OFFER and header.length == SIZE.size:
+        if header.kind == FrameType.OFFER and header.length == SIZE.size:
             return memoryview(sender.size_buffer)
         with self.lock:
-            if header.kind == Kind.EAGER:
+            if header.kind == FrameType.EAGER:
                 return self._begin_eager(sender, header)
-            if header.kind == Kind.DATA:
+            if header.kind == FrameType.DATA:
                 return self._begin_piece(sender, header)
         raise MalformedFrame(f"Rank {sender.rank} sent a {header.kind.name} frame with a payload")
 
-    def _begin_eager(self, sender: Sender, header: Header) -> memoryview:
+    def _begin_eager(self, sender: SenderState, header: Header) -> memoryview:
         sender.charge(header.length)
         key = (header.group, sender.rank, header.tag)
-        message = Message(sender, key, header.operation, header.length, eager=True)
+        message = IncomingMessage(sender, key, header.operation, header.length, eager=True)
         sender.arriving = message
         receive = self._mailbox.arrive(key, message)
         if receive is not None:
@@ -508,23 +642,23 @@ class Inbox:
         message.buffer, message.kept = memoryview(bytearray(header.length)), True
         return message.buffer
 
-    def _begin_piece(self, sender: Sender, header: Header) -> memoryview:
+    def _begin_piece(self, sender: SenderState, header: Header) -> memoryview:
         message = sender.offers.get(header.operation)
         if message is None or message.buffer is None:
-            raise MalformedFrame(f"Rank {sender.rank} sent a piece that nobody had asked for")
+            raise MalformedFrame(f"Rank {sender.rank} sent a piece that was not asked for")
         end = message.filled + header.length
         if end > message.size:
             raise MalformedFrame(f"Rank {sender.rank} sent more than it had offered")
         return message.buffer[message.filled : end]
 
-    def complete_small(self, sender: Sender, header: Header, payload: memoryview) -> None:
+    def complete_small(self, sender: SenderState, header: Header, payload: memoryview) -> None:
         """A whole small message is here, in a buffer that is only lent."""
         key = (header.group, sender.rank, header.tag)
         with self.lock:
             sender.charge(header.length)
             receive = self._mailbox.take_receive(key)
             if receive is None:
-                message = Message(sender, key, header.operation, header.length, eager=True)
+                message = IncomingMessage(sender, key, header.operation, header.length, eager=True)
                 message.buffer, message.kept = memoryview(bytearray(payload)), True
                 message.filled = message.size
                 self._mailbox.arrive(key, message)
@@ -532,7 +666,7 @@ class Inbox:
             sender.give_back(header.length)
             receive.take(payload)
 
-    def complete_eager(self, sender: Sender, header: Header) -> None:
+    def complete_eager(self, sender: SenderState, header: Header) -> None:
         """A whole small message is here."""
         with self.lock:
             if header.length == 0:
@@ -545,7 +679,7 @@ class Inbox:
             elif message.receive is not None:
                 self._deliver(message)
 
-    def complete_piece(self, sender: Sender, header: Header) -> None:
+    def complete_piece(self, sender: SenderState, header: Header) -> None:
         """A piece of a granted message is here."""
         with self.lock:
             message = sender.offers.get(header.operation)
@@ -560,7 +694,7 @@ class Inbox:
             elif message.receive is not None:
                 self._deliver(message)
 
-    def complete_offer(self, sender: Sender, header: Header) -> None:
+    def complete_offer(self, sender: SenderState, header: Header) -> None:
         """A peer has something for us."""
         with self.lock:
             if header.operation in sender.offers or sender.ungranted >= MAX_OFFERS:
@@ -569,14 +703,14 @@ class Inbox:
                 raise MalformedFrame(f"Rank {sender.rank} offered a message without a size")
             (size,) = SIZE.unpack(sender.size_buffer)
             key = (header.group, sender.rank, header.tag)
-            message = Message(sender, key, header.operation, size, eager=False)
+            message = IncomingMessage(sender, key, header.operation, size, eager=False)
             sender.offers[header.operation] = message
             sender.ungranted += 1
             receive = self._mailbox.arrive(key, message)
             if receive is not None:
                 self._join(receive, message)
 
-    def complete_withdrawal(self, sender: Sender, number: int) -> None:
+    def complete_withdrawal(self, sender: SenderState, number: int) -> None:
         """A peer gave up sending; its receive waits for the next message instead."""
         with self.lock:
             message = sender.offers.pop(number, None)
@@ -595,11 +729,11 @@ class Inbox:
 
     # -- oneself, deadlocks, endings -------------------------------------------------------
 
-    def send_to_myself(self, send: Send) -> None:
+    def send_to_myself(self, send: SendOperation) -> None:
         """Deliver locally; kept within the courtesy budget when no receive is posted."""
         view = send.parcel.view
         key = (send.parcel.group, self._rank, send.parcel.tag)
-        message = Message(self._myself, key, 0, len(view), eager=False, source=send)
+        message = IncomingMessage(self._myself, key, 0, len(view), eager=False, source=send)
         with self.lock:
             receive = self._mailbox.arrive(key, message)
             if receive is not None:
@@ -611,7 +745,7 @@ class Inbox:
                 message.source = None
                 send.finish()
 
-    def recall_from_myself(self, send: Send) -> None:
+    def recall_from_myself(self, send: SendOperation) -> None:
         """A send to oneself gives up."""
         with self.lock:
             for message in self._mailbox.waiting_messages():
@@ -631,7 +765,7 @@ class Inbox:
                     message.buffer = memoryview(bytearray(message.size))
                     self._grant(message)
 
-    def lose(self, sender: Sender) -> list[Operation]:
+    def lose(self, sender: SenderState) -> list[Operation]:
         """A peer is gone; whole messages stay.  The caller finishes what is returned."""
         with self.lock:
             half = list(sender.offers.values())

@@ -2,53 +2,26 @@
 
 The data plane has no thread of its own.  Of the threads that wait, one runs the pump (moves bytes
 for everybody) and the others sleep; when its own operation is done it hands the pump to a sleeper.
-:class:`Turns` is that rule.
+:class:`PumpLock` is that rule.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-from potluck._types import Seconds, in_seconds
-from potluck.errors import BackendUnavailable, DistributedError, Timeout
-
-LONGEST = 3600.0
-"""Seconds of one sleep, after which the deadline is looked at again: epoll ends at 24 days."""
+from potluck._future import LONGEST, Future, deadline_after, wake_sleeper
+from potluck.errors import BackendUnavailable, DistributedError
 
 
-def deadline_after(timeout: float | None) -> float | None:
-    """The moment ``timeout`` seconds from now; None is never."""
-    if timeout is None or timeout == math.inf:
-        return None
-    if timeout < 0 or timeout != timeout:  # noqa: PLR0124 - the second is how NaN shows
-        msg = f"A timeout must be zero or more seconds, not {timeout}"
-        raise ValueError(msg)
-    return time.monotonic() + timeout
+class Operation(Future[None]):
+    """A send, a receive or a barrier in progress.  Until it is done the buffer belongs to it.
 
-
-class Driver(Protocol):
-    """Who makes an operation progress."""
-
-    def drive(self, operation: Operation, deadline: float | None) -> bool:
-        """Work until the operation is done (True) or the deadline has passed (False)."""
-
-    def give_up(self, operation: Operation) -> None:
-        """Make sure that the operation touches the caller's buffer no more; it may end done."""
-
-
-class Operation:
-    """A send, a receive or a barrier under way.
-
-    ``done`` turns true once and stays; ``error`` is then None or what went wrong.  Until it is
-    done the buffer belongs to the operation.
+    It moves while some thread uses the backend: of those that wait, one runs the pump.
 
     >>> from potluck import SimulatedBackend
     >>> left, right = SimulatedBackend.create_group(2)
@@ -60,79 +33,41 @@ class Operation:
     b'hi'
     """
 
-    __slots__ = ("_driver", "_sleepers", "done", "error")
+    __slots__ = ("pump",)
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sleepers: tuple[threading.Lock, ...] = ()
-        self.done = False
-        self.error: DistributedError | None = None
+    is_passive = True
+    error: DistributedError | None
 
-    def describe(self) -> str:
-        """What this is, as the subject of a sentence."""
-        return "The operation"
-
-    def wait(self, timeout: Seconds | None = None) -> None:
-        """Return when done, raise what went wrong, or raise :class:`Timeout`.
-
-        After a time-out the operation goes on and still owns its buffer: wait again or
-        :meth:`cancel` it.
-        """
-        timeout = in_seconds(timeout)
-        if not self.done and not self._driver.drive(self, deadline_after(timeout)):
-            raise self.timeout_error(timeout or 0.0)
-        if self.error is not None:
-            raise copy.copy(self.error)  # each gets its own: tracebacks would pile up on one
+    def __init__(self, pump: PumpLock) -> None:
+        super().__init__()
+        self.pump = pump
 
     def cancel(self) -> bool:
         """Give the buffer back without waiting; False if the operation was done after all."""
-        if not self.done:
-            self._driver.give_up(self)
+        if not self.ended:
+            self._give_up()
         return isinstance(self.error, Cancelled)
 
     def finish_within(self, timeout: float | None) -> None:
         """Like :meth:`wait`, but a time-out gives the buffer back: for blocking calls."""
         try:
-            in_time = self.done or self._driver.drive(self, deadline_after(timeout))
-        except BaseException:  # Ctrl-C, or a timeout that is no number: nobody waits any more
+            in_time = self.ended or self.drive(timeout)
+        except BaseException:  # Ctrl-C, or a timeout that is not a number: no thread waits any more
             self.cancel()
             raise
         if not in_time and self.cancel():
             raise self.timeout_error(timeout or 0.0)
-        if self.error is not None:
-            raise copy.copy(self.error)  # each gets its own: tracebacks would pile up on one
+        if self.error is not None or not self.ended:
+            self.result()
 
-    def timeout_error(self, seconds: float) -> Timeout:
-        """The error for a deadline that passed."""
-        return Timeout(f"{self.describe()} was not done within {seconds:g} s", seconds=seconds)
+    def drive(self, limit: float | None) -> bool:
+        """Run the pump, or sleep while another thread does."""
+        return self.pump.wait(self, deadline_after(limit))
 
-    def finish(self, error: DistributedError | None = None) -> None:
-        """Become done and wake the threads that wait; the first call counts."""
-        if self.done:
-            return
-        self.error = error
-        self.done = True
-        for sleeper in self._sleepers:
-            _wake(sleeper)
-
-    def sleep(self, sleeper: threading.Lock) -> None:
-        """Name a lock that :meth:`finish` shall release."""
-        self._sleepers += (sleeper,)
-
-    def rise(self, sleeper: threading.Lock) -> None:
-        """Forget that lock again."""
-        self._sleepers = tuple(lock for lock in self._sleepers if lock is not sleeper)
-
-
-class Ended(Operation):
-    """An operation that is over, without its buffer."""
-
-    def __init__(self, error: DistributedError | None = None) -> None:
-        self.done = True
-        self.error = error
-
-
-DONE = Ended()
+    def _give_up(self) -> None:
+        """Make sure that it no longer touches the caller's buffer; it may end done."""
+        with self.pump.standstill():
+            self.finish(Cancelled(f"{self.describe()} was cancelled"))
 
 
 def finish_all(operations: Iterable[Operation], error: DistributedError) -> None:
@@ -147,16 +82,11 @@ class Cancelled(DistributedError):
     recoverable = True
 
 
-def _wake(sleeper: threading.Lock) -> None:
-    with contextlib.suppress(RuntimeError):  # already awake
-        sleeper.release()
-
-
 def _is_past(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
-class Turns:
+class PumpLock:
     """Who of the waiting threads runs the pump."""
 
     def __init__(self, pump: Callable[[float | None], None], wake: Callable[[], None]) -> None:
@@ -167,12 +97,12 @@ class Turns:
         self._sleepers: deque[threading.Lock] = deque()
         self._wanted = 0  # threads that want the pump to stand still
         self._stirred = False  # something was done outside the pump
-        self._counting = threading.Lock()  # guards _wanted and who sleeps for an operation
+        self._counting = threading.Lock()  # guards _wanted
 
     def wait(self, operation: Operation, deadline: float | None) -> bool:
         """Pump or sleep until ``operation`` is done; False when the deadline comes first."""
         try:
-            while not operation.done and not _is_past(deadline):
+            while not operation.ended and not _is_past(deadline):
                 if not self._wanted and self._turn.acquire(blocking=False):
                     try:
                         self._holder = threading.get_ident()
@@ -186,13 +116,20 @@ class Turns:
                     self._sleep(operation, deadline)
                 else:
                     time.sleep(0)  # a standstill is about to begin: let that thread run
-            if not operation.done:
+            if not operation.ended:
                 self.step(0)  # even without time to wait: what has arrived counts
         finally:
             # The pump may have been handed to us after our last look at it: pass it on.
             if not self._turn.locked():
                 self._hand_over()
-        return operation.done
+        return operation.ended
+
+    def wait_briefly(self, operation: Operation, deadline: float | None, pause: float) -> bool:
+        """Wait at most ``pause``; True when there is nothing more to wait for."""
+        now = time.monotonic()
+        if deadline is not None:
+            pause = min(pause, (deadline - now) / 4)  # leave time for what comes after
+        return self.wait(operation, now + pause) or pause <= 0
 
     def step(self, timeout: float | None) -> bool:
         """Pump once; False if another thread does."""
@@ -256,7 +193,7 @@ class Turns:
             self._wanted += change
 
     def _run(self, operation: Operation, deadline: float | None) -> None:
-        while not operation.done and not self._wanted:
+        while not operation.ended and not self._wanted:
             timeout = None if deadline is None else deadline - time.monotonic()
             if timeout is not None and timeout <= 0:
                 return
@@ -267,20 +204,23 @@ class Turns:
         sleeper = threading.Lock()
         sleeper.acquire()
         try:
-            with self._counting:
-                operation.sleep(sleeper)
+            operation.add_sleeper(sleeper)
             self._sleepers.append(sleeper)
             # Only now look again: whoever finishes or leaves from here on sees the sleeper.
-            if not operation.done and self._turn.locked():
+            if not operation.ended and self._turn.locked():
                 remaining = LONGEST if deadline is None else deadline - time.monotonic()
                 sleeper.acquire(timeout=min(max(0.0, remaining), LONGEST))
         finally:
             with contextlib.suppress(ValueError):  # already taken off by who handed us the pump
                 self._sleepers.remove(sleeper)
-            with self._counting:
-                operation.rise(sleeper)
+            operation.remove_sleeper(sleeper)
 
     def _hand_over(self) -> None:
         if self._sleepers:
             with contextlib.suppress(IndexError):  # it woke by itself in this instant
-                _wake(self._sleepers.popleft())
+                wake_sleeper(self._sleepers.popleft())
+
+
+DONE = Operation(PumpLock(lambda _: None, lambda: None))
+"""An operation that is over, without a buffer."""
+DONE.finish()

@@ -1,12 +1,13 @@
-"""One port per process: control lanes, the lanes of every view, and whatever comes later.
+"""One port per process: for control connections and the connections of every view.
 
-The hello says what a connection is for.  Whoever gets this far has proved who it is and agrees with
-us on who belongs, so a handler judges only whether it may have what it asks for.
+The hello says what a connection is for.  A peer that gets this far has proved its identity and
+agrees with us on the members, so a handler only decides whether it may have what it asks for.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -26,9 +27,16 @@ from potluck.net.addresses import Address
 from potluck.net.listener import Acceptor
 from potluck.net.opening import answer, refuse
 from potluck.net.secure_socket import NOBODY, OpeningSocket, SecureSocket, Security
-from potluck.trust.connect import Reception, open_any, say_hello
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Control, ControlOpened, Introduction, Join, Lane, unpack
+from potluck.trust.connect import AdmissionHandshake, open_any, say_hello
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import (
+    ControlReply,
+    ControlRequest,
+    Introduction,
+    Join,
+    OpenRequest,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from potluck.identity.namespace import NetworkNamespace
@@ -50,31 +58,34 @@ SEATS = 256
 SEATS_EACH = 64
 """Of these, from one node, which may run that many processes; in clear, from one address."""
 
+ANOTHER = "this connection belongs to another group"
+
 REMEMBERED = 64
 """Sessions that are known to be over, so that their lanes do not wait in vain."""
 
-Intake: TypeAlias = Callable[[OpeningSocket, Lane], None]
+Intake: TypeAlias = Callable[[OpeningSocket, OpenRequest], None]
 """Takes the lanes of one session; owns them from then on, and must not block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Guest:
+class _PendingConnection:
     """A lane that waits."""
 
     sock: OpeningSocket
-    lane: Lane
+    lane: OpenRequest
     origin: str
     deadline: float
 
 
-class Lobby:
-    """Hands lanes to whoever serves their session."""
+class PendingConnections:
+    """Hands incoming connections to the backend that serves their session."""
 
     def __init__(self) -> None:
         self._intakes: dict[bytes, Intake] = {}
-        self._guests: list[_Guest] = []  # in order of arrival, so of deadline
+        self._guests: list[_PendingConnection] = []  # in order of arrival, so of deadline
         self._over: deque[bytes] = deque(maxlen=REMEMBERED)
         self._is_closed = False
+        self._serves_one = False
         self._usher: threading.Thread | None = None
         self._changed = threading.Condition()
 
@@ -84,23 +95,30 @@ class Lobby:
         with self._changed:
             return len(self._guests)
 
-    def serve(self, session: bytes, intake: Intake) -> None:
-        """From now on ``intake`` gets the lanes of a session; also those that wait."""
+    def serve(self, session: bytes, intake: Intake, *, alone: bool = False) -> None:
+        """From now on ``intake`` gets the lanes of a session; also those that wait.
+
+        If it is served ``alone`` there will never be another one.
+        """
         with self._changed:
             self._intakes[session] = intake
+            self._serves_one = alone
             if session in self._over:
                 self._over.remove(session)
             come = self._dismiss(lambda guest: guest.lane.session == session)
+            others = self._dismiss(lambda _: alone)
         for guest in come:
             _hand_over(guest, intake)
+        for guest in others:
+            refuse(guest.sock, ANOTHER, for_now=True)
 
     def withdraw(self, session: bytes) -> None:
-        """Nobody serves a session any more, and nobody will."""
+        """Stop serving a session; later connections for it are refused."""
         with self._changed:
             if self._intakes.pop(session, None) is not None:
                 self._over.append(session)
 
-    def receive(self, sock: OpeningSocket, lane: Lane) -> None:
+    def receive(self, sock: OpeningSocket, lane: OpenRequest) -> None:
         """Take a lane in."""
         with self._changed:
             intake = self._intakes.get(lane.session)
@@ -110,17 +128,19 @@ class Lobby:
         elif refused:
             refuse(sock, refused, for_now=True)
 
-    def _seat(self, sock: OpeningSocket, lane: Lane) -> str:
+    def _seat(self, sock: OpeningSocket, lane: OpenRequest) -> str:
         """Let a lane wait; or why it cannot."""
         if self._is_closed:
             return "this process is leaving"
+        if self._serves_one:
+            return ANOTHER
         if lane.session in self._over:
-            return "this view is over here"
+            return "this view has ended here"
         origin = _origin(sock)
         here = sum(guest.origin == origin for guest in self._guests)
         if here >= SEATS_EACH or len(self._guests) >= SEATS:
-            return "too many connections wait here for views that are yet to come"
-        self._guests.append(_Guest(sock, lane, origin, time.monotonic() + WAIT))
+            return "too many connections are waiting for later views"
+        self._guests.append(_PendingConnection(sock, lane, origin, time.monotonic() + WAIT))
         if self._usher is None:
             self._usher = threading.Thread(target=self._run, name="potluck-lobby", daemon=True)
             try:
@@ -128,11 +148,11 @@ class Lobby:
             except RuntimeError:  # the system gives no more threads
                 self._usher = None
                 self._guests.pop()
-                return "this machine has no thread left to answer with"
+                return "this machine cannot start another thread"
         return ""
 
     def _run(self) -> None:
-        """Send away whoever has waited in vain, until nobody waits."""
+        """Refuse connections that have waited too long, until none wait."""
         while True:
             with self._changed:
                 if not self._guests:
@@ -141,9 +161,11 @@ class Lobby:
                 self._changed.wait(max(0.0, self._guests[0].deadline - time.monotonic()))
                 late = self._dismiss(lambda guest: guest.deadline <= time.monotonic())
             for guest in late:
-                refuse(guest.sock, "the view of this lane is not known here yet", for_now=True)
+                refuse(
+                    guest.sock, "the view of this connection is not known here yet", for_now=True
+                )
 
-    def _dismiss(self, chosen: Callable[[_Guest], bool]) -> list[_Guest]:
+    def _dismiss(self, chosen: Callable[[_PendingConnection], bool]) -> list[_PendingConnection]:
         """Take guests off the list; only inside the lock."""
         leaving = [guest for guest in self._guests if chosen(guest)]
         self._guests = [guest for guest in self._guests if guest not in leaving]
@@ -152,7 +174,7 @@ class Lobby:
         return leaving
 
     def close(self) -> None:
-        """Send everybody away, and seat nobody from now on."""
+        """Refuse every connection that waits, and all that come later."""
         with self._changed:
             self._is_closed = True
             self._intakes.clear()
@@ -164,7 +186,7 @@ class Lobby:
             usher.join()
 
 
-def _hand_over(guest: _Guest, intake: Intake) -> None:
+def _hand_over(guest: _PendingConnection, intake: Intake) -> None:
     try:
         intake(guest.sock, guest.lane)
     except OSError:
@@ -182,7 +204,10 @@ def _origin(sock: OpeningSocket) -> str:
 
 # --------------------------------------------------------------------------------------------------
 
-ControlHandler: TypeAlias = Callable[[OpeningSocket, Control], None]
+JoinHandler: TypeAlias = Callable[[OpeningSocket, Join], None]
+"""Owns the connection of a rank that wants to join; must not block."""
+
+ControlHandler: TypeAlias = Callable[[OpeningSocket, ControlRequest], None]
 """Owns the connection of a control lane from its hello on; must not block."""
 
 HELLO_WITHIN = 5.0
@@ -197,7 +222,9 @@ class NodePort(Closing):
 
     Each one is a process of its own to others (:attr:`process`), also when a program opens one
     after the other: what was said to an earlier one never reaches a later one.  One that
-    ``is_shared`` is the process to which this program's groups of fixed ranks belong.
+    ``is_shared`` is the process to which this program's groups of fixed ranks belong; such a group
+    opens one on its own ``listener``, with the ``members`` that it knows already, and ``on_join``
+    gets the ranks that want to join.
     """
 
     def __init__(
@@ -208,7 +235,12 @@ class NodePort(Closing):
         host: str = "",
         security: Security | None = None,
         is_shared: bool = False,
+        members: TrustStore | None = None,
+        listener: socket.socket | None = None,
+        on_join: JoinHandler | None = None,
     ) -> None:
+        if members is not None:
+            security = members.security
         security = security or Security.load(namespace)
         node = security.identity.id
         self._claim: Incarnation | None = None
@@ -220,13 +252,14 @@ class NodePort(Closing):
         """Which start of which node; proved to others, except on connections in clear."""
         self.slot = this.slot
         """Its place among the processes of this machine: a later one in it proves our end."""
-        self.members = Membership(security, lambda _: this)
-        self._lobby = Lobby()
+        self.members = members or TrustStore(security, lambda _: this)
+        self._lobby = PendingConnections()
         self._on_control: ControlHandler | None = None
+        self._on_join = on_join  # set before the first caller is heard
         self._closed: BackendUnavailable | None = None
         try:
             self.members.check()
-            self._acceptor = self._listen(host, port)
+            self._acceptor = self._accept(listener or self._listen(host, port))
         except BaseException:
             self._release()
             raise
@@ -234,18 +267,21 @@ class NodePort(Closing):
         """Where this process listens, on IPv4 and IPv6."""
         _process.on_fork(self)
 
-    def _listen(self, host: str, port: int) -> Acceptor:
-        members = self.members
+    @staticmethod
+    def _listen(host: str, port: int) -> socket.socket:
         try:
-            listener = tcp.listen(host, port)
+            return tcp.listen(host, port)
         except OSError as error:
             where = str(Address(host, port)) if host else f"port {port}"
             raise from_os_error(f"This process could not listen on {where}", error) from error
+
+    def _accept(self, listener: socket.socket) -> Acceptor:
+        members = self.members
         return Acceptor(
             listener,
             self._receive,
             members.security,
-            lambda channel, where: Reception(members, channel, where),
+            lambda channel, where: AdmissionHandshake(members, channel, where),
             members.refused_stranger,
         )
 
@@ -270,7 +306,7 @@ class NodePort(Closing):
         """
         self._on_control = handler
 
-    def answer_control(self, sock: OpeningSocket, opened: ControlOpened) -> None:
+    def answer_control(self, sock: OpeningSocket, opened: ControlReply) -> None:
         """Open a control lane; raises ``OSError`` if the caller has left meanwhile."""
         sock.settimeout(ANSWER_WITHIN)
         answer(sock, structs.replace(opened, introduction=self.introduction()))
@@ -279,11 +315,11 @@ class NodePort(Closing):
         self,
         addresses: Address | Sequence[Address],
         expected: NodeId | None,
-        hello: Control,
+        hello: ControlRequest,
         deadline: float,
         look: Callable[[], None] = lambda: None,
-    ) -> tuple[OpeningSocket, ControlOpened]:
-        """Open a control lane to ``expected``, or to whoever of the namespace is there.
+    ) -> tuple[OpeningSocket, ControlReply]:
+        """Open a control connection to ``expected``, or to any member of the group found there.
 
         The addresses are tried best first; one that does not answer at once does not hold up the
         next.  ``look`` is called while waiting, and raises when that makes no sense any more.
@@ -293,33 +329,44 @@ class NodePort(Closing):
         given = [addresses] if isinstance(addresses, Address) else addresses
         hello = structs.replace(hello, introduction=self.introduction())
 
-        def say(sock: OpeningSocket) -> tuple[OpeningSocket, ControlOpened]:
+        def say(sock: OpeningSocket) -> tuple[OpeningSocket, ControlReply]:
             soon = min(deadline, time.monotonic() + HELLO_WITHIN)
-            return sock, say_hello(sock, hello, ControlOpened, self.members, soon)
+            return sock, say_hello(sock, hello, ControlReply, self.members, soon)
 
         return open_any(self.members, given, deadline, expected, look, say)
 
     # -- the lanes of views --------------------------------------------------------------------
 
-    def serve(self, session: bytes, intake: Intake) -> None:
-        """Lanes of this session, those included that wait already, go to ``intake``."""
+    def serve(self, session: bytes, intake: Intake, *, alone: bool = False) -> None:
+        """Lanes of this session, those included that wait already, go to ``intake``.
+
+        If it is served ``alone``, those of all others are sent away.
+        """
         self.check_open()
-        self._lobby.serve(session, intake)
+        self._lobby.serve(session, intake, alone=alone)
 
     def withdraw(self, session: bytes) -> None:
         """The session is over: its lanes are sent away."""
         self._lobby.withdraw(session)
 
+    # -- ranks that join a group of fixed ranks ------------------------------------------------
+
+    def on_join(self, handler: JoinHandler) -> None:
+        """From now on ``handler`` gets those who want to join by rank."""
+        self._on_join = handler
+
     def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
-        hello = unpack(payload, Join | Lane | Control)  # type: ignore[arg-type]
-        if isinstance(hello, Lane):
+        hello = unpack(payload, Join | OpenRequest | ControlRequest)  # type: ignore[arg-type]
+        if isinstance(hello, OpenRequest):
             self._lobby.receive(sock, hello)
-        elif isinstance(hello, Control) and self._on_control is not None:
+        elif isinstance(hello, ControlRequest) and self._on_control is not None:
             self._on_control(sock, hello)
-        elif isinstance(hello, Control):
+        elif isinstance(hello, ControlRequest):
             refuse(sock, "this process has only just started", for_now=True)
+        elif self._on_join is not None and isinstance(hello, Join):
+            self._on_join(sock, hello)
         else:
-            raise MalformedFrame("Nobody joins by rank here: this process is part of a cluster")
+            raise MalformedFrame("This process is part of a cluster: joining by rank is refused")
 
     # -- endings -------------------------------------------------------------------------------
 
@@ -344,10 +391,10 @@ class NodePort(Closing):
         """In a forked child: the descriptors are closed, and nothing here may be used."""
         self._closed = BackendUnavailable(
             f"This port belongs to the parent process (pid {os.getppid()})",
-            hint="Join anew in the child process if it has to take part.",
+            hint="Join again in the child process if it has to take part.",
         )
 
 
 def proved_node(sock: OpeningSocket) -> NodeId:
-    """Who the other side has proved to be; nobody on a connection in clear."""
+    """The identity that the peer has proved; ``NOBODY`` on an unencrypted connection."""
     return sock.peer if isinstance(sock, SecureSocket) else NOBODY

@@ -11,9 +11,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from potluck.backend.base import PeerStream, Switchboard, check_whole
+from potluck.backend.base import IncomingStreams, PeerStream, check_whole
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import Limits
+from potluck.backend.messages import MessageLimits
 from potluck.errors import InvalidWorldSize
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UNBOUNDED = 1 << 48
 """Bytes: more than any memory has."""
 
-IN_PROCESS = Limits(eager=UNBOUNDED, credit=UNBOUNDED)
+IN_PROCESS = MessageLimits(eager=UNBOUNDED, credit=UNBOUNDED)
 """In one process a message may be sent and received by the same thread, in that order: so all
 travel without asking, however large and however many."""
 
@@ -63,7 +63,7 @@ class SimulatedBackend(MeshBackend):
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size, MemoryPoller(), IN_PROCESS)
-        self._switchboard = Switchboard()
+        self._switchboard = IncomingStreams()
         self._streams: weakref.WeakSet[MemoryStream] = weakref.WeakSet()
         self._group: list[SimulatedBackend] = [self]
         self._faults = SimulatedFaults()
@@ -73,7 +73,7 @@ class SimulatedBackend(MeshBackend):
         cls, world_size: int, *, faults: SimulatedFaults | None = None
     ) -> list[SimulatedBackend]:
         """All ranks of a new group, in order."""
-        if check_whole(world_size, "world size") < 1:
+        if check_whole(world_size, "world_size") < 1:
             raise InvalidWorldSize(world_size)
         group = [cls(rank, world_size) for rank in range(world_size)]
         for backend in group:
@@ -99,7 +99,7 @@ class SimulatedBackend(MeshBackend):
         return PeerStream(mine)
 
     def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
-        """Close connections that nobody here will ask for again."""
+        """Close connections that are not needed here any more."""
         for stream in self._switchboard.abandon(is_over):
             cast("MemoryStream", stream).close()
 
@@ -129,8 +129,8 @@ class SimulatedBackend(MeshBackend):
         return f"simulated rank {rank}"
 
 
-class _DoomedStream:
-    """A stream that takes its rank down after so many writes."""
+class _FailingStream:
+    """A stream that makes its rank fail after a number of writes."""
 
     def __init__(self, stream: MemoryStream, countdown: Callable[[], None]) -> None:
         self._sendmsg = stream.sendmsg
@@ -159,4 +159,4 @@ def _doom(backend: SimulatedBackend, stream: MemoryStream, writes: int) -> None:
         if left[0] < 0:
             backend.lose()
 
-    stream.sendmsg = _DoomedStream(stream, countdown).sendmsg  # type: ignore[method-assign]
+    stream.sendmsg = _FailingStream(stream, countdown).sendmsg  # type: ignore[method-assign]

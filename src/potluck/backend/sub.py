@@ -75,7 +75,7 @@ class SubBackend(Backend):
                 parent.rank,
                 len(ordered),
                 message=f"Rank {parent.rank} is not in the subgroup of ranks {list(ordered)}",
-                hint="Only its members make a subgroup; the other ranks leave the call out.",
+                hint="Only the members of a subgroup make it; the other ranks must skip the call.",
             )
         self.name = name
         """What it is called; None if only the order tells it from others of the same members."""
@@ -193,7 +193,7 @@ class SubBackend(Backend):
 
 def _identity(parent: Backend, members: tuple[int, ...], name: str | None) -> int:
     """A number all members compute alike and no other group has (64 bits of a hash)."""
-    parent = getattr(parent, "innermost", parent)  # a context is not another world
+    parent = parent.innermost  # a context is not another world
     if name is None:
         with _lock:
             counts = _created.setdefault(parent, {})

@@ -12,24 +12,15 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from potluck._decode import printable
 from potluck._types import Seconds, in_seconds
 from potluck.backend.base import check_whole
-from potluck.backend.lanes import (
-    COMPLETE,
-    MESSAGES,
-    Deliver,
-    Extension,
-    OpenLane,
-    Route,
-    answer_lane,
-    open_lane,
-)
-from potluck.backend.stream_backend import LaneBackend
+from potluck.backend.port import JoinHandler, NodePort
+from potluck.backend.stream_backend import StreamBackend
 from potluck.errors import (
     BackendUnavailable,
     DistributedError,
@@ -46,22 +37,18 @@ from potluck.launch_env import read_launch
 from potluck.logs import get_logger
 from potluck.net import tcp
 from potluck.net.addresses import Address, is_loopback, parse_address, unmapped, usable_hosts
-from potluck.net.listener import Acceptor
 from potluck.net.opening import RefusedByPeer, RefusedForNow, answer, await_answer, refuse
 from potluck.net.secure_socket import NOBODY, OpeningSocket, SecureSocket
 from potluck.trust.admission import (
     ANYWHERE,
-    Refused,
-    Rendezvous,
+    JoinRequested,
     judge_entry,
-    judge_lane,
-    judge_node,
     judge_table,
     list_ranks,
 )
-from potluck.trust.connect import Call, Declined, Reception, dial, say_hello
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Join, Lane, LaneOpened, Peer, Table, unpack
+from potluck.trust.connect import Declined, OutgoingCall, dial, say_hello
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import Join, OpenReply, RankEndpoint, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,22 +58,41 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Building the mesh: each rank dials those below it and is dialled by those above.
+# Meeting at rank 0: every rank learns who and where all others are.
+#
+# Rank 0 listens at the master address.  The others dial it, in any order and as often as needed,
+# say who and where they are, and get the table when all have come.  Then the mesh is formed like
+# that of a view (:mod:`potluck.backend.stream_backend`).  A rank that is refused is told why; the
+# others do not notice.
 
-Hello: TypeAlias = tuple[OpeningSocket, Join | Lane]
+logger = get_logger(__name__)
 
-Welcome: TypeAlias = Callable[[int, OpenLane, Peer], None]
-"""(rank, its connection, where it is)"""
+COMPLETE = "this group is complete"
 
-ANSWER_TIME = 5.0
-"""Seconds for the last steps of opening a lane with a member."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""
+
+FULL_PAUSE = 0.25
+"""Seconds until a group that was complete is asked again: an earlier one may be about to leave."""
+
+WATCH_EVERY = 0.05
+"""Seconds between two looks at whether a rank that waits has hung up."""
+
+ANSWER_WITHIN = 2.0
+"""Seconds after which the process that listens at the master address is taken for another one."""
+
+TABLE_PART = 1 << 15
+"""Bytes of the table in one frame: half of what fits, as a single peer may take a quarter."""
+
+GRACE = 1.0
+"""Seconds a rank whose time is up still listens to rank 0, which knows who is missing."""
 
 _SAME_START = "Check that they were started with the same master address and world size."
-_SAME_PEERS = "Check that they were started with the same list of peers, and where they run."
+_SAME_PEERS = "Check that they were started with the same list of peers and on the right machines."
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RendezvousRequest:
     """What a rank brings to the rendezvous."""
 
     rank: int
@@ -94,7 +100,7 @@ class Meeting:
     masters: Sequence[Address]
     timeout: float
     deadline: float
-    members: Membership
+    members: TrustStore
     port: int = 0
     """Where ranks other than 0 listen; 0 is any that is free."""
     peers: Sequence[Address] = ()
@@ -108,139 +114,14 @@ class Meeting:
         return f"rank {rank}{where}"
 
 
-class Door:
-    """Our own listener, with the hellos that have come so far."""
-
-    def __init__(self, listener: socket.socket, members: Membership) -> None:
-        self._hellos: queue.SimpleQueue[Hello] = queue.SimpleQueue()
-        self.acceptor = Acceptor(
-            listener,
-            self._receive,
-            members.security,
-            lambda channel, where: Reception(members, channel, where),
-            members.refused_stranger,
-        )
-
-    def _receive(self, sock: OpeningSocket, payload: bytes) -> None:
-        self._hellos.put((sock, unpack(payload, Join | Lane)))  # type: ignore[arg-type]
-
-    def next_hello(self, deadline: float) -> Hello | None:
-        """The next complete hello, or None at the deadline."""
-        with contextlib.suppress(queue.Empty):
-            return self._hellos.get(timeout=max(0.0, deadline - time.monotonic()))
-        return None
-
-    def turn_away(self, sentence: str) -> None:
-        """From now on refuse everybody, those included who are waiting."""
-        self.acceptor.receive = lambda sock, _: refuse(sock, sentence, for_now=True)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                refuse(self._hellos.get_nowait()[0], sentence, for_now=True)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.turn_away("this rank has given up")
-        self.acceptor.close()
-
-
-class Links:
-    """Connects one rank with all others."""
-
-    def __init__(
-        self,
-        meeting: Meeting,
-        table: Table,
-        door: Door,
-        welcome: Welcome,
-    ) -> None:
-        self._meeting = meeting
-        self.table = self._table = table
-        """Who is who: every rank, as rank 0 has written it down."""
-        self._door = door
-        self._welcome = welcome
-
-    def dial_lower(self) -> None:
-        """Dial every rank below; they have been listening since before the table was sent."""
-        for rank in range(self._meeting.rank):
-            self._welcome(rank, self.open(rank), self._table.peers[rank])
-
-    def open(
-        self,
-        rank: int,
-        purpose: str = MESSAGES,
-        deadline: float | None = None,
-        look: Callable[[], None] = lambda: None,
-        hold: Callable[[OpeningSocket], None] = lambda _: None,
-    ) -> OpenLane:
-        """Open a lane for one purpose to a rank; the one way to do so, for every purpose.
-
-        The node that joined as that rank must answer, and both sides must agree on who belongs.
-        """
-        peer = self._table.peers[rank]
-        masters = self._meeting.masters
-        hosts = peer.hosts or list(dict.fromkeys(master.host for master in masters))
-        hello = Lane(session=self._table.session, rank=self._meeting.rank, to=rank, purpose=purpose)
-        end = self._meeting.deadline if deadline is None else deadline
-        route = Route(self._meeting.members, structs.replace(peer, hosts=hosts), end, look, hold)
-        return open_lane(hello, route)
-
-    def await_higher(self) -> None:
-        """Wait until every rank above has dialled us."""
-        expected = set(range(self._meeting.rank + 1, self._meeting.world_size))
-        while expected:
-            hello = self._door.next_hello(self._meeting.deadline)
-            if hello is None:
-                raise missing_error(self._meeting, sorted(expected), "did not connect")
-            sock, lane = hello
-            refused = self._judge(sock, lane, expected)
-            if refused is not None:
-                refuse(sock, refused.sentence)
-                continue
-            assert isinstance(lane, Lane)
-            try:
-                opened = self.answer(sock, lane)
-            except (OSError, MalformedFrame):
-                sock.close()  # it gave up this instant, and may dial again
-                continue
-            expected.discard(lane.rank)
-            self._welcome(lane.rank, opened, self._table.peers[lane.rank])
-
-    def answer(self, sock: OpeningSocket, lane: Lane) -> OpenLane:
-        """Grant a lane to somebody who may have it."""
-        return answer_lane(sock, lane, self._meeting.members, time.monotonic() + ANSWER_TIME)
-
-    def extend(self, deliver: Deliver, waiting: Callable[[int], int]) -> Acceptor:
-        """The group is complete: from now on its members may open further lanes.
-
-        Each goes to ``deliver``; ``waiting`` says how many of a rank's nobody has asked for yet.
-        """
-        self._door.turn_away(COMPLETE)
-        extension = Extension(self._judge_extension, self.answer, deliver, waiting)
-        self._door.acceptor.receive = extension.receive
-        return self._door.acceptor
-
-    def _judge_extension(self, sock: OpeningSocket, lane: Lane) -> Refused | None:
-        """Whether a member may open a further lane: those above us dial, as for messages."""
-        higher = set(range(self._meeting.rank + 1, self._meeting.world_size))
-        return self._judge(sock, lane, higher)
-
-    def _judge(self, sock: OpeningSocket, lane: Join | Lane, expected: set[int]) -> Refused | None:
-        if not isinstance(lane, Lane):
-            return Refused(COMPLETE)
-        proved = sock.peer if isinstance(sock, SecureSocket) else NOBODY
-        return judge_lane(lane, self._table.session, self._meeting.rank, expected) or judge_node(
-            lane.rank, self._table.peers[lane.rank].node, proved
-        )
-
-
-def shown(peer: Peer) -> Peer:
+def shown(peer: RankEndpoint) -> RankEndpoint:
     """The same with a name and addresses that do no harm in an error message."""
     hosts = [printable(host) for host in peer.hosts]
     return structs.replace(peer, name=printable(peer.name), hosts=hosts)
 
 
-def missing_error(meeting: Meeting, missing: Sequence[int], what: str) -> Timeout:
-    """The error for ranks that did not come, with what became of whoever called."""
+def missing_error(meeting: RendezvousRequest, missing: Sequence[int], what: str) -> Timeout:
+    """The error for ranks that did not connect, with why the last caller was refused."""
     cause = meeting.members.last_refusal
     hint = None if cause else _SAME_PEERS if meeting.peers else _SAME_START
     stranger = meeting.members.last_stranger
@@ -257,7 +138,9 @@ def missing_error(meeting: Meeting, missing: Sequence[int], what: str) -> Timeou
     )
 
 
-def refused_error(meeting: Meeting, master: Address, error: HandshakeRefused) -> HandshakeRefused:
+def refused_error(
+    meeting: RendezvousRequest, master: Address, error: HandshakeRefused
+) -> HandshakeRefused:
     """The error for a rank that rank 0 does not take, or that does not trust who answers there."""
     if isinstance(error, RefusedByPeer):
         what, cause = f"Rank 0 at {master} refused rank {meeting.rank}", error.cause
@@ -268,75 +151,39 @@ def refused_error(meeting: Meeting, master: Address, error: HandshakeRefused) ->
     )
 
 
-def unreachable_error(meeting: Meeting, master: Address, error: Exception) -> DistributedError:
+def unreachable_error(
+    meeting: RendezvousRequest, master: Address, error: Exception
+) -> DistributedError:
     """The error for a rank that has not met rank 0 in time."""
     cause = error if isinstance(error, DistributedError) else from_os_error("", error)  # type: ignore[arg-type]
     entry = " (peers[0])" if meeting.peers else ""
     return Timeout(
-        f"Rank {meeting.rank} could not meet rank 0 at {master}{entry} "
+        f"Rank {meeting.rank} could not connect to rank 0 at {master}{entry} "
         f"within {meeting.timeout:g} s",
         seconds=meeting.timeout,
         missing=(0,),
         rank=0,
         host=str(master),
         cause=cause.cause or cause.message,
-        hint=cause.hint or "Check that rank 0 runs there and that no firewall is between.",
+        hint=cause.hint or "Check that rank 0 runs there and no firewall blocks it.",
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Meeting at rank 0: every rank learns where all others are, then the mesh is dialled.
-#
-# Rank 0 listens at the master address.  The others dial it, in any order and as often as needed,
-# say who and where they are, and get the table when everybody has come.  Then each rank dials those
-# below it and is dialled by those above.  A rank that is refused is told why; nobody else notices.
-
-logger = get_logger(__name__)
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two attempts to reach rank 0: doubling, with jitter so that ranks spread out."""
-
-FULL_PAUSE = 0.25
-"""Seconds until a group that was complete is asked again: an earlier one may be about to leave."""
-
-WATCH_EVERY = 0.05
-"""Seconds between two looks at whether somebody who waits has hung up."""
-
-ANSWER_WITHIN = 2.0
-"""Seconds after which whoever listens at the master address is taken to be somebody else."""
-
-TABLE_PART = 1 << 15
-"""Bytes of the table in one frame: half of what fits, as a single peer may take a quarter."""
-
-GRACE = 1.0
-"""Seconds a rank whose time is up still listens to rank 0, which knows who is missing."""
-
-
-def meet(meeting: Meeting, welcome: Welcome) -> Links:
-    """Take part; ``welcome`` gets every peer's connection."""
-    door, table = _gather(meeting) if meeting.rank == 0 else _join(meeting)
-    try:
-        links = Links(meeting, table, door, welcome)
-        links.dial_lower()
-        links.await_higher()
-    except BaseException:
-        door.close()
-        raise
-    return links
 
 
 # -- rank 0 ----------------------------------------------------------------------------------------
 
 
-def _gather(meeting: Meeting) -> tuple[Door, Table]:
-    door = Door(_listen_as_master(meeting), meeting.members)
+def _gather(meeting: RendezvousRequest) -> tuple[NodePort, Table]:
+    arrivals: queue.SimpleQueue[tuple[OpeningSocket, Join]] = queue.SimpleQueue()
+    port = _open_port(
+        meeting, _listen_as_master(meeting), lambda sock, request: arrivals.put((sock, request))
+    )
     waiting: dict[int, OpeningSocket] = {}
     try:
-        book = Rendezvous(meeting.world_size)
-        _await_everybody(meeting, door, book, waiting)
-        me = Peer(
+        book = JoinRequested(meeting.world_size)
+        _await_everybody(meeting, arrivals, book, waiting)
+        me = RankEndpoint(
             hosts=[],
-            port=door.acceptor.port,
+            port=port.port,
             name=machine_name(),
             node=meeting.members.me,
             process=_my_process(meeting),
@@ -358,33 +205,58 @@ def _gather(meeting: Meeting) -> tuple[Door, Table]:
         reason = str(error) if isinstance(error, DistributedError) else "rank 0 has given up"
         for sock in waiting.values():
             refuse(sock, reason)
-        door.close()
+        _turn_away(port, arrivals, "this rank has given up")
+        port.close()
         raise
+    _turn_away(port, arrivals, COMPLETE)
     for sock in waiting.values():
         sock.close()
-    return door, table
+    return port, table
+
+
+def _refuse_join(sock: OpeningSocket, _: Join) -> None:
+    refuse(sock, COMPLETE, for_now=True)
+
+
+def _open_port(
+    meeting: RendezvousRequest, listener: socket.socket, on_join: JoinHandler = _refuse_join
+) -> NodePort:
+    return NodePort(members=meeting.members, listener=listener, is_shared=True, on_join=on_join)
+
+
+def _turn_away(
+    port: NodePort, arrivals: queue.SimpleQueue[tuple[OpeningSocket, Join]], sentence: str
+) -> None:
+    """From now on refuse all who want to join, those included who are waiting."""
+    port.on_join(lambda sock, _: refuse(sock, sentence, for_now=True))
+    with contextlib.suppress(queue.Empty):
+        while True:
+            refuse(arrivals.get_nowait()[0], sentence, for_now=True)
 
 
 def _await_everybody(
-    meeting: Meeting, door: Door, book: Rendezvous, waiting: dict[int, OpeningSocket]
+    meeting: RendezvousRequest,
+    arrivals: queue.SimpleQueue[tuple[OpeningSocket, Join]],
+    book: JoinRequested,
+    waiting: dict[int, OpeningSocket],
 ) -> None:
     patience: dict[int, float] = {}
     while book.missing:
         if time.monotonic() >= meeting.deadline:
-            raise missing_error(meeting, book.missing, "did not come to the rendezvous")
-        hello = door.next_hello(min(meeting.deadline, time.monotonic() + WATCH_EVERY))
+            raise missing_error(meeting, book.missing, "did not join")
+        arrived: tuple[OpeningSocket, Join] | None = None
+        with contextlib.suppress(queue.Empty):
+            left = max(0.0, meeting.deadline - time.monotonic())
+            arrived = arrivals.get(timeout=min(WATCH_EVERY, left))
         for key in [key for key, sock in waiting.items() if _has_hung_up(sock)]:
             waiting.pop(key).close()
             book.leave(key)
         for key in [key for key in waiting if time.monotonic() > patience[key]]:
-            refuse(waiting.pop(key), f"{list_ranks(book.missing)} did not come in time")
+            refuse(waiting.pop(key), f"{list_ranks(book.missing)} did not join in time")
             book.leave(key)
-        if hello is None:
+        if arrived is None:
             continue
-        sock, request = hello
-        if not isinstance(request, Join):
-            refuse(sock, "the group is not complete yet")
-            continue
+        sock, request = arrived
         _turn_away_strangers(meeting, book, waiting)  # the caller may have told us of a change
         name = request.peer.name
         refused = judge_entry(request.rank, request.peer, meeting.peers) or book.join(
@@ -392,18 +264,18 @@ def _await_everybody(
         )
         if refused is not None:
             logger.warning("refused %r as rank %d: %s", name, request.rank, refused.sentence)
-            meeting.members.last_refusal = f"{name!r} was turned away: {refused.sentence}"
+            meeting.members.last_refusal = f"{name!r} was refused: {refused.sentence}"
             refuse(sock, refused.sentence)
         else:
             with contextlib.suppress(OSError):  # it has gone again, which the next look finds
-                answer(sock, LaneOpened(rank=0))
+                answer(sock, OpenReply(rank=0))
             waiting[id(sock)] = sock
             # Later than that, so that all hear the same if rank 0 gives up at about that time too.
             patience[id(sock)] = time.monotonic() + request.patience + GRACE / 2
 
 
 def _turn_away_strangers(
-    meeting: Meeting, book: Rendezvous, waiting: dict[int, OpeningSocket]
+    meeting: RendezvousRequest, book: JoinRequested, waiting: dict[int, OpeningSocket]
 ) -> None:
     """Refuse those who were members when they came, and are none any more."""
     for key, sock in list(waiting.items()):
@@ -411,12 +283,12 @@ def _turn_away_strangers(
         if refused is not None:
             rank = book.leave(key)
             logger.warning("refused rank %s, which was waiting: %s", rank, refused.sentence)
-            meeting.members.last_refusal = f"Rank {rank} was turned away: {refused.sentence}"
+            meeting.members.last_refusal = f"Rank {rank} was refused: {refused.sentence}"
             refuse(waiting.pop(key), refused.sentence)
 
 
 def _has_hung_up(sock: OpeningSocket) -> bool:
-    """Whether the peer has closed; nobody says anything between hello and table."""
+    """Whether the peer has closed; neither side sends anything between hello and table."""
     try:
         sock.recv(1, socket.MSG_PEEK)  # select would refuse descriptors above 1023
     except BlockingIOError:
@@ -435,12 +307,12 @@ def _as_proved(request: Join, sock: OpeningSocket) -> Join:
     return structs.replace(request, peer=peer)
 
 
-def _my_process(meeting: Meeting) -> str:
+def _my_process(meeting: RendezvousRequest) -> str:
     node = meeting.members.security.identity.id  # in clear nobody proves it, and it is told too
     return f"{node}/{this_process(node).incarnation}"
 
 
-def _listen_as_master(meeting: Meeting) -> socket.socket:
+def _listen_as_master(meeting: RendezvousRequest) -> socket.socket:
     failure: OSError | None = None
     for master in meeting.masters:
         try:
@@ -452,13 +324,13 @@ def _listen_as_master(meeting: Meeting) -> socket.socket:
     raise _listening_error(meeting, where, failure) from failure
 
 
-def _listening_error(meeting: Meeting, where: str, failure: OSError) -> DistributedError:
+def _listening_error(meeting: RendezvousRequest, where: str, failure: OSError) -> DistributedError:
     entry = f" (peers[{meeting.rank}])" if meeting.peers else ""
     what = f"Rank {meeting.rank} could not listen on {where}{entry}"
     if failure.errno != errno.EADDRNOTAVAIL:
         return from_os_error(what, failure, rank=meeting.rank)
     hint = (
-        f"This address belongs to no interface of this machine. Start rank {meeting.rank} on the "
+        f"This machine does not have this address. Start rank {meeting.rank} on the "
         "machine that has it, or correct the address. If it is behind a port mapping, give this "
         "rank the host 0.0.0.0."
     )
@@ -489,15 +361,15 @@ def _bind_host(host: str, *, mapped: bool) -> str:
 # -- the others ------------------------------------------------------------------------------------
 
 
-def _join(meeting: Meeting) -> tuple[Door, Table]:
+def _join(meeting: RendezvousRequest) -> tuple[NodePort, Table]:
     pause, attempt = FIRST_PAUSE, 0
-    door = _listen_at(meeting) if meeting.port or meeting.peers else None
+    port = _listen_at(meeting) if meeting.port or meeting.peers else None
     failure: Exception | None = None
     while True:
         master = meeting.masters[attempt % len(meeting.masters)]
         attempt += 1
         try:
-            call = Call(master, meeting.deadline, ANSWER_WITHIN)
+            call = OutgoingCall(master, meeting.deadline, ANSWER_WITHIN)
             with contextlib.closing(dial(meeting.members, call)) as sock:
                 here = unmapped(sock.getsockname()[0])
                 # A machine's own name often means loopback there, and its address elsewhere.
@@ -505,10 +377,10 @@ def _join(meeting: Meeting) -> tuple[Door, Table]:
                 hosts = [here] if is_local else [here, *usable_hosts()]
                 if meeting.peers and meeting.peers[meeting.rank].host not in ANYWHERE:
                     hosts = [meeting.peers[meeting.rank].host]
-                door = door or Door(tcp.listen(here if is_local else "", 0), meeting.members)
-                return door, _ask_to_join(meeting, sock, door.acceptor.port, hosts)
+                port = port or _open_port(meeting, tcp.listen(here if is_local else "", 0))
+                return port, _ask_to_join(meeting, sock, port.port, hosts)
         except Declined:
-            _close(door)
+            _close(port)
             raise
         except HandshakeRefused as error:
             remaining = meeting.deadline - time.monotonic()
@@ -516,22 +388,22 @@ def _join(meeting: Meeting) -> tuple[Door, Table]:
                 failure = error
                 time.sleep(FULL_PAUSE)
                 continue
-            _close(door)
+            _close(port)
             raise refused_error(meeting, master, error) from None
         except (OSError, MalformedFrame) as error:
             remaining = meeting.deadline - time.monotonic()
             if remaining <= 0:
-                _close(door)
+                _close(port)
                 raise unreachable_error(meeting, master, failure or error) from error
             failure = error
             time.sleep(min(remaining, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
             pause = min(LONGEST_PAUSE, pause * 2)
         except BaseException:
-            _close(door)
+            _close(port)
             raise
 
 
-def _listen_at(meeting: Meeting) -> Door:
+def _listen_at(meeting: RendezvousRequest) -> NodePort:
     host = meeting.masters[0].host  # a loopback address of ours, or else every interface
     where, port = f"port {meeting.port}", meeting.port
     try:
@@ -543,17 +415,19 @@ def _listen_at(meeting: Meeting) -> Door:
             listener = tcp.listen(host if is_loopback(host) else "", port)
     except OSError as error:
         raise _listening_error(meeting, where, error) from error
-    return Door(listener, meeting.members)
+    return _open_port(meeting, listener)
 
 
-def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[str]) -> Table:
+def _ask_to_join(
+    meeting: RendezvousRequest, sock: OpeningSocket, port: int, hosts: list[str]
+) -> Table:
     hosts = sorted(dict.fromkeys(hosts), key=is_loopback)[:16]  # what others may reach comes first
-    me = Peer(hosts=hosts, port=port, name=machine_name(), process=_my_process(meeting))
+    me = RankEndpoint(hosts=hosts, port=port, name=machine_name(), process=_my_process(meeting))
     patience = max(0.0, meeting.deadline - time.monotonic())
     request = Join(meeting.rank, meeting.world_size, me, patience)
     # Something else may listen there, and say nothing; rank 0 answers at once that it knows us.
     soon = time.monotonic() + min(patience, ANSWER_WITHIN)
-    say_hello(sock, request, LaneOpened, meeting.members, soon)
+    say_hello(sock, request, OpenReply, meeting.members, soon)
     table = await_answer(sock, Table, meeting.deadline + GRACE)
     while len(table.peers) < meeting.world_size:
         part = await_answer(sock, Table, meeting.deadline + GRACE)
@@ -571,9 +445,9 @@ def _ask_to_join(meeting: Meeting, sock: OpeningSocket, port: int, hosts: list[s
     return Table(table.session, [shown(peer) for peer in table.peers])
 
 
-def _close(door: Door | None) -> None:
-    if door is not None:
-        door.close()
+def _close(port: NodePort | None) -> None:
+    if port is not None:
+        port.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -582,7 +456,7 @@ formed: list[Callable[[TcpBackend], None]] = []
 """Called with every group that has formed: layers above show it to observers."""
 
 
-class TcpBackend(LaneBackend):
+class TcpBackend(StreamBackend):
     """One rank of a group of processes.
 
     All ranks are given the same ``world_size`` and ``master_addr`` (``host:port``, where rank 0
@@ -623,7 +497,7 @@ class TcpBackend(LaneBackend):
     ) -> None:
         timeout = in_seconds(timeout)
         check_whole(rank, "rank")  # variables of the environment are text
-        check_whole(world_size, "world size")
+        check_whole(world_size, "world_size")
         if world_size < 2:  # noqa: PLR2004 - one process alone needs no network
             raise InvalidWorldSize(
                 world_size, minimum=2, hint="Use SimulatedBackend for a single process."
@@ -631,25 +505,25 @@ class TcpBackend(LaneBackend):
         if not 0 <= rank < world_size:
             raise InvalidRank(rank, world_size)
         masters = [master_addr] if isinstance(master_addr, str) else master_addr
-        meeting = Meeting(
+        meeting = RendezvousRequest(
             rank,
             world_size,
             [parse_address(text) for text in masters],
             timeout,
             time.monotonic() + timeout,
-            Membership.load(namespace),
+            TrustStore.load(namespace),
             port,
             [parse_address(text) for text in peers],
             mapped,
         )
-        super().__init__(rank, world_size)
-        self._nodes[rank] = meeting.members.me
+        self._meeting = meeting
+        port_here, self._table = _gather(meeting) if rank == 0 else _join(meeting)
         try:
-            self._lanes = meet(meeting, self._welcome)
+            super().__init__(port_here, self._table.session, rank, self._endpoints())
+            self._form(meeting.deadline, lambda: None, is_fixed=True)
         except BaseException:
-            super().close()
+            port_here.close()
             raise
-        self._acceptor = self._lanes.extend(self._park, self._switchboard.count)
         for follow in formed:
             follow(self)
 
@@ -675,10 +549,20 @@ class TcpBackend(LaneBackend):
     @property
     def table(self) -> Table:
         """Who is who in this group, as rank 0 has written it down."""
-        return self._lanes.table
+        return self._table
 
-    def _dial(self, rank: int, purpose: str, deadline: float, look: Callable[[], None]) -> OpenLane:
-        return self._lanes.open(rank, purpose, deadline, look, self._leash.hold)
+    def _endpoints(self) -> list[RankEndpoint]:
+        """Where every rank is; rank 0 does not know by which address others reach it."""
+        peers = list(self._table.peers)
+        masters = list(dict.fromkeys(master.host for master in self._meeting.masters))
+        peers[0] = structs.replace(peers[0], hosts=peers[0].hosts or masters)
+        return peers
+
+    def _incomplete(
+        self, missing: Sequence[int], failures: Mapping[int, DistributedError]
+    ) -> DistributedError:
+        refused = [failures[rank] for rank in missing if rank in failures]
+        return refused[0] if refused else missing_error(self._meeting, missing, "did not connect")
 
     def _check_rank(self, rank: int) -> int:
         if super()._check_rank(rank) == self.rank:
@@ -689,5 +573,5 @@ class TcpBackend(LaneBackend):
         """Leave the group and stop listening."""
         if self._closed is None:
             super().close()
-            self._acceptor.close()
             self._clear_switchboard()
+        self._port.close()

@@ -2,7 +2,7 @@
 
 First one side sends and the other counts, then the other way round.  The receiver acknowledges what
 came, and no more is on its way than arrived within the last moments: the queue in front of a slow
-link stays short, so that whoever needs the link next does not wait.  The rate is that of the second
+link stays short, so that the next user of the link does not wait.  The rate is that of the second
 half of the time: in the first, connections speed up and shapers let a burst pass.  Time and bytes
 are bounded, and either side stops as soon as it has something better to do.
 """
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from potluck.backend.framing import make_wire
 from potluck.errors import DistributedError, MalformedFrame, PeerLost, Timeout
@@ -25,15 +25,16 @@ from potluck.logs import get_logger
 if TYPE_CHECKING:
     from potluck._types import ProcessId
     from potluck.backend.base import Backend, PeerStream
-    from potluck.cluster.views import Builders, Stage
+    from potluck.cluster.views import ViewConnector, ViewSession
     from potluck.net.transport import Poller
 
 
 # --------------------------------------------------------------------------------------------------
 # How two sides of a bandwidth probe talk: words with a number, and blocks that are only counted.
 #
-# Each word is one byte and a number of eight; a block is followed by so many bytes, which are read
-# and dropped.  On a sealed stream all of it is encrypted and authenticated, as real traffic is.
+# Each word is one byte and a number of eight; a block is followed by that many bytes, which are
+# read and dropped.  On an encrypted stream all of it is encrypted and authenticated, as real
+# traffic is.
 
 BLOCK = 1 << 16
 """Bytes of a block."""
@@ -43,16 +44,16 @@ _KEY = 0  # of the only stream in the poller
 _READS = 8  # before something else has its turn
 _LOOK_EVERY = 0.01  # seconds: how long it takes at most to notice that one is needed elsewhere
 _GRAIN = 0.002  # seconds; what comes within is one arrival: packets come in bundles of 64 KiB
-_MOST_WAITING = 4096  # words that nobody has listened to
+_MOST_WAITING = 4096  # words that were not read yet
 
 
-class Word(IntEnum):
+class ProbeMessage(IntEnum):
     """What can be said."""
 
     BLOCK = 1
-    """So many bytes follow."""
+    """This many bytes follow."""
     ARRIVED = 2
-    """So many bytes of blocks have come so far."""
+    """This many bytes of blocks have come so far."""
     END = 3
     """No more blocks; 0 if it was broken off."""
     RATE = 4
@@ -61,10 +62,10 @@ class Word(IntEnum):
     """I am needed elsewhere."""
 
 
-_KNOWN = frozenset(int(word) for word in Word)
+_KNOWN = frozenset(int(word) for word in ProbeMessage)
 
 
-class Talk:
+class ProbeSession:
     """One end of the conversation, on the thread that measures."""
 
     def __init__(self, opened: PeerStream, poller: Poller, patience: float) -> None:
@@ -76,7 +77,7 @@ class Talk:
         self._buffer = memoryview(bytearray(4 * BLOCK))
         self._head = b""  # the beginning of a word that has not come whole
         self._skip = 0  # bytes of a block that are still to come
-        self._words: deque[tuple[Word, int]] = deque()
+        self._words: deque[tuple[ProbeMessage, int]] = deque()
         self._bundle = float("-inf")  # when the first of the last arrival came
         self._ended = False
         self.received = 0
@@ -86,10 +87,10 @@ class Talk:
         poller.register(opened.stream, _KEY)
 
     def end(self) -> None:
-        """Leave the stream to whoever closes it."""
+        """Leave the stream to its owner, who closes it."""
         self._poller.unregister(self._stream)
 
-    def say(self, word: Word, value: int = 0, payload: bytes = b"") -> None:
+    def say(self, word: ProbeMessage, value: int = 0, payload: bytes = b"") -> None:
         """Send a word, after what was sent before."""
         self.finish()
         try:
@@ -110,7 +111,7 @@ class Talk:
         except OSError as error:
             self._lost(error)
 
-    def heard(self) -> Iterator[tuple[Word, int]]:
+    def heard(self) -> Iterator[tuple[ProbeMessage, int]]:
         """What was said to us, one after the other; what is not taken stays for the next time."""
         while self._words:
             yield self._words.popleft()
@@ -125,7 +126,7 @@ class Talk:
             self._lost(None)
         if time.monotonic() >= self._deadline:
             raise Timeout(
-                f"{self._stream.peer_name} took no part in measuring the link "
+                f"{self._stream.peer_name} did not respond to the bandwidth probe "
                 f"for {self._patience:g} s",
                 seconds=self._patience,
             )
@@ -172,25 +173,25 @@ class Talk:
             self.arrivals.append((now, self.received))
 
     def _understand(self, word: int, value: int) -> None:
-        if word == Word.BLOCK:
+        if word == ProbeMessage.BLOCK:
             if value > BLOCK:
                 self.refuse(f"a block of {value} bytes")
             self._skip = value
         elif word in _KNOWN and value < 1 << 63 and len(self._words) < _MOST_WAITING:
-            self._words.append((Word(word), value))
+            self._words.append((ProbeMessage(word), value))
         else:
-            self.refuse(f"word {word} with {value}")
+            self.refuse(f"message {word} with {value}")
 
     def refuse(self, what: str) -> NoReturn:
         """The peer does not keep to the protocol."""
         raise MalformedFrame(
-            f"{self._stream.peer_name} does not measure the link as agreed: {what}",
-            hint="Are both machines on the same version of Potluck?",
+            f"{self._stream.peer_name} broke the protocol of bandwidth probes: {what}",
+            hint="Check that both machines run the same version of Potluck.",
         )
 
     def _lost(self, error: OSError | None) -> NoReturn:
         raise PeerLost(
-            f"{self._stream.peer_name} went away while the link was measured",
+            f"{self._stream.peer_name} disconnected during the bandwidth probe",
             cause=str(error) if error else "it closed the connection",
         ) from error
 
@@ -214,17 +215,17 @@ class ProbeLimits:
     """What one direction of a probe may take."""
 
     seconds: float = 0.4
-    octets: int = 1 << 25
+    max_bytes: int = 1 << 25
     """Bytes: 32 MiB, a quarter of a second at 1 Gbit/s."""
     patience: float = 10.0
     """Seconds after which a peer that takes no part is given up."""
 
     def __post_init__(self) -> None:
-        """Refuse what measures nothing or is no short measurement."""
-        if not (self.seconds > 0 and 4 * BLOCK <= self.octets <= NEVER_MORE):
+        """Refuse what measures nothing or takes long."""
+        if not (self.seconds > 0 and 4 * BLOCK <= self.max_bytes <= NEVER_MORE):
             msg = (
                 f"A probe needs some time and {4 * BLOCK} to {NEVER_MORE} bytes; "
-                f"got seconds={self.seconds}, octets={self.octets}"
+                f"got seconds={self.seconds}, max_bytes={self.max_bytes}"
             )
             raise ValueError(msg)
 
@@ -294,13 +295,13 @@ def _partner(rank: int, size: int, turn: int) -> int | None:
     >>> [[_partner(rank, 4, turn) for rank in range(4)] for turn in range(3)]
     [[3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 0, 1]]
     """
-    circle = size - 1 + size % 2  # an even number of ranks: the last one stays aside
-    if rank == circle:
-        return next(one for one in range(circle) if (turn - one) % circle == one)
-    partner = (turn - rank) % circle
+    ring = size - 1 + size % 2  # an even number of ranks: the last one stays aside
+    if rank == ring:
+        return next(one for one in range(ring) if (turn - one) % ring == one)
+    partner = (turn - rank) % ring
     if partner != rank:
         return partner
-    return None if size % 2 else circle
+    return None if size % 2 else ring
 
 
 def measure_bandwidth(
@@ -316,7 +317,7 @@ def measure_bandwidth(
     As soon as ``is_idle`` says no the probe is broken off, and the other side learns it.
     """
     limits = limits or ProbeLimits()
-    talk = Talk(opened, poller, limits.patience)
+    talk = ProbeSession(opened, poller, limits.patience)
     try:
         up = _send(talk, limits, is_idle) if first else None
         down = _receive(talk, is_idle)
@@ -344,49 +345,49 @@ class _Window:
         self.size = max(LEAST_WINDOW, 2 * (self.arrived - self._answers[0][1]))
 
 
-def _send(talk: Talk, limits: ProbeLimits, is_idle: Callable[[], bool]) -> int:
+def _send(talk: ProbeSession, limits: ProbeLimits, is_idle: Callable[[], bool]) -> int:
     """Send for a while; the rate at which it arrived, as the peer tells."""
     block = os.urandom(BLOCK)  # nothing on the way can make it shorter
     begin = time.monotonic()
     window, sent, calm = _Window(begin), 0, True
-    while calm and sent < limits.octets and time.monotonic() < begin + limits.seconds:
+    while calm and sent < limits.max_bytes and time.monotonic() < begin + limits.seconds:
         if sent - window.arrived < window.size:
-            talk.say(Word.BLOCK, len(block), block)
+            talk.say(ProbeMessage.BLOCK, len(block), block)
             sent += len(block)
             talk.look()
         else:
             talk.wait()
         for word, value in talk.heard():
-            if word is Word.ARRIVED:
+            if word is ProbeMessage.ARRIVED:
                 window.answer(time.monotonic(), value)
-            calm = calm and word is not Word.STOP
+            calm = calm and word is not ProbeMessage.STOP
         calm = calm and is_idle()
-    talk.say(Word.END, int(calm))
+    talk.say(ProbeMessage.END, int(calm))
     while True:
         for word, value in talk.heard():
-            if word is Word.RATE:
+            if word is ProbeMessage.RATE:
                 return value
         talk.wait()
 
 
-def _receive(talk: Talk, is_idle: Callable[[], bool]) -> int:
+def _receive(talk: ProbeSession, is_idle: Callable[[], bool]) -> int:
     """Count what arrives until the peer ends; the rate, which the peer is told as well."""
     told, calm = 0, True
     while True:
         for word, value in talk.heard():
-            if word is Word.END:
+            if word is ProbeMessage.END:
                 rate = steady_rate(talk.arrivals) if value and calm else 0
-                talk.say(Word.RATE, rate)
+                talk.say(ProbeMessage.RATE, rate)
                 talk.finish()
                 return rate
         if talk.received > NEVER_MORE:
             talk.refuse(f"more than {NEVER_MORE} bytes in one probe")
         if talk.received > told:
             told = talk.received
-            talk.say(Word.ARRIVED, told)
+            talk.say(ProbeMessage.ARRIVED, told)
         if calm and not is_idle():
             calm = False
-            talk.say(Word.STOP)
+            talk.say(ProbeMessage.STOP)
         talk.wait()
 
 
@@ -412,7 +413,7 @@ def steady_rate(arrivals: Sequence[tuple[float, int]]) -> int:
 # Quiet is a view in which no call has run here for a while.  Of two members the one of the higher
 # rank begins; the other takes part as soon as it is quiet there too.  A probe takes some tenths of
 # a second and a few megabytes, and is broken off within 10 ms when a call begins.  Collectives
-# measure what they need by themselves; this is for whoever wants to know before, or calls nothing
+# measure what they need by themselves; this is for users who want to know before, or call nothing
 # large.
 
 logger = get_logger(__name__)
@@ -420,7 +421,7 @@ logger = get_logger(__name__)
 UNASKED_PURPOSE = "bandwidth unasked"
 """Of the connections: others than for measurements that a program asks for."""
 
-LIMITS = ProbeLimits(seconds=0.15, octets=1 << 23, patience=3.0)
+LIMITS = ProbeLimits(seconds=0.15, max_bytes=1 << 23, patience=3.0)
 
 QUIET = 1.0
 """Seconds without a call that make a moment quiet."""
@@ -435,77 +436,83 @@ UNTIL = 120.0
 """Seconds of a view after which the links that are left stay unmeasured."""
 
 
-class Register(Protocol):
-    """Where rates are written down."""
-
-    def is_rated(self, process: ProcessId) -> bool:
-        """Whether the link to a process was measured not long ago."""
-
-    def rate(self, process: ProcessId, found: Bandwidth) -> None:
-        """It was now."""
-
-
 class Probes:
     """Has the links of every view measured, on a thread of its own."""
 
-    def __init__(self, builders: Builders, register: Register) -> None:
-        self._builders = builders
-        self._register = register
+    def __init__(
+        self,
+        connector: ViewConnector,
+        is_rated: Callable[[ProcessId], bool],
+        rate: Callable[[ProcessId, Bandwidth], None],
+    ) -> None:
+        self._connector = connector
+        self._is_rated = is_rated
+        self._rate = rate
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, session: ViewSession) -> None:
         """A view is connected."""
-        if stage.world_size > 1:
-            prober = Prober(stage, self._register)
-            self._builders.start(prober.run, f"potluck-probe-{stage.view.epoch}")
+        if session.world_size > 1:
+            prober = Prober(session, self._is_rated, self._rate)
+            self._connector.start(prober.run, f"potluck-probe-{session.view.epoch}")
 
 
 class Prober:
-    """Measures the links of one view."""
+    """Measures the links of one view that were not rated yet, and rates them."""
 
-    def __init__(self, stage: Stage, register: Register) -> None:
-        self._stage = stage
-        self._register = register
-        self._tries = {rank: TRIES for rank in range(stage.world_size) if rank != stage.rank}
+    def __init__(
+        self,
+        session: ViewSession,
+        is_rated: Callable[[ProcessId], bool],
+        rate: Callable[[ProcessId, Bandwidth], None],
+    ) -> None:
+        self._session = session
+        self._is_rated = is_rated
+        self._rate = rate
+        self._tries = {rank: TRIES for rank in range(session.world_size) if rank != session.rank}
 
     def run(self) -> None:
         """Until everything is measured, or the view is over, or it takes too long."""
         end = time.monotonic() + UNTIL
-        while self._tries and time.monotonic() < end and not self._stage.stopped.wait(LOOK_EVERY):
+        while self._tries and time.monotonic() < end and not self._session.stopped.wait(LOOK_EVERY):
             for rank in list(self._tries):
-                if not self._stage.is_quiet(QUIET):
+                if not self._session.is_quiet(QUIET):
                     break
                 self._look_at(rank)
 
     def _look_at(self, rank: int) -> None:
-        dials = rank < self._stage.rank
-        process = self._stage.view.members[rank]
-        if dials and self._register.is_rated(process):
+        dials = rank < self._session.rank
+        process = self._session.view.members[rank]
+        if dials and self._is_rated(process):
             del self._tries[rank]
             return
         try:
             found = self._probe(rank, within=LIMITS.patience if dials else 0.0)
             if found.up and found.down:
-                self._register.rate(process, found)
+                self._rate(process, found)
                 self._tries[rank] = 1  # the last
         except (DistributedError, OSError) as error:
             logger.debug("the link to rank %d was not measured: %s", rank, error)
             if not dials:
-                return  # most likely nobody has called: that is no try
+                return  # most likely there was no call: that does not count
         self._tries[rank] -= 1
         if not self._tries[rank]:
             del self._tries[rank]
 
     def _probe(self, rank: int, within: float) -> Bandwidth:
-        stage = self._stage
-        backend = stage.backend
+        session = self._session
+        backend = session.backend
         assert backend is not None  # it was built before this began
         deadline = time.monotonic() + within
-        opened = backend.open_stream(rank, UNASKED_PURPOSE, deadline, stage.look)
+        opened = backend.open_stream(rank, UNASKED_PURPOSE, deadline, session.look)
         try:
             poller = backend.make_poller()
             try:
                 return measure_bandwidth(
-                    opened, poller, first=stage.rank < rank, limits=LIMITS, is_idle=self._is_idle()
+                    opened,
+                    poller,
+                    first=session.rank < rank,
+                    limits=LIMITS,
+                    is_idle=self._is_idle(),
                 )
             finally:
                 poller.close()
@@ -513,4 +520,4 @@ class Prober:
             opened.stream.finish(time.monotonic() + LIMITS.patience)
 
     def _is_idle(self) -> Callable[[], bool]:
-        return lambda: self._stage.is_quiet(0.0)
+        return lambda: self._session.is_quiet(0.0)

@@ -68,9 +68,9 @@ class AutoDiscoveryConfig:
     known: bool = True
     """Try those of the last run, and remember those of this one."""
     quorum: Literal["majority", "any"] = "majority"
-    """With "any", those who are cut off from the majority go on by themselves."""
+    """With "any", machines that are cut off from the majority continue by themselves."""
     solo_delay: float = 1.0
-    """Seconds that a node which meets nobody looks around before it goes on alone."""
+    """Seconds that a node which finds no other one looks around before it starts alone."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
     probes: bool = True
@@ -102,12 +102,13 @@ class AutoDiscoveryConfig:
         _check_port("metrics_port", self.metrics_port)
         for field_name, kind in (("health", HealthConfig), ("election", ElectionConfig)):
             if not isinstance(getattr(self, field_name), kind):
-                msg = f"{field_name} is made by {kind.__name__}, not {getattr(self, field_name)!r}"
+                got = repr(getattr(self, field_name))
+                msg = f"{field_name} must be of type {kind.__name__}, got {got}"
                 raise TypeError(msg)
         if not hasattr(self.namespace, "secret"):  # a NetworkNamespace, which is dear to import
             _check_text("namespace", self.namespace)
         if not isinstance(self.facts, Mapping):
-            msg = f"facts is a mapping of names to texts, not {self.facts!r}"
+            msg = f"facts must map names to strings, got {self.facts!r}"
             raise TypeError(msg)
 
     @property
@@ -115,7 +116,9 @@ class AutoDiscoveryConfig:
         """The job, wherever it is said."""
         job = self.job or os.environ.get("POTLUCK_JOB", "") or default_job()
         if len(job) > MAX_JOB or not job.isprintable():
-            msg = f"A job's name has at most {MAX_JOB} printable characters, not {job[:200]!r}"
+            msg = (
+                f"A job's name must have at most {MAX_JOB} printable characters, got {job[:200]!r}"
+            )
             raise ValueError(msg)
         return job
 
@@ -128,7 +131,7 @@ class AutoDiscoveryConfig:
         """
         name = self.name or machine_name()
         if len(name) > MAX_NAME or not name.isprintable():
-            msg = f"A node's name has at most {MAX_NAME} printable characters, not {name[:200]!r}"
+            msg = f"A name must have at most {MAX_NAME} printable characters, got {name[:200]!r}"
             raise ValueError(msg)
         return name
 
@@ -223,23 +226,23 @@ def default_job(argv: Sequence[str] | None = None) -> str:
 
 def _check_text(name: str, value: object) -> None:
     if value is not None and not isinstance(value, str):
-        msg = f"{name} is a text, not {value!r}"
+        msg = f"{name} must be a string, got {value!r}"
         raise TypeError(msg)
 
 
 def _check_list(name: str, value: object) -> None:
     if isinstance(value, str):
-        msg = f"{name} is a list; for one write {name}=[{value!r}]"
+        msg = f"{name} must be a list; write {name}=[{value!r}]"
         raise TypeError(msg)
     if not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        msg = f"{name} is a list of texts, not {value!r}"
+        msg = f"{name} must be a list of strings, got {value!r}"
         raise TypeError(msg)
 
 
 def _check_port(name: str, value: object) -> None:
     if value is None or (type(value) is int and 0 <= value <= MAX_PORT):
         return
-    msg = f"{name} is a whole number from 0 to {MAX_PORT}, 0 for any that is free, not {value!r}"
+    msg = f"{name} must be an integer from 0 (any free port) to {MAX_PORT}, got {value!r}"
     raise ValueError(msg)
 
 
@@ -248,5 +251,5 @@ def _number(name: str, default: int) -> int:
     if not text:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9:  # noqa: PLR2004
-        raise BackendUnavailable(f"{name}={text!r} is no whole number from 0 on")
+        raise BackendUnavailable(f"{name} must be a non-negative integer, got {text!r}")
     return int(text)

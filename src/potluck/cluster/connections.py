@@ -1,6 +1,6 @@
-"""The links of a process: whom it dials, which lanes it has, and what is said on them.
+"""The links of a process: whom it dials, which connections it has, and what is said on them.
 
-Belongs to the control thread, which asks and is told; errands and the I/O thread do the work.
+Belongs to the control thread, which asks and is told; pool and the I/O thread do the work.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ import msgspec
 from potluck import _process, _time
 from potluck._types import NodeId, ProcessId
 from potluck.backend.port import NodePort, proved_node
-from potluck.cluster.io import Frame, IoThread, Lane
-from potluck.discovery.records import DEFAULT_PORT, Found, Gone, Sighting, job_tag
+from potluck.cluster.io import ControlConnection, ControlFrame, IoThread
+from potluck.discovery.records import DEFAULT_PORT, PeerFound, PeerGone, Sighting, job_tag
 from potluck.errors import (
     ChannelClosed,
     DistributedError,
     HandshakeRefused,
     IoError,
     MalformedFrame,
+    describe,
 )
 from potluck.identity.node import is_slot_free
 from potluck.logs import get_logger
 from potluck.membership.health import TokenBucket
-from potluck.membership.messages import MAX_MEMBERS, ProcessCard, Role
+from potluck.membership.messages import MAX_MEMBERS, ProcessInfo, ProcessRole
 from potluck.membership.topology import NodeProfile
 from potluck.metrics.registry import DiscoveryMetrics
 from potluck.net import tcp
 from potluck.net.addresses import Address, interfaces, is_loopback, unmapped, usable_hosts
 from potluck.net.opening import refuse
 from potluck.net.secure_socket import NOBODY, OpeningSocket
-from potluck.wire_messages import Control, ControlOpened, pack, unpack
+from potluck.wire_messages import ControlReply, ControlRequest, pack, unpack
 
 if TYPE_CHECKING:
     from potluck.cluster.config import AutoDiscoveryConfig
@@ -49,49 +50,50 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which lane leads to which process: at most one is used, whoever dialled.
+# Which connection leads to which process: at most one is used, whichever side dialled.
 #
-# When two processes dial each other at the same moment there are two lanes.  Both sides keep the
-# one that the process with the smaller id dialled; the other is not written to any more, but read
-# until its end, so that nothing said on it is lost.  A lane that comes much later than another
-# replaces it: whoever dialled it has lost the first, though this side may not have noticed.
+# When two processes dial each other at the same moment there are two connections.  Both sides keep
+# the one that the process with the smaller id dialled; the other is not written to any more, but
+# read until its end, so that nothing said on it is lost.  A connection that comes much later than
+# another replaces it: the side that dialled it has lost the first, though this side may not have
+# noticed.
 
 AT_ONCE = 2.0
-"""Seconds within which two lanes were dialled at the same moment, each side knowing of none."""
+"""Seconds within which two connections count as dialled at the same moment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenedLane:
-    """A control lane whose other end has said who it is."""
+class OpenedConnection:
+    """A control connection whose other end has said who it is."""
 
-    lane: Lane
-    card: ProcessCard
+    connection: ControlConnection
+    card: ProcessInfo
     dialler: ProcessId
     address: Address
-    """Where it can be reached, as far as this lane shows."""
+    """Where it can be reached, as far as this connection shows."""
     link: str | None = None
     """The hardware address behind it, where one is known."""
     profile: NodeProfile | None = None
     """What its machine can do, if it told."""
 
 
-class LaneTable:
-    """The lanes of one process; used by the control thread alone."""
+class ConnectionTable:
+    """The connections of one process; used by the control thread alone."""
 
     def __init__(self, me: ProcessId) -> None:
         self._me = me
-        self._by_process: dict[ProcessId, OpenedLane] = {}
-        self._by_lane: dict[Lane, OpenedLane] = {}
+        self._by_process: dict[ProcessId, OpenedConnection] = {}
+        self._by_connection: dict[ControlConnection, OpenedConnection] = {}
         self._since: dict[ProcessId, float] = {}
 
     def __len__(self) -> int:
         return len(self._by_process)
 
-    def add(self, opened: OpenedLane, now: float) -> tuple[bool, Lane | None]:
-        """One more lane: whether its process is new, and the lane to part with, if any."""
+    def add(self, opened: OpenedConnection, now: float) -> tuple[bool, ControlConnection | None]:
+        """One more connection: whether its process is new, and the one to close, if any."""
         process = opened.card.process
         known = self._by_process.get(process)
-        self._by_lane[opened.lane] = opened
+        self._by_connection[opened.connection] = opened
         if known is None:
             self._by_process[process], self._since[process] = opened, now
             return True, None
@@ -100,44 +102,52 @@ class LaneTable:
         # Of two that the same side dialled the later one counts: it had lost the first.
         if is_late or opened.dialler == smaller or known.dialler != smaller:
             self._by_process[process], self._since[process] = opened, now
-            return False, known.lane
-        return False, opened.lane
+            return False, known.connection
+        return False, opened.connection
 
-    def ended(self, lane: Lane) -> OpenedLane | None:
-        """A lane is over; returned if it was the one in use."""
-        opened = self._by_lane.pop(lane, None)
+    def ended(self, connection: ControlConnection) -> OpenedConnection | None:
+        """A connection is over; returned if it was the one in use."""
+        opened = self._by_connection.pop(connection, None)
         if opened is not None and self._by_process.get(opened.card.process) is opened:
             del self._by_process[opened.card.process], self._since[opened.card.process]
             return opened
         return None
 
-    def remove(self, process: ProcessId) -> list[Lane]:
-        """Forget a process; its lanes, to be closed."""
+    def remove(self, process: ProcessId) -> list[ControlConnection]:
+        """Forget a process; its connections, to be closed."""
         self._by_process.pop(process, None)
         self._since.pop(process, None)
-        lanes = [lane for lane, each in self._by_lane.items() if each.card.process == process]
-        for lane in lanes:
-            del self._by_lane[lane]
-        return lanes
+        connections = [
+            connection
+            for connection, each in self._by_connection.items()
+            if each.card.process == process
+        ]
+        for connection in connections:
+            del self._by_connection[connection]
+        return connections
 
-    def surplus(self, process: ProcessId, retired: Lane) -> list[Lane]:
-        """Further lanes to a process; one beside the one in use is enough, however it behaves."""
-        kept = {self._by_process[process].lane, retired}
-        opened = [lane for lane, each in self._by_lane.items() if each.card.process == process]
-        return [lane for lane in opened if lane not in kept]
+    def surplus(self, process: ProcessId, retired: ControlConnection) -> list[ControlConnection]:
+        """Further connections to a process; one beside the one in use is enough."""
+        kept = {self._by_process[process].connection, retired}
+        opened = [
+            connection
+            for connection, each in self._by_connection.items()
+            if each.card.process == process
+        ]
+        return [connection for connection in opened if connection not in kept]
 
-    def to(self, process: ProcessId) -> OpenedLane | None:
-        """The lane to a process."""
+    def to(self, process: ProcessId) -> OpenedConnection | None:
+        """The connection to a process."""
         return self._by_process.get(process)
 
-    def behind(self, lane: Lane) -> ProcessCard | None:
-        """Who is at the other end of a lane."""
-        opened = self._by_lane.get(lane)
+    def behind(self, connection: ControlConnection) -> ProcessInfo | None:
+        """Who is at the other end of a connection."""
+        opened = self._by_connection.get(connection)
         return opened.card if opened else None
 
     @property
-    def opened(self) -> list[OpenedLane]:
-        """The lanes in use."""
+    def opened(self) -> list[OpenedConnection]:
+        """The connections in use."""
         return list(self._by_process.values())
 
 
@@ -170,16 +180,16 @@ MAX_CONTACTS = 1024
 """More are not remembered: hints are not worth any memory."""
 
 TRIES = 12
-"""Attempts at somebody whom nobody reports any more."""
+"""Attempts at a process that discovery no longer reports."""
 
 
 @dataclass(slots=True, eq=False)
-class Contact:
-    """Somebody to connect to."""
+class DialCandidate:
+    """A process to connect to."""
 
     key: str
     node: NodeId | None = None
-    """Who has to answer; None for whoever is there."""
+    """Who has to answer; None for any process there."""
     process: ProcessId | None = None
     addresses: tuple[Address, ...] = ()
     name: str = ""
@@ -194,15 +204,15 @@ class Contact:
     """Why the last attempt failed."""
 
 
-class Contacts:
+class DialCandidates:
     """Who may be there; used by the control thread alone."""
 
     def __init__(self, me: ProcessId) -> None:
         self._me = me
-        self._known: dict[str, Contact] = {}
+        self._known: dict[str, DialCandidate] = {}
 
     def sighted(self, sighting: Sighting, now: float) -> None:
-        """Discovery has seen somebody, or sees it elsewhere."""
+        """Discovery has seen a process, or sees it elsewhere."""
         self._learn(
             sighting.key,
             sighting.process,
@@ -213,13 +223,13 @@ class Contacts:
         ).reported = set(sighting.sources)
 
     def unsighted(self, key: str) -> None:
-        """Discovery no longer sees somebody; who is connected stays so."""
+        """Discovery no longer sees a process; an open connection stays."""
         contact = self._known.get(key)
         if contact is not None:
             contact.reported.clear()
 
-    def introduced(self, card: ProcessCard, now: float) -> None:
-        """A member has told of somebody."""
+    def introduced(self, card: ProcessInfo, now: float) -> None:
+        """A member has told of a process."""
         addresses = tuple(Address(host, card.port) for host in card.hosts)
         if card.port and addresses:
             key = _key(card.process)
@@ -233,10 +243,10 @@ class Contacts:
         addresses: tuple[Address, ...],
         name: str,
         now: float,
-    ) -> Contact:
+    ) -> DialCandidate:
         known = self._known.get(key if process is None else _key(process))
         if known is None:
-            known = Contact(key if process is None else _key(process), node, process)
+            known = DialCandidate(key if process is None else _key(process), node, process)
             if process is not None and process < self._me:
                 known.due = now + self._courtesy
             known.is_self = process == self._me
@@ -250,7 +260,7 @@ class Contacts:
         known.name = name or known.name
         return known
 
-    def connected(self, process: ProcessId, now: float, via: Contact | None = None) -> None:
+    def connected(self, process: ProcessId, now: float, via: DialCandidate | None = None) -> None:
         """A connection to a process is open; ``via`` is the contact that was dialled for it.
 
         The contact may have had an address only.  If it was another process, such as an earlier one
@@ -269,14 +279,14 @@ class Contacts:
             self.forget(via.process)
 
     def disconnected(self, process: ProcessId, now: float) -> None:
-        """The lane to somebody has ended: try again."""
+        """The connection to a process has ended: try again."""
         for contact in self._of(process):
             contact.is_connected = False
             contact.due = now + (self._courtesy if process < self._me else FIRST_PAUSE)
             if contact.node is None:
-                contact.process = None  # whoever is at that address now
+                contact.process = None  # any process at that address now
 
-    def failed(self, contact: Contact, trouble: str, now: float) -> None:
+    def failed(self, contact: DialCandidate, trouble: str, now: float) -> None:
         """An attempt has failed."""
         contact.is_dialled = False
         contact.trouble = trouble
@@ -288,23 +298,23 @@ class Contacts:
                 del self._known[key]
 
     def forget(self, process: ProcessId) -> None:
-        """Do not try somebody any more, until it is seen anew."""
+        """Do not try a process any more, until it is seen anew."""
         for contact in self._of(process):
             for key in [key for key, each in self._known.items() if each is contact]:
                 del self._known[key]
 
-    def _of(self, process: ProcessId) -> list[Contact]:
+    def _of(self, process: ProcessId) -> list[DialCandidate]:
         return [each for each in set(self._known.values()) if each.process == process]
 
     def addresses_of(self, process: ProcessId) -> tuple[Address, ...]:
-        """Where somebody was last seen."""
+        """Where a process was last seen."""
         return tuple(dict.fromkeys(a for each in self._of(process) for a in each.addresses))
 
     @property
     def _courtesy(self) -> float:
         return min(COURTESY * max(1.0, len(self._known) / CROWD), LONGEST_COURTESY)
 
-    def due(self, now: float, most: int = MAX_CONTACTS) -> list[Contact]:
+    def due(self, now: float, most: int = MAX_CONTACTS) -> list[DialCandidate]:
         """Whom to dial now, those first that wait longest; each is marked as being dialled."""
         found = [each for each in self._candidates() if each.due <= now]
         if len(found) > most:
@@ -313,7 +323,7 @@ class Contacts:
             contact.is_dialled = True
         return found
 
-    def _candidates(self) -> set[Contact]:
+    def _candidates(self) -> set[DialCandidate]:
         taken = {each.process for each in self._known.values() if each.is_connected}
         return {
             each
@@ -325,7 +335,7 @@ class Contacts:
 
     @property
     def next_deadline(self) -> float | None:
-        """When somebody has to be dialled next."""
+        """When the next process has to be dialled."""
         return min((each.due for each in self._candidates()), default=None)
 
     @property
@@ -333,7 +343,7 @@ class Contacts:
         """Whom we could not reach lately, and why."""
         return self.troubles_except(lambda _: False)
 
-    def troubles_except(self, is_over: Callable[[Contact], bool]) -> dict[str, str]:
+    def troubles_except(self, is_over: Callable[[DialCandidate], bool]) -> dict[str, str]:
         """The same without those of whom it is known that they have ended."""
         return {
             each.name or ", ".join(map(str, each.addresses)): each.trouble
@@ -347,13 +357,13 @@ def _key(process: ProcessId) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Errands: what takes time and touches sockets, done for the control thread on short-lived threads.
+# Tasks: what takes time and touches sockets, done for the control thread on short-lived threads.
 #
 # A bounded number runs at once; the others wait in line.  Each ends by itself: whatever it does has
 # a deadline.
 
-ERRANDS_AT_ONCE = 16
-"""Errands that run at the same time."""
+TASKS_AT_ONCE = 16
+"""Tasks that run at the same time."""
 
 RESERVED = 8
 """More of them for what is urgent: many who do not answer must not hold up the proof of a death."""
@@ -364,10 +374,10 @@ PROBE_WITHIN = 1.0
 _ARP = Path("/proc/net/arp")
 
 
-class Errands:
-    """Runs errands until closed."""
+class DialPool:
+    """Runs tasks until closed."""
 
-    def __init__(self, at_once: int = ERRANDS_AT_ONCE) -> None:
+    def __init__(self, at_once: int = TASKS_AT_ONCE) -> None:
         self._at_once = at_once
         self._waiting: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
@@ -375,8 +385,8 @@ class Errands:
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, errand: Callable[[], None], *, urgent: bool = False, ahead: bool = False) -> None:
-        """Run an errand soon; one with a reason to be ``ahead`` before those that wait already.
+    def run(self, task: Callable[[], None], *, urgent: bool = False, ahead: bool = False) -> None:
+        """Run a task soon; one with a reason to be ``ahead`` before those that wait already.
 
         An urgent one comes before all others, and on a thread kept for such.
         """
@@ -384,23 +394,23 @@ class Errands:
             if self._closed:
                 return
             line = self._urgent if urgent else self._waiting
-            (line.appendleft if ahead else line.append)(errand)
+            (line.appendleft if ahead else line.append)(task)
             if len(self._running) < self._at_once + (RESERVED if urgent else 0):
-                thread = threading.Thread(target=self._work, name="potluck-errand", daemon=True)
+                thread = threading.Thread(target=self._work, name="potluck-task", daemon=True)
                 self._running.add(thread)
                 thread.start()
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                errand = self._next()
-                if errand is None:
+                task = self._next()
+                if task is None:
                     self._running.discard(threading.current_thread())
                     return
             try:
-                errand()
+                task()
             except Exception:  # a fault of ours in one must not end the others
-                logger.exception("An errand failed")
+                logger.exception("A background task failed")
 
     def _next(self) -> Callable[[], None] | None:
         if self._closed:
@@ -413,11 +423,11 @@ class Errands:
 
     @property
     def is_closed(self) -> bool:
-        """Whether errands that run should come to an end."""
+        """Whether tasks that run should come to an end."""
         return self._closed
 
     def close(self, within: float) -> None:
-        """Begin no more, and wait for those that run, for so many seconds at most."""
+        """Start no more, and wait for those that run, for this many seconds at most."""
         deadline = time.monotonic() + within
         with self._lock:
             self._closed = True
@@ -431,12 +441,12 @@ class Errands:
 def probe(
     addresses: Iterable[Address], known_link: str | None = None, within: float = PROBE_WITHIN
 ) -> str | None:
-    """Try a port: None if the machine itself refused the connection, else why that is no proof.
+    """Try a port: None if the machine itself refused the connection, else what casts doubt.
 
     A refusal counts only from the machine: over loopback, or on a network that we are attached to
     (a router in between may refuse for it), from the link address that it had before.
     """
-    why = "no address of it is known"
+    why = "its address is not known"
     for address in addresses:
         try:
             _try_port(address, within)
@@ -448,7 +458,7 @@ def probe(
             else:
                 return None
         except (OSError, ValueError) as error:  # what a peer calls its address may be none
-            why = f"{address}: {getattr(error, 'strerror', None) or error}"
+            why = f"{address}: {describe(error)}"
         else:
             return f"{address} still answers"
     return why
@@ -510,7 +520,7 @@ def link_address(host: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Opening control lanes: what is said at the door, on both sides, and who is let in.
+# Opening control connections: what is said at the door, on both sides, and who is let in.
 
 SAME_PROCESS = "this is the same process"
 """How one learns that an address is one's own."""
@@ -519,8 +529,8 @@ DIAL_WITHIN = 6.0
 """Seconds for one attempt, all its addresses and the handshake included."""
 
 
-class Doors:
-    """Opens lanes for one process and job: dials, and answers who dials.
+class ControlHandshake:
+    """Opens connections for one process and job: dials, and answers who dials.
 
     Observers may look at any job of the namespace; None stands for all.
     """
@@ -529,8 +539,8 @@ class Doors:
         self,
         port: NodePort,
         job: str | None,
-        card: ProcessCard,
-        receive: Callable[[OpenedLane], None],
+        card: ProcessInfo,
+        receive: Callable[[OpenedConnection], None],
         objection: Callable[[ProcessId], str | None] = lambda _: None,
         *,
         profile: NodeProfile | None = None,
@@ -549,13 +559,13 @@ class Doors:
         namespace = self._port.members.security.namespace
         return "" if self._job_name is None else job_tag(namespace, self._job_name)
 
-    # -- dialling: on errands ------------------------------------------------------------------
+    # -- dialling: on the pool --------------------------------------------------------------
 
     def dial(
         self, addresses: Sequence[Address], expected: NodeId | None, look: Callable[[], None]
-    ) -> OpenedLane:
-        """Open a lane; raises ``DistributedError`` or ``OSError``."""
-        hello = Control(job=self.job_tag, card=pack(self.card), profile=self._profile)
+    ) -> OpenedConnection:
+        """Open a connection; raises ``DistributedError`` or ``OSError``."""
+        hello = ControlRequest(job=self.job_tag, card=pack(self.card), profile=self._profile)
         deadline = time.monotonic() + DIAL_WITHIN
         sock, answer = self._port.dial_control(addresses, expected, hello, deadline, look)
         try:
@@ -567,7 +577,7 @@ class Doors:
 
     # -- answering: on the thread of the port --------------------------------------------------
 
-    def _answer(self, sock: OpeningSocket, hello: Control) -> None:
+    def _answer(self, sock: OpeningSocket, hello: ControlRequest) -> None:
         try:
             card, profile = self._read_card(sock, hello), _read_profile(hello)
         except (HandshakeRefused, MalformedFrame) as error:
@@ -576,25 +586,25 @@ class Doors:
         if objection := self._objection(card.process):
             refuse(sock, objection, for_now=True)
             return
-        answer = ControlOpened(job=self.job_tag, card=pack(self.card), profile=self._profile)
+        answer = ControlReply(job=self.job_tag, card=pack(self.card), profile=self._profile)
         self._port.answer_control(sock, answer)
         self._receive(self._opened(sock, card, card.process, profile))
 
     # -- both ----------------------------------------------------------------------------------
 
-    def _read_card(self, sock: OpeningSocket, said: Control | ControlOpened) -> ProcessCard:
+    def _read_card(self, sock: OpeningSocket, said: ControlRequest | ControlReply) -> ProcessInfo:
         """What the other side says of itself, if it fits what it has proved."""
-        card = unpack(said.card, ProcessCard)
+        card = unpack(said.card, ProcessInfo)
         proved = proved_node(sock)
         introduction = said.introduction
         if card.process == self.card.process:
             raise HandshakeRefused(SAME_PROCESS)
-        if said.job != self.job_tag and Role.OBSERVER not in {card.role, self.card.role}:
+        if said.job != self.job_tag and ProcessRole.OBSERVER not in {card.role, self.card.role}:
             raise HandshakeRefused("this process works on another job")
         if proved is not NOBODY and proved != card.node:
-            raise HandshakeRefused("its card names another node than it has proved to be")
+            raise HandshakeRefused("it claims to be another node than its key proves")
         if introduction.incarnation != card.incarnation:
-            raise HandshakeRefused("its card is that of another start of its process")
+            raise HandshakeRefused("its introduction and its card are of different starts")
         if introduction.machine:
             card = msgspec.structs.replace(
                 card,
@@ -607,21 +617,21 @@ class Doors:
     def _opened(
         self,
         sock: OpeningSocket,
-        card: ProcessCard,
+        card: ProcessInfo,
         dialler: ProcessId,
         profile: NodeProfile | None,
-    ) -> OpenedLane:
+    ) -> OpenedConnection:
         host, port = sock.getpeername()[:2]
         host = unmapped(str(host))
         address = Address(host, card.port or int(port))
         link = None
         with contextlib.suppress(OSError, DistributedError):
             link = link_address(host)
-        lane = Lane(sock, f"{card} at {address}")
-        return OpenedLane(lane, card, dialler, address, link, profile)
+        connection = ControlConnection(sock, f"{card} at {address}")
+        return OpenedConnection(connection, card, dialler, address, link, profile)
 
 
-def _read_profile(said: Control | ControlOpened) -> NodeProfile | None:
+def _read_profile(said: ControlRequest | ControlReply) -> NodeProfile | None:
     return NodeProfile.from_bytes(said.profile) if said.profile else None
 
 
@@ -632,8 +642,8 @@ logger = get_logger(__name__)
 CLUSTER, REPORTS = 0, 1
 """Tags of control messages: for the core, and of those who ask how we are."""
 
-MAX_LANES = 2 * MAX_MEMBERS
-"""Processes that have a lane at once: all members of the largest view, and as many who wait."""
+MAX_CONNECTIONS = 2 * MAX_MEMBERS
+"""Processes with a connection at once: all members of the largest view, and as many who wait."""
 
 DIALS_AT_ONCE = 4
 """Processes that are dialled at the same time: a handshake computes more than it waits."""
@@ -651,17 +661,17 @@ PROBES_BURST, PROBES_PER_SECOND = 64, 32.0
 """The same for ports that are tried."""
 
 MAX_OBSERVERS = 64
-"""Observers that have a lane at once."""
+"""Observers that have a connection at once."""
 
 MAX_BANNED = 256
-"""Processes whose lanes are refused; of more, the latest."""
+"""Processes whose connections are refused; of more, the latest."""
 
 
-class Listener(Protocol):
+class ConnectionListener(Protocol):
     """Who is told; everything on the control thread."""
 
-    def met(self, card: ProcessCard) -> None:
-        """There is a lane to a process."""
+    def met(self, card: ProcessInfo) -> None:
+        """There is a connection to a process."""
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
@@ -675,57 +685,63 @@ class Listener(Protocol):
     def said(self, process: ProcessId, payload: bytes) -> None:
         """It sent a message for the core; raises ``MalformedFrame``."""
 
-    def asked(self, lane: Lane, payload: bytes) -> None:
-        """Somebody sent a report, or asks for one; raises ``MalformedFrame``."""
+    def asked(self, connection: ControlConnection, payload: bytes) -> None:
+        """A process sent a report, or asks for one; raises ``MalformedFrame``."""
 
 
-class Links:
-    """All control lanes of one process."""
+class ControlConnections:
+    """All control connections of one process."""
 
     def __init__(
-        self, me: ProcessCard, listener: Listener, errands: Errands, post: Callable[..., None]
+        self,
+        me: ProcessInfo,
+        listener: ConnectionListener,
+        pool: DialPool,
+        post: Callable[..., None],
     ) -> None:
         self._me = me
         self._listener = listener
-        self._errands = errands
+        self._pool = pool
         self._post = post
-        self._lanes = LaneTable(me.process)
-        self.contacts = Contacts(me.process)
-        self._onlookers = LaneTable(me.process)  # lanes of which one end is an observer
-        self._last: dict[ProcessId, OpenedLane] = {}  # the latest lane of everybody we have met
+        self._connections = ConnectionTable(me.process)
+        self.contacts = DialCandidates(me.process)
+        self._observers = ConnectionTable(me.process)  # connections of which one end is an observer
+        self._last: dict[
+            ProcessId, OpenedConnection
+        ] = {}  # the latest connection to every process we have met
         self._banned: dict[ProcessId, str] = {}
-        self._dialling: dict[Contact, float] = {}  # who is dialled now, and since when
+        self._dialling: dict[DialCandidate, float] = {}  # who is dialled now, and since when
         now = _time.now()
         self._dials = TokenBucket(DIALS_PER_SECOND, DIALS_BURST, now)
         self._probes = TokenBucket(PROBES_PER_SECOND, PROBES_BURST, now)
         self._probing: set[ProcessId] = set()
-        self.doors: Doors | None = None
+        self.handshake: ControlHandshake | None = None
         self.discovery: Discovery | None = None
         self._draining = False
         self.counts = DiscoveryMetrics()
         self.is_over = False
-        self.io = IoThread(self)
+        self.io = IoThread(self.arrived, self.ended, self.silenced)
 
     # -- any thread ----------------------------------------------------------------------------
 
     def objection(self, process: ProcessId) -> str | None:
-        """Why a process may not open a lane, if so."""
+        """Why a process may not open a connection, if so."""
         return self._banned.get(process)
 
-    def opened(self, lane: OpenedLane) -> None:
-        """Somebody has opened a lane."""
+    def opened(self, connection: OpenedConnection) -> None:
+        """A process has opened a connection."""
         if self.is_over:
-            lane.lane.close()
+            connection.connection.close()
         else:
-            self._post(lambda: self._on_opened(lane))
+            self._post(lambda: self._on_opened(connection))
 
-    def arrived(self, lane: Lane, frame: Frame) -> None:
+    def arrived(self, connection: ControlConnection, frame: ControlFrame) -> None:
         """A message has come in."""
-        self._post(lambda: self._on_message(lane, frame))
+        self._post(lambda: self._on_message(connection, frame))
 
-    def ended(self, lane: Lane, cause: str) -> None:
-        """A lane is over."""
-        self._post(lambda: self._on_ended(lane, cause))
+    def ended(self, connection: ControlConnection, cause: str) -> None:
+        """A connection is over."""
+        self._post(lambda: self._on_ended(connection, cause))
 
     def silenced(self, reason: str) -> None:
         """The I/O thread is over: so is the control thread, whose groups end for good."""
@@ -740,14 +756,14 @@ class Links:
     # -- the control thread --------------------------------------------------------------------
 
     def send(self, to: ProcessId, payload: bytes) -> None:
-        """Send a message for the core of a process, if there is a lane to it."""
-        opened = self._lanes.to(to)
+        """Send a message for the core of a process, if there is a connection to it."""
+        opened = self._connections.to(to)
         if opened is not None:
-            self.io.send(opened.lane, payload, CLUSTER)
+            self.io.send(opened.connection, payload, CLUSTER)
 
     def dial_due(self, now: float) -> None:
         """Dial whom it is time to dial, a few at a time."""
-        if self.doors is None:
+        if self.handshake is None:
             return
         quick = sum(now - since < PATIENT for since in self._dialling.values())
         room = min(DIALS_AT_ONCE - quick, DIALS_AT_ONCE + WAITING_DIALS - len(self._dialling))
@@ -760,7 +776,7 @@ class Links:
 
     def next_dial(self, now: float) -> float | None:
         """When the next dial is due; None if it depends on something else."""
-        due = None if self.doors is None else self.contacts.next_deadline
+        due = None if self.handshake is None else self.contacts.next_deadline
         if due is None:
             return None
         if len(self._dialling) >= DIALS_AT_ONCE:
@@ -768,19 +784,19 @@ class Links:
         return max(due, self._dials.when(now))
 
     def drop(self, process: ProcessId, why: str) -> None:
-        """Make sure of a process anew: end the lane to it, as if it had broken."""
-        opened = self._lanes.to(process)
+        """Make sure of a process anew: end the connection to it, as if it had broken."""
+        opened = self._connections.to(process)
         if opened is not None:
-            self.io.drop(opened.lane)
-            self._on_ended(opened.lane, why)
+            self.io.drop(opened.connection)
+            self._on_ended(opened.connection, why)
 
     def ban(self, process: ProcessId, reason: str) -> None:
-        """Close all lanes to a process, and accept none."""
+        """Close all connections to a process, and accept none."""
         self._banned[process] = reason
         while len(self._banned) > MAX_BANNED:
             del self._banned[next(iter(self._banned))]
-        for lane in self._lanes.remove(process):
-            self.io.drop(lane)
+        for connection in self._connections.remove(process):
+            self.io.drop(connection)
         self.contacts.forget(process)
 
     def probe(self, process: ProcessId) -> None:
@@ -793,7 +809,7 @@ class Links:
         link = last.link if last else None
         slot = self._slot_here(last.card) if last else None
 
-        def errand() -> None:
+        def task() -> None:
             if _is_free(slot):
                 has_ended, what = True, "its slot on its machine is free"
             else:
@@ -801,9 +817,9 @@ class Links:
                 has_ended, what = why is None, why or "its port refuses connections"
             self._post(lambda: self._on_probed(process, what, has_ended=has_ended))
 
-        self._errands.run(errand, urgent=True)
+        self._pool.run(task, urgent=True)
 
-    def _slot_here(self, card: ProcessCard) -> int | None:
+    def _slot_here(self, card: ProcessInfo) -> int | None:
         """The slot of a process of this user on this machine; None for all others."""
         is_here = card.node == self._me.node and card.machine == self._me.machine
         return card.slot if is_here else None
@@ -815,42 +831,42 @@ class Links:
         return tuple(dict.fromkeys([*([last.address] if last else []), *known]))
 
     @property
-    def opened_lanes(self) -> list[OpenedLane]:
-        """The lanes in use."""
-        return self._lanes.opened
+    def opened_connections(self) -> list[OpenedConnection]:
+        """The connections in use."""
+        return self._connections.opened
 
     @property
-    def observers(self) -> dict[Lane, OpenedLane]:
-        """The lanes in use of which one end is an observer; any thread."""
-        return {each.lane: each for each in self._onlookers.opened}
+    def observers(self) -> dict[ControlConnection, OpenedConnection]:
+        """The connections in use of which one end is an observer; any thread."""
+        return {each.connection: each for each in self._observers.opened}
 
-    def observer_behind(self, lane: Lane) -> ProcessCard | None:
-        """Who is at the other end of such a lane, also if it is not used any more."""
-        return self._onlookers.behind(lane)
+    def observer_behind(self, connection: ControlConnection) -> ProcessInfo | None:
+        """Who is at the other end of such a connection, also if it is not used any more."""
+        return self._observers.behind(connection)
 
-    def _remember(self, opened: OpenedLane) -> None:
+    def _remember(self, opened: OpenedConnection) -> None:
         self._last[opened.card.process] = opened
-        if len(self._last) > 2 * MAX_LANES:
+        if len(self._last) > 2 * MAX_CONNECTIONS:
             self.forget_except(set())
 
     def forget_except(self, processes: set[ProcessId]) -> None:
         """Remember no more of those who are gone than is of use."""
         for process in [each for each in self._last if each not in processes]:
-            if self._lanes.to(process) is None:
+            if self._connections.to(process) is None:
                 del self._last[process]
 
-    def _dial(self, contact: Contact) -> None:
-        addresses, node, doors = contact.addresses, contact.node, self.doors
-        assert doors is not None
-        self.counts.attempts.inc()
+    def _dial(self, contact: DialCandidate) -> None:
+        addresses, node, handshake = contact.addresses, contact.node, self.handshake
+        assert handshake is not None
+        self.counts.add(attempts=1)
 
         def look() -> None:
-            if self._errands.is_closed:
+            if self._pool.is_closed:
                 raise ChannelClosed("This process is leaving")
 
-        def errand() -> None:
+        def task() -> None:
             try:
-                opened = doors.dial(addresses, node, look)
+                opened = handshake.dial(addresses, node, look)
             except (DistributedError, OSError, ValueError) as error:  # an address may be none
                 words = str(error)
                 self._post(lambda: self._on_failed(contact, words))
@@ -858,24 +874,26 @@ class Links:
                 self._post(lambda: self._on_opened(opened, contact))
 
         # Anybody may announce a thousand machines that do not answer; the others come first.
-        self._errands.run(errand, ahead=contact.reported != {"mdns"})
+        self._pool.run(task, ahead=contact.reported != {"mdns"})
 
-    def _on_failed(self, contact: Contact, trouble: str) -> None:
+    def _on_failed(self, contact: DialCandidate, trouble: str) -> None:
         self._dialling.pop(contact, None)
         contact.is_self = contact.is_self or SAME_PROCESS in trouble
         if trouble != contact.trouble and not contact.is_self:  # once for each reason
             logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
         if not contact.is_self:
-            self.counts.unreachable.inc()
+            self.counts.add(unreachable=1)
         self.contacts.failed(contact, trouble, _time.now())
 
-    def _on_opened(self, opened: OpenedLane, via: Contact | None = None) -> None:
+    def _on_opened(self, opened: OpenedConnection, via: DialCandidate | None = None) -> None:
         process = opened.card.process
         if via is not None:
             via.is_dialled = False
             self._dialling.pop(via, None)
-        is_watch = Role.OBSERVER in {opened.card.role, self._me.role}
-        table, most = (self._onlookers, MAX_OBSERVERS) if is_watch else (self._lanes, MAX_LANES)
+        is_watch = ProcessRole.OBSERVER in {opened.card.role, self._me.role}
+        table, most = (
+            (self._observers, MAX_OBSERVERS) if is_watch else (self._connections, MAX_CONNECTIONS)
+        )
         if self.is_over or process in self._banned:
             self._decline(opened, via, self._banned.get(process, "this process is leaving"))
             return
@@ -887,47 +905,47 @@ class Links:
             self.contacts.introduced(opened.card, _time.now())
         self.contacts.connected(process, _time.now(), via)
         is_new, unwanted = table.add(opened, _time.now())
-        self.io.add(opened.lane)
+        self.io.add(opened.connection)
         if unwanted is not None:
             self.io.retire(unwanted)
-            for lane in table.surplus(process, unwanted):
-                self.io.drop(lane)
+            for connection in table.surplus(process, unwanted):
+                self.io.drop(connection)
         if is_new:
             self._listener.met(opened.card)
 
-    def _decline(self, opened: OpenedLane, via: Contact | None, why: str) -> None:
-        """Do without a lane; who was dialled is not dialled again at once."""
-        opened.lane.close()
+    def _decline(self, opened: OpenedConnection, via: DialCandidate | None, why: str) -> None:
+        """Do without a connection; who was dialled is not dialled again at once."""
+        opened.connection.close()
         if via is not None:
             self.contacts.failed(via, why, _time.now())
 
-    def _on_ended(self, lane: Lane, cause: str) -> None:
-        opened = self._onlookers.ended(lane) or self._lanes.ended(lane)
+    def _on_ended(self, connection: ControlConnection, cause: str) -> None:
+        opened = self._observers.ended(connection) or self._connections.ended(connection)
         if opened is not None and not self.is_over:
             self.contacts.disconnected(opened.card.process, _time.now())
             self._listener.lost(opened.card.process, cause)
 
-    def _on_message(self, lane: Lane, frame: Frame) -> None:
-        self.io.looked_at(lane)
+    def _on_message(self, connection: ControlConnection, frame: ControlFrame) -> None:
+        self.io.looked_at(connection)
         if self.is_over:
             return
-        card = self._lanes.behind(lane)
+        card = self._connections.behind(connection)
         try:
             if frame.tag == REPORTS:
-                self._listener.asked(lane, frame.payload)
+                self._listener.asked(connection, frame.payload)
             elif card is not None:
                 self._listener.said(card.process, frame.payload)
         except MalformedFrame as error:
-            logger.warning("%s sent what cannot be understood: %s", lane.name, error)
-            why = f"it sent what cannot be understood ({error})"
-            self.io.drop(lane, 0.0)
+            logger.warning("%s sent an invalid message: %s", connection.name, error)
+            why = f"it sent an invalid message ({error})"
+            self.io.drop(connection, 0.0)
             if card is not None:
                 self._listener.misbehaved(card.process, why)
-            self._on_ended(lane, why)
+            self._on_ended(connection, why)
 
     def _on_probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         self._probing.discard(process)
-        if not self.is_over and self._lanes.to(process) is None:
+        if not self.is_over and self._connections.to(process) is None:
             self._listener.probed(process, what, has_ended=has_ended)
 
     def _drain(self) -> None:
@@ -936,12 +954,12 @@ class Links:
             return
         now = _time.now()
         for event in self.discovery.drain():
-            if isinstance(event, Gone):
-                self.counts.departures.inc()
+            if isinstance(event, PeerGone):
+                self.counts.add(departures=1)
                 self.contacts.unsighted(event.sighting.key)
             elif event.sighting.process != self._me.process:
-                if isinstance(event, Found):
-                    self.counts.arrivals.inc()
+                if isinstance(event, PeerFound):
+                    self.counts.add(arrivals=1)
                 self.contacts.sighted(event.sighting, now)
 
 
@@ -960,7 +978,7 @@ def _is_free(slot: int | None) -> bool:
     try:
         return is_slot_free(slot)
     except DistributedError as error:
-        logger.debug("slot %d could not be looked at: %s", slot, error)
+        logger.debug("slot %d could not be checked: %s", slot, error)
         return False
 
 
@@ -992,7 +1010,7 @@ def open_port(
     usual = range(DEFAULT_PORT, DEFAULT_PORT + USUAL_PORTS)
     for number in (*((wished,) if wished else ()), *usual):
         if _port_is_free(config.host, number):
-            with contextlib.suppress(IoError):  # somebody was faster
+            with contextlib.suppress(IoError):  # another one was faster
                 return opened(number)
     return opened(0)
 
@@ -1005,11 +1023,11 @@ def _port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def make_card(port: NodePort, config: AutoDiscoveryConfig, role: Role) -> ProcessCard:
+def make_card(port: NodePort, config: AutoDiscoveryConfig, role: ProcessRole) -> ProcessInfo:
     """What this process says of itself."""
     introduction = port.introduction()
     hosts = [config.host] if config.host else _hosts(config)
-    return ProcessCard(
+    return ProcessInfo(
         node=port.process.node,
         incarnation=port.process.incarnation,
         slot=port.slot,
@@ -1033,7 +1051,7 @@ def _hosts(config: AutoDiscoveryConfig) -> list[str]:
     if wanted and not hosts:
         names = ", ".join(sorted({each.name for each in interfaces()}))
         cluster_logger.warning(
-            "Nobody on other machines can reach this node: the interface %s is not there, or "
+            "Other machines cannot reach this one: the network interface %s is missing or "
             "has no address for them. This machine has: %s.",
             " or ".join(wanted),
             names or "none",

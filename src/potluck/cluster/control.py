@@ -1,8 +1,9 @@
 """The control thread: drives the cluster's core, and never touches a socket.
 
-It sleeps until a message or the nearest deadline.  Lanes are opened by errands and moved by the I/O
-thread; meshes are built by builders.  What the core decides is carried out in the order in which it
-was decided.  If this thread ends without having been asked to, operations end for good.
+It sleeps until a message or the nearest deadline.  Connections are opened by a pool of threads and
+moved by the I/O thread; the members of a view are connected on threads of their own.  What the core
+decides is carried out in the order in which it was decided.  If this thread ends without having
+been asked to, operations end for good.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from potluck import _time
-from potluck.cluster.connections import REPORTS, Errands, Links
-from potluck.cluster.reports import Ask, Continue, Report, read_said, write
+from potluck.cluster.connections import ControlConnections, DialPool
 from potluck.errors import BackendUnavailable
 from potluck.logs import get_logger
 from potluck.membership import events as effects
 from potluck.membership.events import MembershipChange, MembershipEvent
 from potluck.membership.health import HealthEvent, HealthStatus
-from potluck.membership.messages import Commit, ProcessCard, Role, decode, encode
+from potluck.membership.messages import ProcessInfo, ProcessRole, decode, encode
 
 if TYPE_CHECKING:
     from potluck._types import ProcessId, View
-    from potluck.cluster.io import Lane
-    from potluck.cluster.reports import Journal
+    from potluck.cluster.io import ControlConnection
     from potluck.membership.core import ClusterCore
 
 
@@ -44,62 +43,38 @@ AT_ONCE = 256
 """What has come in is handled in portions: the clock has to be looked at in between."""
 
 
-class Theatre(Protocol):
-    """Where views are played: told by the control thread, must not keep it waiting."""
-
-    job: str
-
-    def install(
-        self, view: View, cards: Sequence[ProcessCard], reason: str, commits: Sequence[Commit]
-    ) -> None:
-        """Continue with this view; ``commits`` followed the one before, oldest first."""
-
-    def stop(self, reason: str, *, orderly: bool) -> None:
-        """Stop what runs in the present view, without an error yet.
-
-        At once, unless a member left in good order: then what was begun may be finished.
-        """
-
-    def pause(self, reason: str | None) -> None:
-        """Let calls wait until this is called with None."""
-
-    def removed(self, reason: str, commit: Commit | None) -> None:
-        """We are in no view any more; ``commit`` followed ours, if one is known."""
-
-    def note(self, event: object) -> None:
-        """Something happened that people want to know; its text is a sentence."""
-
-    def look_around(self) -> None:
-        """Called every few seconds."""
-
-    def fail(self, reason: str) -> None:
-        """The end, for good."""
-
-    def report(self) -> Report:
-        """How this process is."""
-
-    def journal(self, after: int) -> Journal:
-        """What happened after an event, and what was measured."""
-
-
-class Control:
+class ControlThread:
     """One process's part in its cluster.
 
     ``core`` and ``links`` belong to the control thread; others use :meth:`post` and :meth:`ask`.
+    It calls ``carry_out`` with what the core decided about operations, ``answer`` with requests of
+    observers, ``look_around`` every few seconds, and ``failed`` at the end, for good.
     """
 
-    def __init__(self, core: ClusterCore, theatre: Theatre, errands: Errands) -> None:
+    def __init__(
+        self,
+        core: ClusterCore,
+        pool: DialPool,
+        *,
+        carry_out: Callable[[effects.Effect], None],
+        answer: Callable[[ControlConnection, bytes], None],
+        look_around: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
         self.core = core
         self.me = core.me
-        self._cards: dict[ProcessId, ProcessCard] = {core.me.process: core.me}
+        self._cards: dict[ProcessId, ProcessInfo] = {core.me.process: core.me}
         self._departed: set[ProcessId] = set()  # members who have left in good order
         self.awaited: dict[ProcessId, tuple[str, float]] = {}
         """Whom the training waits for while the cluster works: names, and since when."""
-        self._theatre = theatre
+        self._tell = carry_out
+        self._answer = answer
+        self._look_around = look_around
+        self._failed = failed
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
         self._look_at = _time.now() + LONGEST
-        self.links = Links(core.me, self, errands, self.post)
+        self.links = ControlConnections(core.me, self, pool, self.post)
         self._thread = threading.Thread(target=self._run, name="potluck-control", daemon=True)
 
     def start(self) -> None:
@@ -120,7 +95,7 @@ class Control:
             return answers.get(timeout=within)
         except queue.Empty:
             raise BackendUnavailable(
-                "The control thread of this node does not answer",
+                "The control thread of this node does not respond",
                 cause=None if self.is_alive else "it has ended",
             ) from None
 
@@ -130,7 +105,7 @@ class Control:
         return self._thread.is_alive()
 
     def leave(self, within: float) -> None:
-        """Say goodbye and end the thread; the I/O thread sends what is left."""
+        """Leave and end the thread; the I/O thread sends what is left."""
         self.post(self._leave)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(within)
@@ -153,7 +128,7 @@ class Control:
                 self._turn()
         except BaseException as error:
             logger.exception("The control thread failed")
-            self._theatre.fail(f"the control thread failed: {error!r}")
+            self._failed(f"the control thread failed: {error!r}")
         finally:
             self._ended = self.links.is_over = True
 
@@ -179,7 +154,7 @@ class Control:
         self.links.dial_due(now)
         if now >= self._look_at:
             self._look_at = now + LONGEST
-            self._theatre.look_around()
+            self._look_around()
 
     def _leave(self) -> None:
         if not self._ended:
@@ -188,14 +163,18 @@ class Control:
 
     # -- what the links tell -------------------------------------------------------------------
 
-    def met(self, card: ProcessCard) -> None:
-        """There is a lane to a process."""
-        if card.role is Role.MEMBER:
+    def met(self, card: ProcessInfo) -> None:
+        """There is a connection to a process."""
+        if card.role is ProcessRole.MEMBER:
             self._cards[card.process] = card
             self._carry_out(self.core.connected(card, _time.now()))
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
+        if self.core.view is None and process in self._cards:  # which the core has no words for
+            sentence = f"{self._cards[process]} left while this machine waits: {cause}"
+            event = MembershipEvent(MembershipChange.LOST, sentence, process)
+            self._tell(effects.Note(event))
         self._carry_out(self.core.disconnected(process, cause, _time.now()))
 
     def misbehaved(self, process: ProcessId, why: str) -> None:
@@ -204,26 +183,17 @@ class Control:
 
     def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Its slot and its port were tried."""
-        verdict = self.core.ended if has_ended else self.core.unreachable
-        self._carry_out(verdict(process, what, _time.now()))
+        tell = self.core.ended if has_ended else self.core.unreachable
+        self._carry_out(tell(process, what, _time.now()))
 
     def said(self, process: ProcessId, payload: bytes) -> None:
         """It sent a message."""
         message = decode(payload)
         self._carry_out(self.core.receive(process, message, _time.now()))
 
-    def asked(self, lane: Lane, payload: bytes) -> None:
-        """Somebody wants to know how we are."""
-        said = read_said(payload)
-        if isinstance(said, Continue) and said.job == self._theatre.job:
-            logger.warning("A person asks this process to continue without missing machines")
-            self.continue_without_missing()
-            self.links.io.send(lane, write(self._theatre.report()), REPORTS)
-        if not isinstance(said, Ask):
-            return
-        self.links.io.send(lane, write(self._theatre.report()), REPORTS)
-        if said.news_after >= 0:
-            self.links.io.send(lane, write(self._theatre.journal(said.news_after)), REPORTS)
+    def asked(self, connection: ControlConnection, payload: bytes) -> None:
+        """An observer asks for something."""
+        self._answer(connection, payload)
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -242,46 +212,32 @@ class Control:
                     self._departed.update([who] if who is not None else [])
         for effect in wanted:
             match effect:
-                case effects.Send(to, message):
+                case effects.SendMessage(to, message):
                     self.links.send(to, encode(message))
-                case effects.Meet(card):
+                case effects.ConnectTo(card):
                     self.links.contacts.introduced(card, _time.now())
-                case effects.Probe(peer):
+                case effects.ProbePort(peer):
                     self.links.probe(peer)
-                case effects.Note(event):
-                    self._theatre.note(event)
-                    if isinstance(event, HealthEvent) and event.status is HealthStatus.DEAD:
-                        self._given_up(event)
                 case effects.Disconnect(peer, reason):
                     self.links.ban(peer, reason)
                 case _:
-                    self._play(effect)
+                    self._tell(effect)
+            match effect:
+                case effects.Installed(view):
+                    self._keep_only(view)
+                case effects.Note(HealthEvent(status=HealthStatus.DEAD) as event):
+                    self._given_up(event)
 
     def _given_up(self, event: HealthEvent) -> None:
-        """What waits in a lane that has been silent for so long comes late: begin with a new one.
+        """What waits in a connection that was silent for so long comes late: open a new one.
 
-        TCP itself asks less and less often; after an outage it would go on being silent for long.
+        TCP itself asks less and less often; after an outage it would stay silent for long.
         """
         self.post(lambda: self.links.drop(event.peer, event.reason))
 
-    def _play(self, effect: effects.Effect) -> None:
-        """What concerns operations."""
-        match effect:
-            case effects.Installed(view, reason, commits):
-                self._install(view, reason, commits)
-            case effects.Abort(reason=reason, orderly=orderly):
-                self._theatre.stop(reason, orderly=orderly)
-            case effects.Paused(reason):
-                self._theatre.pause(reason)
-            case effects.Resumed():
-                self._theatre.pause(None)
-            case effects.Removed(reason, commit):
-                self._theatre.removed(reason, commit)
-
-    def _install(self, view: View, reason: str, commits: Sequence[Commit]) -> None:
-        cards = [self.card_of(each) for each in view.members]
-        self._theatre.install(view, cards, reason, commits)
-        connected = {each.card.process for each in self.links.opened_lanes}
+    def _keep_only(self, view: View) -> None:
+        """Forget processes that are neither in this view nor connected."""
+        connected = {each.card.process for each in self.links.opened_connections}
         keep = {*view.members, *connected, *self.core.left_out({})[0], self.me.process}
         self._cards = {process: card for process, card in self._cards.items() if process in keep}
         self._departed &= keep
@@ -291,7 +247,7 @@ class Control:
         """Whether a member has left in good order."""
         return process in self._departed
 
-    def card_of(self, process: ProcessId) -> ProcessCard:
-        """The card of somebody, as it said itself."""
+    def card_of(self, process: ProcessId) -> ProcessInfo:
+        """The card of a process, as it said itself."""
         known = self._cards.get(process)
-        return known or ProcessCard(node=process.node, incarnation=process.incarnation)
+        return known or ProcessInfo(node=process.node, incarnation=process.incarnation)

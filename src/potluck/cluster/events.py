@@ -1,4 +1,4 @@
-"""What happens in a cluster, kept for whoever asks, and told to whoever wants to be called."""
+"""What happens in a cluster: kept for later questions, and told to registered callbacks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from potluck.errors import (
     PeerLost,
     ViewChanged,
 )
-from potluck.logs import get_logger
+from potluck.logs import NOTICE, get_logger
 from potluck.membership.events import ElectionEvent, ElectionKind, MembershipChange, MembershipEvent
 from potluck.membership.health import HealthEvent
-from potluck.membership.messages import Cause, CauseCode, Commit
+from potluck.membership.messages import Cause, CauseCode, Commit, ProcessInfo
 
 logger = get_logger("potluck.cluster")
 
@@ -110,7 +110,7 @@ class ClusterEvent:
 Callback: TypeAlias = Callable[[ViewChange], None]
 
 
-class Bulletin:
+class EventLog:
     """The events of one node; callbacks run one after the other on a thread of their own."""
 
     def __init__(self) -> None:
@@ -123,10 +123,10 @@ class Bulletin:
         self._lock = threading.Lock()
 
     def post(self, event: object, *, quietly: bool = False) -> None:
-        """Keep an event and write it to the log; ``quietly`` what nobody needs to look at."""
+        """Keep an event and write it to the log; ``quietly`` what no user needs to look at."""
         level = logging.DEBUG if quietly else _level(event)
         self.keep(event, level)
-        logger.log(level, "%s", event, extra=_fields(event))
+        logger.log(min(level, _log_level(event)), "%s", event, extra=_fields(event))
 
     def keep(self, event: object, level: int) -> None:
         """Keep an event that is in the log already."""
@@ -183,7 +183,7 @@ class Bulletin:
                     logger.exception("A callback for view changes failed")
 
     def close(self, within: float) -> None:
-        """Call nobody any more."""
+        """Call no callback any more."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._waiting.put(None)
@@ -193,8 +193,9 @@ class Bulletin:
 def _fields(event: object) -> dict[str, object]:
     """What programs that read the log want to know beside the sentence."""
     match event:
-        case HealthEvent(name=name, status=status):
-            return {"event": "health", "peer": name, "status": status.value}
+        case HealthEvent(peer=peer, name=name, status=status):
+            about = {"peer": name, "member": str(peer)}
+            return {"event": "health", "status": status.value, **about}
         case MembershipEvent(change=change, process=process, view=view):
             about = {} if process is None else {"member": str(process)}
             where = {} if view is None else {"epoch": view.epoch}
@@ -213,6 +214,122 @@ def _level(event: object) -> int:
     if isinstance(event, ElectionEvent):
         return logging.ERROR if event.kind is ElectionKind.SPLIT_BRAIN else logging.INFO
     return logging.INFO
+
+
+def _log_level(event: object) -> int:
+    """How loud it may be in the log: for what concerns machines one line is made from all of it."""
+    is_told = isinstance(event, HealthEvent) or (
+        isinstance(event, MembershipEvent)
+        and event.change not in {MembershipChange.REFUSED, MembershipChange.EXPELLED}
+    )
+    return logging.INFO if is_told else logging.CRITICAL
+
+
+# --------------------------------------------------------------------------------------------------
+# What people read without asking for more: one line for each event, with names and without ids.
+
+STAYS_AFTER = 2.0
+"""Seconds after which it matters that another script has ended: it was not the end of them all."""
+
+
+class Announcer:
+    """Says who left and who came back, and that this machine waits; used by the control thread.
+
+    Under a launcher (``potluck run``) that one says why a script has ended, so this does not.
+    """
+
+    def __init__(self, me: ProcessId, *, has_launcher: bool) -> None:
+        self._me = me
+        self._has_launcher = has_launcher
+        self._names: dict[ProcessId, str] = {}  # of the view that holds, or held last
+        self._away: set[str] = set()  # nodes that have left a view
+        self._is_apart = False  # we wait, or were left out
+        self._farewells: dict[str, tuple[float, str]] = {}  # by node: since when, and its name
+
+    def installed(
+        self, change: ViewChange, cards: Sequence[ProcessInfo], commits: Sequence[Commit]
+    ) -> None:
+        """Another view holds."""
+        before, self._names = self._names, {each.process: str(each) for each in cards}
+        self._come_together()
+        here = {each.node for each in change.view.members}
+        joined = {each.node for each in change.joined}
+        causes = {cause.who: cause for commit in commits for cause in commit.proposal.causes}
+        for who in change.left:
+            if who.node not in joined:
+                self._left(who, before.get(who, ""), causes.get(who), is_here=who.node in here)
+        gone = {each.node for each in change.left}
+        for node in sorted(joined & (self._away | gone)):
+            name = next(name for each, name in self._names.items() if each.node == node)
+            _notice("%s came back", name)
+        self._away = (self._away | gone) - here
+        self._farewells = {node: each for node, each in self._farewells.items() if node not in here}
+
+    def _left(self, who: ProcessId, name: str, cause: Cause | None, *, is_here: bool) -> None:
+        name = name or (cause.name if cause is not None else "") or str(who)
+        code = None if cause is None else cause.code
+        if code is CauseCode.MISBEHAVED or (
+            self._has_launcher and code in {CauseCode.LEFT, CauseCode.ENDED}
+        ):
+            return  # which was said
+        if code is CauseCode.LEFT:
+            if not is_here:
+                self._farewells[who.node] = time.monotonic(), name
+            return
+        why = "" if code is None else f": {_WORDS[code]}"
+        if cause is not None and code is CauseCode.SILENT:
+            why += f" for {cause.silent_for:.1f} s"
+        logger.warning("%s left%s", f"A worker of {name}" if is_here else name, why)
+
+    def look(self) -> None:
+        """Now and then: of those who left in good order, say so if this process stays."""
+        for node, (since, name) in list(self._farewells.items()):
+            if time.monotonic() >= since + STAYS_AFTER:
+                del self._farewells[node]
+                _notice("%s left: its script ended", name)
+
+    def noted(self, event: object, missing: Sequence[str], *, has_network: bool) -> None:
+        """Something happened; ``missing`` are the names of members that are out of contact."""
+        if not isinstance(event, MembershipEvent):
+            return
+        match event.change:
+            case MembershipChange.PAUSED:
+                self._is_apart = True
+                logger.warning("%s", _paused(event, missing, has_network=has_network))
+            case MembershipChange.REMOVED if not self._is_apart:
+                self._is_apart = True
+                logger.warning("This machine is out of the group and joins it again: %s", event)
+            case MembershipChange.RESUMED:
+                self._come_together()
+            case MembershipChange.LOST if not self._names and not self._has_launcher:
+                _notice("%s", event)  # while we wait for the first view
+
+    def _come_together(self) -> None:
+        if self._is_apart:
+            self._is_apart = False
+            others = sorted({name for who, name in self._names.items() if who != self._me})
+            _notice("This machine continues %s", f"with {_listed(others)}" if others else "alone")
+
+
+def _notice(message: str, *words: object) -> None:
+    logger.warning(message, *words, extra=NOTICE)
+
+
+def _paused(event: MembershipEvent, missing: Sequence[str], *, has_network: bool) -> str:
+    if not has_network:
+        return "Paused: this machine is not connected to a network. It continues when it is."
+    if not missing:
+        return str(event).capitalize()
+    they, one = ("they", "one of them") if len(missing) > 1 else ("it", "it")
+    return (
+        f"Paused: this machine cannot reach {_listed(missing)}, and {they} may be at work without "
+        f"it. It continues when {one} is back."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,13 +403,13 @@ def _changed(view: View, commit: Commit) -> ViewChanged:
 
 def _left_out(view: View, commit: Commit, me: ProcessId) -> LeftOut:
     cause = _causes(commit).get(me)
-    why = _why(cause) if cause is not None else commit.proposal.reason
+    why = "the others could not reach it" if cause is None else _why(cause)
     return LeftOut(
         f"This process was left out of view {commit.epoch} of its cluster",
         rank=view.rank_of(me),
         node=me.node,
         host=(cause.name if cause is not None else "") or None,
-        cause=(why or "the others could not reach it") + _skipped(view, commit),
+        cause=why + _skipped(view, commit),
         hint="It waits to be let in again; a call waits for that, up to its timeout.",
     )
 
@@ -329,11 +446,7 @@ def no_quorum(
     message: str, seconds: float, view: View, missing: Sequence[Cause], reason: str
 ) -> NoQuorum:
     """A call waited in vain for the view that follows, or for this one to hold again."""
-    names = [
-        f"rank {view.rank_of(each.who)} ({_where(each.who, each)}, not heard for "
-        f"{each.silent_for:.1f} s)"
-        for each in missing
-    ]
+    names = [_missed(view.rank_of(each.who), each) for each in missing]
     ranks = [rank for each in missing if (rank := view.rank_of(each.who)) is not None]
     first = missing[0] if missing else None
     return NoQuorum(
@@ -349,12 +462,18 @@ def no_quorum(
     )
 
 
+def _missed(rank: int | None, cause: Cause) -> str:
+    """Who is missing, and for how long; one that came later has no rank in the view."""
+    facts = f"{_where(cause.who, cause)}, not heard for {cause.silent_for:.1f} s"
+    return facts if rank is None else f"rank {rank} ({facts})"
+
+
 def ended_for_good(reason: str) -> DistributedError:
     """Nothing runs here any more."""
     return BackendUnavailable(
         "This node has left its cluster",
         cause=reason,
-        hint="Join anew: potluck.join().",
+        hint="Join again: potluck.join().",
     )
 
 
@@ -362,7 +481,7 @@ def belongs_to_parent(pid: int) -> DistributedError:
     """For a forked child."""
     return BackendUnavailable(
         f"This cluster belongs to the parent process (pid {pid})",
-        hint="Join anew in the child process if it has to take part.",
+        hint="Call potluck.join() in the child process if it has to take part.",
     )
 
 
@@ -397,7 +516,7 @@ def _skipped(view: View, commit: Commit) -> str:
 _WORDS = {
     CauseCode.ENDED: "its process has ended",
     CauseCode.LEFT: "it left",
-    CauseCode.SILENT: "nothing was heard from it",
+    CauseCode.SILENT: "it did not respond",
     CauseCode.UNREACHABLE: "some members could not reach it",
-    CauseCode.MISBEHAVED: "it sent what no correct process sends",
+    CauseCode.MISBEHAVED: "it sent invalid messages",
 }

@@ -1,7 +1,7 @@
-"""The I/O thread: one for all control lanes of a process.
+"""The I/O thread: one for all control connections of a process.
 
-It moves bytes and decides nothing.  Messages and ends of lanes go to an :class:`Audience`, which
-must return at once.  A peer that does not read fills its own outbox and nobody else's; one that
+It moves bytes and decides nothing.  What comes in goes to callbacks, which must return at
+once.  A peer that does not read fills its own outbox and no other; one that
 sends faster than anybody looks is not read for a while.
 """
 
@@ -14,22 +14,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from potluck import _process
-from potluck.errors import UNREACHABLE, ChannelClosed, DistributedError, MalformedFrame
+from potluck.errors import (
+    ChannelClosed,
+    DistributedError,
+    MalformedFrame,
+    describe_loss,
+)
 from potluck.logs import get_logger
-from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, Kind, decode, encode
+from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, decode, encode
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tcp import prepare
 from potluck.net.tls import TlsChannel
 
 # --------------------------------------------------------------------------------------------------
-# One control lane: frames in and out of TLS, without ever waiting.
+# One control connection: frames in and out of TLS, without ever waiting.
 #
 # Only the I/O thread touches the socket and TLS.  What is to be sent is put into a bounded outbox
 # by any thread; what does not fit is dropped and counted, for a peer that has stopped must not hold
-# up anybody, and whoever sends treats it like a message that was lost on the way.
+# up any thread, and the sender treats it like a message that was lost on the way.
 
 MAX_OUTBOX = 1 << 20
 """Bytes that wait for a peer before more are dropped: minutes of heartbeats."""
@@ -38,25 +43,25 @@ BATCH = 1 << 16
 """Bytes encrypted, and bytes read, at a time."""
 
 MAX_UNREAD = 512
-"""Messages of a peer that nobody has looked at yet, before we read no more of it."""
+"""Messages of a peer that were not handled yet, before we read no more of it."""
 
 
 CLOSED = "it closed the connection"
 """What is seen of the end of a process that leaves in good order."""
 
 
-class Frame(NamedTuple):
+class ControlFrame(NamedTuple):
     """A message as it came in."""
 
     tag: int
     payload: bytes
 
 
-class LaneEnded(Exception):
+class ConnectionEnded(Exception):
     """Nothing more will come; the text says what was seen."""
 
 
-class Lane:
+class ControlConnection:
     """A connection that is open for control messages; ``name`` says where it leads."""
 
     def __init__(self, sock: OpeningSocket, name: str) -> None:
@@ -71,12 +76,12 @@ class Lane:
             self.sock = sock
         self._incoming = bytearray(first)
         self._outbox: deque[bytes] = deque()
-        self._octets = 0
+        self._queued_bytes = 0
         self._unsent = memoryview(b"")
         self._lock = threading.Lock()
         self.handed_on = 0  # messages; counted by the I/O thread
-        self.looked_at = 0  # of these; counted by whoever hears them
-        self.is_deaf = False  # we read no more until somebody has
+        self.looked_at = 0  # of these; counted by the listener
+        self.is_deaf = False  # we read no more until they are
         self.wants_write = False
         self.closing_at: float | None = None  # when it is closed, sent or not
         self.is_retired = False  # we send on it no more; it stays open while the peer does
@@ -93,19 +98,21 @@ class Lane:
     # -- any thread ----------------------------------------------------------------------------
 
     def put(self, payload: bytes, tag: int) -> bool:
-        """Queue a message; False if there is no room for it, or the lane is over."""
+        """Queue a message; False if there is no room for it, or the connection is over."""
         if len(payload) > MAX_CONTROL:
-            msg = f"A control message of {len(payload)} bytes; {MAX_CONTROL} are possible"
+            msg = (
+                f"A control message of {len(payload)} bytes is too long: {MAX_CONTROL} is the limit"
+            )
             raise ValueError(msg)
-        frame = encode(Kind.CONTROL, tag=tag, length=len(payload)) + payload
+        frame = encode(FrameType.CONTROL, tag=tag, length=len(payload)) + payload
         with self._lock:
             if self.is_over or self.closing_at is not None:
                 return False
-            if self._octets + len(frame) > MAX_OUTBOX:
+            if self._queued_bytes + len(frame) > MAX_OUTBOX:
                 self.dropped += 1
                 return False
             self._outbox.append(frame)
-            self._octets += len(frame)
+            self._queued_bytes += len(frame)
         return True
 
     @property
@@ -115,7 +122,7 @@ class Lane:
 
     @property
     def unread(self) -> int:
-        """Messages that nobody has looked at yet."""
+        """Messages that were not handled yet."""
         return self.handed_on - self.looked_at
 
     # -- the I/O thread ------------------------------------------------------------------------
@@ -141,7 +148,7 @@ class Lane:
             while self._outbox and size < BATCH:
                 taken.append(self._outbox.popleft())
                 size += len(taken[-1])
-            self._octets -= size
+            self._queued_bytes -= size
         return b"".join(taken)
 
     def _seal(self, plain: bytes) -> bytes:
@@ -150,18 +157,18 @@ class Lane:
         self._channel.write(plain)
         return self._channel.outgoing()
 
-    def first(self) -> list[Frame]:
+    def first(self) -> list[ControlFrame]:
         """What came with the opening; raises like :meth:`read`."""
         return list(self._frames())
 
-    def read(self) -> list[Frame]:
-        """What has come in; raises :class:`LaneEnded`, ``OSError`` or ``MalformedFrame``."""
+    def read(self) -> list[ControlFrame]:
+        """What has come in; raises :class:`ConnectionEnded`, ``OSError`` or ``MalformedFrame``."""
         try:
             data = self.sock.recv(BATCH)
         except BlockingIOError:
             return []
         if not data:
-            raise LaneEnded("its process ended (it crashed or was killed)")
+            raise ConnectionEnded("its process ended (it crashed or was killed)")
         if self._channel is None:
             self._incoming += data
         else:
@@ -169,20 +176,20 @@ class Lane:
             self._incoming += self._channel.read()
         found = list(self._frames())
         if self._channel is not None and self._channel.closed_by_peer and not found:
-            raise LaneEnded(CLOSED)
+            raise ConnectionEnded(CLOSED)
         return found
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[ControlFrame]:
         data = self._incoming
         start = 0
         while len(data) - start >= HEADER_SIZE:
             header = decode(data, start, max_eager=0)  # lengths are checked there
-            if header.kind is not Kind.CONTROL:
-                raise MalformedFrame(f"A {header.kind.name} frame on a control lane")
+            if header.kind is not FrameType.CONTROL:
+                raise MalformedFrame(f"A {header.kind.name} frame on a control connection")
             end = start + HEADER_SIZE + header.length
             if len(data) < end:
                 break
-            yield Frame(header.tag, bytes(data[start + HEADER_SIZE : end]))
+            yield ControlFrame(header.tag, bytes(data[start + HEADER_SIZE : end]))
             start = end
         del data[:start]
 
@@ -207,34 +214,33 @@ class Lane:
 logger = get_logger(__name__)
 
 LINGER = 1.0
-"""Seconds for the last words of a lane that we close."""
+"""Seconds for the last words of a connection that we close."""
 
 RETIRED = 3.0
-"""Seconds without a message after which a lane that we do not use is closed.
+"""Seconds without a message after which a connection that we do not use is closed.
 
-Each side chooses between two lanes when it learns of the second one, and they may choose
-differently.  So a lane that the other side still uses stays open.
+Each side chooses between two connections when it learns of the second one, and they may choose
+differently.  So a connection that the other side still uses stays open.
 """
 
 
-class Audience(Protocol):
-    """Who hears what comes in; called on the I/O thread, returns at once."""
-
-    def arrived(self, lane: Lane, frame: Frame) -> None:
-        """A message."""
-
-    def ended(self, lane: Lane, cause: str) -> None:
-        """A lane is over; ``cause`` is the rest of a sentence about the peer."""
-
-    def silenced(self, reason: str) -> None:
-        """The thread itself is over, without having been asked: nothing will come any more."""
-
-
 class IoThread:
-    """Moves the bytes of control lanes until closed."""
+    """Moves the bytes of control connections until closed.
 
-    def __init__(self, audience: Audience) -> None:
-        self._audience = audience
+    It tells of messages, of the ends of connections (with the rest of a sentence about the peer),
+    and of its own failure: then nothing will come any more.  It calls on its thread; each call
+    returns at once.
+    """
+
+    def __init__(
+        self,
+        arrived: Callable[[ControlConnection, ControlFrame], None],
+        ended: Callable[[ControlConnection, str], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._arrived = arrived
+        self._ended = ended
+        self._failed = failed
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
@@ -243,7 +249,7 @@ class IoThread:
         _process.track(self._selector)
         _process.on_fork(self)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
-        self._lanes: set[Lane] = set()
+        self._connections: set[ControlConnection] = set()
         self._tasks: deque[Callable[[], None]] = deque()
         self._woken = False
         self._stopping = False
@@ -254,37 +260,37 @@ class IoThread:
 
     # -- any thread ----------------------------------------------------------------------------
 
-    def add(self, lane: Lane) -> None:
-        """Move the bytes of a lane from now on."""
-        self._ask(lambda: self._begin(lane))
+    def add(self, connection: ControlConnection) -> None:
+        """Move the bytes of a connection from now on."""
+        self._ask(lambda: self._begin(connection))
 
-    def send(self, lane: Lane, payload: bytes, tag: int = 0) -> bool:
+    def send(self, connection: ControlConnection, payload: bytes, tag: int = 0) -> bool:
         """Send a message when the peer reads; False if it was dropped."""
-        if not lane.put(payload, tag):
+        if not connection.put(payload, tag):
             return False
-        self._ask(lambda: self._flush(lane))
+        self._ask(lambda: self._flush(connection))
         return True
 
-    def looked_at(self, lane: Lane) -> None:
-        """Somebody has looked at a message of this lane."""
-        lane.looked_at += 1
-        if lane.is_deaf and lane.unread < MAX_UNREAD // 2:
-            self._ask(lambda: self._listen(lane))
+    def looked_at(self, connection: ControlConnection) -> None:
+        """A message of this connection was handled."""
+        connection.looked_at += 1
+        if connection.is_deaf and connection.unread < MAX_UNREAD // 2:
+            self._ask(lambda: self._listen(connection))
 
-    def drop(self, lane: Lane, linger: float = LINGER) -> None:
-        """Close a lane once what is queued has been sent; nobody is told of its end."""
-        self._ask(lambda: self._part(lane, time.monotonic() + linger))
+    def drop(self, connection: ControlConnection, linger: float = LINGER) -> None:
+        """Close a connection once what is queued has been sent; its end is not reported."""
+        self._ask(lambda: self._part(connection, time.monotonic() + linger))
 
-    def retire(self, lane: Lane, after: float = RETIRED) -> None:
-        """Send on a lane no more, and close it when nothing has come on it for some time.
+    def retire(self, connection: ControlConnection, after: float = RETIRED) -> None:
+        """Send on a connection no more, and close it when nothing has come on it for some time.
 
         The other side may not know yet that there is a better one, or may use this one for good.
         """
-        lane.is_retired, lane.patience = True, after
-        self.drop(lane, after)
+        connection.is_retired, connection.patience = True, after
+        self.drop(connection, after)
 
     def close(self, linger: float = LINGER) -> None:
-        """Send what is queued, for so many seconds at most, and close every lane."""
+        """Send what is queued, for this many seconds at most, and close every connection."""
         if not self._stopping:
             self._until = time.monotonic() + linger
             self._stopping = True
@@ -321,128 +327,128 @@ class IoThread:
                 logger.exception("The I/O thread failed")
             raise
         finally:
-            for lane in list(self._lanes):
-                self._remove(lane)
+            for connection in list(self._connections):
+                self._remove(connection)
             self._selector.close()
             for end in (self._wake_in, self._wake_out):
                 end.close()
             if not self._stopping:
-                self._audience.silenced(reason)
+                self._failed(reason)
 
     def _is_done(self) -> bool:
         if not self._stopping or self._tasks:
             return False
-        return time.monotonic() >= self._until or all(lane.is_flushed for lane in self._lanes)
+        return time.monotonic() >= self._until or all(
+            connection.is_flushed for connection in self._connections
+        )
 
     def _round(self) -> None:
         for key, events in self._selector.select(self._patience()):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_in.recv(4096)
-            elif key.data in self._lanes:
+            elif key.data in self._connections:
                 self._move(key.data, events)
         self._woken = False  # before the tasks: one that is added from now on wakes us again
         while self._tasks:
             self._tasks.popleft()()
         now = time.monotonic()
-        for lane in [each for each in self._lanes if each.closing_at is not None]:
-            if lane.is_retired and lane.handed_on > lane.handed_on_before:
-                lane.handed_on_before, lane.closing_at = lane.handed_on, now + lane.patience
-            elif now >= (lane.closing_at or 0.0) or (lane.is_flushed and not lane.is_retired):
-                self._end(lane, "it was not used any more")
+        for connection in [each for each in self._connections if each.closing_at is not None]:
+            if connection.is_retired and connection.handed_on > connection.handed_on_before:
+                connection.handed_on_before, connection.closing_at = (
+                    connection.handed_on,
+                    now + connection.patience,
+                )
+            elif now >= (connection.closing_at or 0.0) or (
+                connection.is_flushed and not connection.is_retired
+            ):
+                self._end(connection, "it was no longer used")
 
     def _patience(self) -> float | None:
-        moments = [lane.closing_at for lane in self._lanes if lane.closing_at is not None]
+        moments = [
+            connection.closing_at
+            for connection in self._connections
+            if connection.closing_at is not None
+        ]
         if self._stopping:
             moments.append(self._until)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
-    def _begin(self, lane: Lane) -> None:
-        self._lanes.add(lane)
-        self._selector.register(lane, selectors.EVENT_READ, lane)
-        self._guarded(lane, lambda: self._hand_on(lane, lane.first()))
-        self._flush(lane)
+    def _begin(self, connection: ControlConnection) -> None:
+        self._connections.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+        self._guarded(connection, lambda: self._hand_on(connection, connection.first()))
+        self._flush(connection)
 
-    def _move(self, lane: Lane, events: int) -> None:
+    def _move(self, connection: ControlConnection, events: int) -> None:
         if events & selectors.EVENT_READ:
-            self._guarded(lane, lambda: self._hand_on(lane, lane.read()))
+            self._guarded(connection, lambda: self._hand_on(connection, connection.read()))
         if events & selectors.EVENT_WRITE:
-            self._flush(lane)
+            self._flush(connection)
 
-    def _hand_on(self, lane: Lane, frames: list[Frame]) -> None:
+    def _hand_on(self, connection: ControlConnection, frames: list[ControlFrame]) -> None:
         for frame in frames:
-            lane.handed_on += 1
-            self._audience.arrived(lane, frame)
-        if lane.unread >= MAX_UNREAD and not lane.is_deaf:
-            lane.is_deaf = True
-            self._watch(lane)
-            if lane.unread < MAX_UNREAD // 2:  # all were looked at while we made up our mind
-                self._listen(lane)
+            connection.handed_on += 1
+            self._arrived(connection, frame)
+        if connection.unread >= MAX_UNREAD and not connection.is_deaf:
+            connection.is_deaf = True
+            self._watch(connection)
+            if connection.unread < MAX_UNREAD // 2:  # all were looked at while we made up our mind
+                self._listen(connection)
 
-    def _listen(self, lane: Lane) -> None:
-        if lane.is_deaf:
-            lane.is_deaf = False
-            self._watch(lane)
+    def _listen(self, connection: ControlConnection) -> None:
+        if connection.is_deaf:
+            connection.is_deaf = False
+            self._watch(connection)
 
-    def _flush(self, lane: Lane) -> None:
-        if lane not in self._lanes:
+    def _flush(self, connection: ControlConnection) -> None:
+        if connection not in self._connections:
             return
-        self._guarded(lane, lambda: self._note(lane, unsent=not lane.flush()))
+        self._guarded(connection, lambda: self._note(connection, unsent=not connection.flush()))
 
-    def _note(self, lane: Lane, *, unsent: bool) -> None:
-        if lane.wants_write is not unsent:
-            lane.wants_write = unsent
-            self._watch(lane)
+    def _note(self, connection: ControlConnection, *, unsent: bool) -> None:
+        if connection.wants_write is not unsent:
+            connection.wants_write = unsent
+            self._watch(connection)
 
-    def _watch(self, lane: Lane) -> None:
-        if lane not in self._lanes:
+    def _watch(self, connection: ControlConnection) -> None:
+        if connection not in self._connections:
             return
-        events = 0 if lane.is_deaf else selectors.EVENT_READ
-        events |= selectors.EVENT_WRITE if lane.wants_write else 0
-        known = lane in self._selector.get_map()
+        events = 0 if connection.is_deaf else selectors.EVENT_READ
+        events |= selectors.EVENT_WRITE if connection.wants_write else 0
+        known = connection in self._selector.get_map()
         if not events:
             if known:
-                self._selector.unregister(lane)
+                self._selector.unregister(connection)
         elif known:
-            self._selector.modify(lane, events, lane)
+            self._selector.modify(connection, events, connection)
         else:
-            self._selector.register(lane, events, lane)
+            self._selector.register(connection, events, connection)
 
-    def _guarded(self, lane: Lane, action: Callable[[], None]) -> None:
-        """Do something with a lane; what goes wrong with it ends it, and nothing else."""
-        if lane not in self._lanes:
+    def _guarded(self, connection: ControlConnection, action: Callable[[], None]) -> None:
+        """Do something with a connection; what goes wrong with it ends it, and nothing else."""
+        if connection not in self._connections:
             return
         try:
             action()
-        except LaneEnded as error:
-            self._end(lane, str(error))
+        except ConnectionEnded as error:
+            self._end(connection, str(error))
         except (OSError, MalformedFrame, DistributedError) as error:
-            self._end(lane, _in_words(error))
+            self._end(connection, describe_loss(error))
 
-    def _end(self, lane: Lane, cause: str) -> None:
-        told = lane.closing_at is None or lane.is_retired
-        self._remove(lane)
+    def _end(self, connection: ControlConnection, cause: str) -> None:
+        told = connection.closing_at is None or connection.is_retired
+        self._remove(connection)
         if told:
-            self._audience.ended(lane, cause)
+            self._ended(connection, cause)
 
-    def _part(self, lane: Lane, until: float) -> None:
-        if lane in self._lanes and lane.closing_at is None:
-            lane.closing_at = until
-            self._flush(lane)
+    def _part(self, connection: ControlConnection, until: float) -> None:
+        if connection in self._connections and connection.closing_at is None:
+            connection.closing_at = until
+            self._flush(connection)
 
-    def _remove(self, lane: Lane) -> None:
-        self._lanes.discard(lane)
+    def _remove(self, connection: ControlConnection) -> None:
+        self._connections.discard(connection)
         with contextlib.suppress(KeyError, ValueError, OSError):
-            self._selector.unregister(lane)
-        lane.close()
-
-
-def _in_words(error: Exception) -> str:
-    """What became of a peer, as the rest of a sentence about it."""
-    if isinstance(error, MalformedFrame):
-        return f"it sent what is no valid message ({error})"
-    if isinstance(error, ConnectionError) and not isinstance(error, DistributedError):
-        return "its process ended (it crashed or was killed)"
-    if isinstance(error, TimeoutError) or getattr(error, "errno", None) in UNREACHABLE:
-        return "it no longer answers (asleep, switched off or unplugged)"
-    return str(error)
+            self._selector.unregister(connection)
+        connection.close()

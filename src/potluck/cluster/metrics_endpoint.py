@@ -1,8 +1,8 @@
 """The endpoint where metrics can be read: ``http://127.0.0.1:PORT/metrics``.
 
-One thread, a few connections, a deadline for each: a scraper that hangs, or somebody who means ill,
-costs a place for seconds and nothing else.  Whoever reaches the address may read, so it is this
-machine's own unless somebody names another.
+One thread, a few connections, a deadline for each: a scraper that hangs, or an attacker,
+costs a place for seconds and nothing else.  Any program that reaches the address may read, so it is
+this machine's own unless the user names another.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 from potluck import _process
 from potluck._process import Closing
 from potluck.cluster.config import AutoDiscoveryConfig
-from potluck.errors import BackendUnavailable
+from potluck.errors import BackendUnavailable, describe
 from potluck.logs import get_logger
-from potluck.metrics.catalogue import CATALOGUE
-from potluck.metrics.instruments import BOUNDS, MetricsSnapshot, OperationSnapshot
-from potluck.metrics.registry import DistributedMetrics
+from potluck.metrics.catalogue import METRICS
+from potluck.metrics.instruments import BOUNDS, OperationSnapshot
+from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
 from potluck.net.addresses import Address, is_loopback
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import Metric as PrometheusMetric
 
-    from potluck.metrics.catalogue import Family
+    from potluck.metrics.catalogue import Metric
 
 
 # --------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class MetricsCollector:
     """The metrics of a process, for a registry of ``prometheus_client``.
 
     For programs that have one anyway: ``REGISTRY.register(MetricsCollector(cluster.metrics))``.
-    Numbers are looked up when somebody scrapes, so it costs nothing in between.
+    Numbers are looked up when they are scraped, so it costs nothing in between.
 
     >>> from prometheus_client import CollectorRegistry
     >>> from potluck import DistributedMetrics
@@ -64,11 +64,11 @@ class MetricsCollector:
     def __init__(self, metrics: DistributedMetrics | Callable[[], MetricsSnapshot]) -> None:
         self._snapshot = metrics.snapshot if isinstance(metrics, DistributedMetrics) else metrics
 
-    def describe(self) -> list[Metric]:
+    def describe(self) -> list[PrometheusMetric]:
         """Nothing: which metrics there are depends on what is used."""
         return []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[PrometheusMetric]:
         """Everything that is known at this moment."""
         from prometheus_client import core
 
@@ -78,21 +78,21 @@ class MetricsCollector:
             "histogram": core.HistogramMetricFamily,
         }
         snapshot = self._snapshot()
-        for family in CATALOGUE:
-            metric = makers[family.kind](family.name, family.meaning, labels=family.labels)
-            _fill(metric, family, snapshot)
-            if metric.samples:
-                yield metric
+        for metric in METRICS:
+            family = makers[metric.kind](metric.name, metric.help, labels=metric.labels)
+            _fill(family, metric, snapshot)
+            if family.samples:
+                yield family
 
 
-def _fill(metric: Any, family: Family, snapshot: MetricsSnapshot) -> None:
-    for labels, value in family.read(snapshot):
+def _fill(family: Any, metric: Metric, snapshot: MetricsSnapshot) -> None:
+    for labels, value in metric.samples(snapshot):
         if isinstance(value, OperationSnapshot):
             counts = value.buckets or [0] * len(_EDGES)
             buckets = list(zip(_EDGES, accumulate(counts), strict=True))
-            metric.add_metric(labels, buckets, value.seconds)
+            family.add_metric(labels, buckets, value.seconds)
         else:
-            metric.add_metric(labels, value)
+            family.add_metric(labels, value)
 
 
 # From milliseconds; "0.0025" and not "0.0025000000000000005".
@@ -136,11 +136,11 @@ def answer(request: bytes, page: Callable[[], bytes], *, local: bool) -> bytes:
     first, *lines = head.split(b"\r\n")
     words = first.split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):  # noqa: PLR2004 - method, path, version
-        return _answer(400, "This is no request of HTTP/1.")
+        return _answer(400, "This is not an HTTP/1 request.")
     method, path, _ = words
     if local and not all(map(_names_this_machine, _headers(lines, b"host"))):
-        # A page in somebody's browser that has made its name stand for this machine.
-        return _answer(421, "Metrics do not go by that name. Use the address.")
+        # A page in a browser whose name was made to stand for this machine (DNS rebinding).
+        return _answer(421, "Unknown Host header. Use the IP address of this machine.")
     if method not in {b"GET", b"HEAD"}:
         return _answer(405, "Metrics can only be read.", "Allow: GET, HEAD\r\n")
     if path.partition(b"?")[0] != b"/metrics":
@@ -178,7 +178,7 @@ def _headers(lines: list[bytes], name: bytes) -> list[str]:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a name cannot have been made up by somebody else; none is as good."""
+    """Whether a name cannot have been made up by an attacker; none is as good."""
     is_bracketed = host.startswith("[") and "]" in host
     name = host[1:].partition("]")[0] if is_bracketed else host.partition(":")[0]
     if name in {"", "localhost"}:
@@ -199,7 +199,7 @@ MAX_PORT = 65535
 
 PORT_TROUBLES = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM})
 OTHER_PORT = (
-    "Name another port with metrics_port= or POTLUCK_METRICS_PORT; 0 takes any that is free. "
+    "Name another port with metrics_port= or POTLUCK_METRICS_PORT; 0 picks a free one. "
     "Each process needs one of its own."
 )
 OTHER_HOST = "Name an address of this machine with metrics_host= or POTLUCK_METRICS_HOST."
@@ -220,7 +220,7 @@ PAUSE = 0.05
 """Seconds without accepting after that has failed, as for want of descriptors."""
 
 
-class _Visitor:
+class _Client:
     """One connection."""
 
     __slots__ = ("deadline", "heard", "sock", "unsent")
@@ -260,9 +260,9 @@ class MetricsEndpoint(Closing):
         self.address = Address(str(bound[0]), int(bound[1]))
         self._is_local = is_loopback(self.address.host)
         if not self._is_local:
-            logger.warning("Metrics can be read by everybody who reaches %s", self.address)
+            logger.warning("Any program that reaches %s can read the metrics", self.address)
         self._page, self._page_at = b"", -FRESH
-        self._visitors: dict[int, _Visitor] = {}  # in order of arrival, so of deadline
+        self._clients: dict[int, _Client] = {}  # in order of arrival, so of deadline
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         for each in (self._wake_in, self._wake_out, self._listener, self._selector):
@@ -280,7 +280,7 @@ class MetricsEndpoint(Closing):
         return f"http://{self.address}/metrics"
 
     def close(self) -> None:
-        """Answer nobody any more.  May be called twice."""
+        """Answer no more requests.  May be called twice."""
         if not self._is_closed:
             self._is_closed = True
             with contextlib.suppress(OSError):
@@ -296,19 +296,19 @@ class MetricsEndpoint(Closing):
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                first = next(iter(self._visitors.values()), None)
+                first = next(iter(self._clients.values()), None)
                 wait = None if first is None else max(0.0, first.deadline - time.monotonic())
                 for key, _ in self._selector.select(wait):
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif self._visitors.get(key.fd) is key.data is not None:
+                    elif self._clients.get(key.fd) is key.data is not None:
                         self._attend(key.data)
                 now = time.monotonic()
-                for visitor in [each for each in self._visitors.values() if each.deadline <= now]:
-                    self._drop(visitor)
+                for client in [each for each in self._clients.values() if each.deadline <= now]:
+                    self._drop(client)
         finally:
-            for visitor in list(self._visitors.values()):
-                self._drop(visitor)
+            for client in list(self._clients.values()):
+                self._drop(client)
             self._selector.close()
             for sock in (self._listener, self._wake_in, self._wake_out):
                 sock.close()
@@ -316,42 +316,42 @@ class MetricsEndpoint(Closing):
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # whoever called has left, or there are no descriptors left
+        except OSError as error:  # the caller has left, or there are no descriptors left
             logger.debug("metrics: could not accept a connection: %s", error)
             time.sleep(PAUSE)
             return
-        if len(self._visitors) >= PLACES:
-            self._drop(next(iter(self._visitors.values())))
-        visitor = self._visitors[sock.fileno()] = _Visitor(sock)
-        self._selector.register(sock, selectors.EVENT_READ, visitor)
+        if len(self._clients) >= PLACES:
+            self._drop(next(iter(self._clients.values())))
+        client = self._clients[sock.fileno()] = _Client(sock)
+        self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _attend(self, visitor: _Visitor) -> None:
+    def _attend(self, client: _Client) -> None:
         try:
-            if visitor.unsent is None and not self._hear(visitor):
+            if client.unsent is None and not self._hear(client):
                 return
-            assert visitor.unsent is not None
-            visitor.unsent = visitor.unsent[visitor.sock.send(visitor.unsent) :]
-            if not visitor.unsent:
-                visitor.sock.shutdown(socket.SHUT_WR)
-                self._drop(visitor)
+            assert client.unsent is not None
+            client.unsent = client.unsent[client.sock.send(client.unsent) :]
+            if not client.unsent:
+                client.sock.shutdown(socket.SHUT_WR)
+                self._drop(client)
         except BlockingIOError:
             pass
         except OSError:
-            self._drop(visitor)
+            self._drop(client)
         except Exception:  # one page that cannot be made must not end all others
             logger.exception("metrics: a request could not be answered")
-            self._drop(visitor)
+            self._drop(client)
 
-    def _hear(self, visitor: _Visitor) -> bool:
+    def _hear(self, client: _Client) -> bool:
         """Take in what is there; whether there is an answer now."""
-        data = visitor.sock.recv(MAX_REQUEST)
+        data = client.sock.recv(MAX_REQUEST)
         if not data:
             raise ConnectionResetError
-        visitor.heard += data
-        if b"\r\n\r\n" not in visitor.heard and len(visitor.heard) < MAX_REQUEST:
+        client.heard += data
+        if b"\r\n\r\n" not in client.heard and len(client.heard) < MAX_REQUEST:
             return False
-        visitor.unsent = memoryview(answer(visitor.heard, self._make, local=self._is_local))
-        self._selector.modify(visitor.sock, selectors.EVENT_WRITE, visitor)
+        client.unsent = memoryview(answer(client.heard, self._make, local=self._is_local))
+        self._selector.modify(client.sock, selectors.EVENT_WRITE, client)
         return True
 
     def _make(self) -> bytes:
@@ -359,24 +359,24 @@ class MetricsEndpoint(Closing):
             self._page, self._page_at = exposition(self._snapshot), time.monotonic()
         return self._page
 
-    def _drop(self, visitor: _Visitor) -> None:
-        self._selector.unregister(visitor.sock)
-        del self._visitors[visitor.sock.fileno()]
-        visitor.sock.close()
+    def _drop(self, client: _Client) -> None:
+        self._selector.unregister(client.sock)
+        del self._clients[client.sock.fileno()]
+        client.sock.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
     where = Address(host, port)
     try:
         if not 0 <= port <= MAX_PORT:
-            raise OSError(errno.EACCES, f"a port is a number from 0 to {MAX_PORT}")
+            raise OSError(errno.EACCES, f"a port must be between 0 and {MAX_PORT}")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=PLACES)
     except OSError as error:
         raise BackendUnavailable(
             f"Metrics cannot be served at {where}",
             # Python adds which address it tried, which is said already.
-            cause=(error.strerror or str(error)).partition(" (while")[0],
+            cause=describe(error).partition(" (while")[0],
             hint=OTHER_PORT if error.errno in PORT_TROUBLES else OTHER_HOST,
         ) from error
 

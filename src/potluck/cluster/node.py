@@ -11,29 +11,46 @@ from potluck import _process, _time
 from potluck.backend.view import ViewBackend
 from potluck.cluster import events as words
 from potluck.cluster.bandwidth import Probes
-from potluck.cluster.connections import Doors, Errands, make_card, open_port
-from potluck.cluster.control import Control
-from potluck.cluster.events import Bulletin, ViewChange
-from potluck.cluster.telemetry import ClusterRecorder, NodeMetrics, Reporter, Scribe
-from potluck.cluster.topology import PathFinder, Topographer, facts_of, local_profile
-from potluck.cluster.views import Builders, Look, Stage, Stages, clear_away
+from potluck.cluster.connections import (
+    REPORTS,
+    ControlHandshake,
+    DialPool,
+    make_card,
+    open_port,
+)
+from potluck.cluster.control import ControlThread
+from potluck.cluster.events import Announcer, EventLog, ViewChange
+from potluck.cluster.reports import ContinueRequest, StatusRequest, read_said, write
+from potluck.cluster.telemetry import ClusterRecorder, JournalBuilder, NodeMetrics, Reporter
+from potluck.cluster.topology import AddressRanking, TopologyTracker, facts_of, local_profile
+from potluck.cluster.views import Look, ViewConnector, ViewSession, ViewSessions, clear_away
 from potluck.discovery.records import Advert, Sighting
 from potluck.discovery.service import Discovery
 from potluck.errors import BackendUnavailable, DistributedError
 from potluck.logs import get_logger
 from potluck.membership.core import ClusterCore
+from potluck.membership.events import (
+    Abort,
+    Effect,
+    Installed,
+    MembershipChange,
+    MembershipEvent,
+    Note,
+    Paused,
+    Removed,
+    ViewResumed,
+)
 from potluck.membership.health import HealthEvent
-from potluck.membership.messages import ProcessCard, Role
-from potluck.metrics.instruments import MetricsSnapshot
-from potluck.metrics.registry import DistributedMetrics
-from potluck.net.addresses import Address
+from potluck.membership.messages import ProcessInfo, ProcessRole
+from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
+from potluck.net.addresses import Address, usable_hosts
 from potluck.trace.recorder import attach
-from potluck.wire_messages import Peer
+from potluck.wire_messages import RankEndpoint
 
 if TYPE_CHECKING:
     from potluck._types import View
     from potluck.cluster.config import AutoDiscoveryConfig
-    from potluck.cluster.reports import Journal, Report
+    from potluck.cluster.io import ControlConnection
     from potluck.membership.messages import Cause, Commit
 
 
@@ -42,7 +59,7 @@ logger = get_logger("potluck.cluster")
 MISSING_WITHIN = 1.0
 """Seconds to ask the control thread whom it misses; it needs milliseconds."""
 
-GOODBYE_WITHIN = 2.0
+LEAVE_WITHIN = 2.0
 """Seconds for each step of leaving."""
 
 
@@ -53,40 +70,49 @@ class ClusterNode:
         self.config = config
         self.job = config.job_name
         settings, discovery = config.cluster(), config.discovery()
-        self.stages = Stages()
-        self.bulletin = Bulletin()
+        self.sessions = ViewSessions()
+        self.event_log = EventLog()
         self._view: View | None = None
-        self._peers: dict[int, list[Peer]] = {}
-        self._paths = PathFinder(_time.now)
+        self._peers: dict[int, list[RankEndpoint]] = {}
+        self._paths = AddressRanking(_time.now)
         self._closed = False
         self.port = open_port(config, discovery.rendezvous.listen_port)
         try:
-            self.card = make_card(self.port, config, Role.MEMBER)
-            self._errands = Errands()
+            self.card = make_card(self.port, config, ProcessRole.MEMBER)
+            self._pool = DialPool()
+            self._announcer = Announcer(self.card.process, has_launcher="POTLUCK_RUN" in os.environ)
             core = ClusterCore(self.card, settings, _time.now())
-            self.control = Control(core, self, self._errands)
+            self.control = ControlThread(
+                core,
+                self._pool,
+                carry_out=self._carry_out,
+                answer=self._answer,
+                look_around=self._look_around,
+                failed=self._fail,
+            )
         except BaseException:
             self.port.close()
             raise
-        self._builders = Builders(self.stages, self._make, config.collectives)
+        self._connector = ViewConnector(self.sessions, self._make, config.collectives)
         self.flight = ClusterRecorder(self.control, self.job)
         self._reporter = Reporter(self.control, self.job, config.known_facts)
         self._counting = NodeMetrics(
             config.registry() or DistributedMetrics(), self.control, self.port
         )
         self.metrics.tell = self._failed
-        self.stages.follow(self._counting.built)
-        self.stages.find_missing = self._missing
+        self.sessions.follow(self._counting.built)
+        self.sessions.find_missing = self._missing
         figures = self._counting.figures
-        self._scribe = Scribe(self.card.process, self.bulletin, self.stages, figures)
+        self._journals = JournalBuilder(self.card.process, self.event_log, self.sessions, figures)
         links = self.control.links
         links.counts = self.metrics.discovery
-        links.doors = Doors(
+        links.handshake = ControlHandshake(
             self.port, self.job, self.card, links.opened, links.objection, profile=local_profile()
         )
-        self.topographer = Topographer(self.card.process, lambda: facts_of(self.control))
+        tracker = TopologyTracker(self.card.process, lambda: facts_of(self.control))
+        self.topology_tracker = tracker
         if config.probes:
-            self.stages.follow(Probes(self._builders, self.topographer).begin)
+            self.sessions.follow(Probes(self._connector, tracker.is_rated, tracker.rate).begin)
         self._advert = self._make_advert()
         self.control.start()
         try:
@@ -101,41 +127,57 @@ class ClusterNode:
         namespace = self.port.members.security.namespace
         return Advert.of(namespace, self.card.process, job=self.job, port=self.port.port)
 
-    # -- the theatre: called by the control thread ---------------------------------------------
+    # -- called by the control thread ----------------------------------------------------------
 
-    def install(
-        self, view: View, cards: Sequence[ProcessCard], reason: str, commits: Sequence[Commit]
-    ) -> None:
+    def _carry_out(self, effect: Effect) -> None:
+        """What concerns operations, and what people want to know."""
+        match effect:
+            case Installed(view, reason, commits):
+                self._install(view, reason, commits)
+            case Abort(reason=reason, orderly=orderly):
+                self._stop(reason, orderly=orderly)
+            case Paused(reason):
+                self._pause(reason)
+            case ViewResumed():
+                self._pause(None)
+            case Removed(reason, commit):
+                self._removed(reason, commit)
+            case Note(event):
+                self._note(event)
+
+    def _install(self, view: View, reason: str, commits: Sequence[Commit]) -> None:
         """Continue with this view; operations of the one before end with what ``commits`` say."""
+        cards = [self.control.card_of(each) for each in view.members]
         rank = view.rank_of(self.card.process)
         assert rank is not None
-        stage = Stage(view, rank)
-        stage.complain = lambda rank, why: self._make_sure_of(stage, rank, why)
-        stage.accuse = lambda rank, why: self._expel(stage, rank, why)
+        session = ViewSession(view, rank)
+        session.complain = lambda rank, why: self._make_sure_of(session, rank, why)
+        session.accuse = lambda rank, why: self._expel(session, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
         change, self._view = ViewChange(view, self._view, reason), view
         self.flight.changed(change)
-        self._counting.installed(stage, change, cards)
-        self.bulletin.changed(change)  # before anybody can see the view itself
+        self._counting.installed(session, change, cards)
+        self.event_log.changed(change)  # before anybody can see the view itself
+        self._announcer.installed(change, cards, commits)
         ending, orderly = self._ending_before(commits)
         passed = self._passed(commits)
-        before = self.stages.install(stage, ending, orderly=orderly, passed=passed)
+        before = self.sessions.install(session, ending, orderly=orderly, passed=passed)
         if before is not None:
-            self._builders.abort(before)
-        self.stages.pause(None)
-        self._builders.build(stage, before)
+            self._connector.abort(before)
+        self.sessions.pause(None)
+        self._connector.build(session, before)
         self._remember(cards)
 
     def _ending_before(self, commits: Sequence[Commit]) -> tuple[DistributedError, bool]:
-        """What the stage before ends with, if it has not, and whether in good order."""
-        stage = self.stages.latest
-        if stage is None or stage.ending is not None:
-            return words.out_of_view("it has ended before"), True  # which nothing will raise
-        view = stage.view
+        """What the session before ends with, if it has not, and whether in good order."""
+        session = self.sessions.latest
+        if session is None or session.ending is not None:
+            return words.out_of_view("it has already ended"), True  # which nothing will raise
+        view = session.view
         error = words.ending(view, commits, self.card.process)
         return error, words.is_orderly(view, commits)
 
-    def _passed(self, commits: Sequence[Commit]) -> list[Stage]:
+    def _passed(self, commits: Sequence[Commit]) -> list[ViewSession]:
         """Views between the last one and the new one: the others were in them, this process not.
 
         Its program is told of their ends too, as those of the others are.
@@ -144,28 +186,28 @@ class ClusterNode:
         for number, commit in enumerate(commits[:-1], 1):
             rank = commit.view.rank_of(self.card.process)
             if rank is not None:
-                over = Stage(commit.view, rank)
+                over = ViewSession(commit.view, rank)
                 over.end(words.ending(commit.view, commits[number:], self.card.process))
                 passed.append(over)
         return passed
 
-    def _peer(self, card: ProcessCard) -> Peer:
+    def _peer(self, card: ProcessInfo) -> RankEndpoint:
         addresses = self.control.links.addresses_of(card.process)
         known = [each.host for each in addresses if each.port == card.port]
         hosts = list(dict.fromkeys([*known, *card.hosts]))
-        return Peer(hosts[:16], card.port or 1, card.name or str(card.process), card.node)
+        return RankEndpoint(hosts[:16], card.port or 1, card.name or str(card.process), card.node)
 
-    def _make(self, stage: Stage, deadline: float, look: Look) -> ViewBackend:
+    def _make(self, session: ViewSession, deadline: float, look: Look) -> ViewBackend:
         """On a builder's thread: connect the members."""
-        peers = self._peers.get(stage.view.epoch, [])
-        peers[: stage.rank] = self._paths.sorted(peers[: stage.rank])  # those whom we dial
+        peers = self._peers.get(session.view.epoch, [])
+        peers[: session.rank] = self._paths.sorted(peers[: session.rank])  # those whom we dial
         me = self.card.process
-        backend = ViewBackend(self.port, stage.view, me, peers, deadline=deadline, look=look)
+        backend = ViewBackend(self.port, session.view, me, peers, deadline=deadline, look=look)
         backend.timeout = None  # callers bring their own
         attach(backend, self.flight.recorder)
         return backend
 
-    def _remember(self, cards: Sequence[ProcessCard]) -> None:
+    def _remember(self, cards: Sequence[ProcessInfo]) -> None:
         discovery = self.control.links.discovery
         if discovery is None:
             return
@@ -186,65 +228,83 @@ class ClusterNode:
             if card.process != self.card.process
         )
 
-    def stop(self, reason: str, *, orderly: bool) -> None:
+    def _stop(self, reason: str, *, orderly: bool) -> None:
         """Interrupt what runs in the present view; its error is made from the commit to come."""
-        stage = self.stages.stop(reason, orderly=orderly)
-        if stage is not None:
-            self._builders.abort(stage)
+        session = self.sessions.stop(reason, orderly=orderly)
+        if session is not None:
+            self._connector.abort(session)
 
-    def pause(self, reason: str | None) -> None:
+    def _pause(self, reason: str | None) -> None:
         """Let calls wait."""
-        self.stages.pause(reason)
+        self.sessions.pause(reason)
         self._counting.paused(paused=reason is not None)
 
-    def removed(self, reason: str, commit: Commit | None) -> None:
+    def _removed(self, reason: str, commit: Commit | None) -> None:
         """We are in no view any more."""
-        self.stages.explain(reason)
-        self.stages.pause(None)
-        stage = self.stages.latest
-        if stage is None:
+        self.sessions.explain(reason)
+        self.sessions.pause(None)
+        session = self.sessions.latest
+        if session is None:
             return
-        if commit is None or commit.lineage != stage.view.lineage:
-            self.stages.end(words.out_of_view(reason))
+        if commit is None or commit.lineage != session.view.lineage:
+            self.sessions.end(words.out_of_view(reason))
         else:
-            self.stages.end(words.ending(stage.view, (commit,), self.card.process))
-        self._builders.abort(stage)
+            self.sessions.end(words.ending(session.view, (commit,), self.card.process))
+        self._connector.abort(session)
 
-    def note(self, event: object) -> None:
+    def _note(self, event: object) -> None:
         """Something happened."""
-        self.stages.explain(self.control.core.reason)
+        self.sessions.explain(self.control.core.reason)
         view = self.control.core.view
         members = view.members if view is not None else ()
-        # That somebody who has left, or was left behind, is silent is no news.
+        # A process that has left, or was left behind, is silent as expected.
         is_idle_talk = isinstance(event, HealthEvent) and (
             event.peer not in members or self.control.has_departed(event.peer)
         )
-        self.bulletin.post(event, quietly=is_idle_talk)
+        self.event_log.post(event, quietly=is_idle_talk)
+        self._announce(event)
         self._counting.noted(event)
         self.flight.note(event)
 
-    def look_around(self) -> None:
+    def _announce(self, event: object) -> None:
+        """Tell people, where it concerns them."""
+        missing: list[str] = []
+        has_network = True
+        if isinstance(event, MembershipEvent) and event.change is MembershipChange.PAUSED:
+            causes = self.control.core.missing(_time.now())
+            missing = sorted({each.name or str(each.who) for each in causes})
+            looking = self.config.discovery()
+            has_network = bool(usable_hosts(virtual=looking.virtual, only=looking.interfaces))
+        self._announcer.noted(event, missing, has_network=has_network)
+
+    def _look_around(self) -> None:
         """Now and then: the secret may have changed, and what we show follows from it."""
         self._counting.look()
+        self._announcer.look()
         advert, discovery = self._make_advert(), self.control.links.discovery
         if advert != self._advert and discovery is not None:
             self._advert = advert
             discovery.update(advert)
 
-    def fail(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         """The end, for good."""
-        self.stages.fail(words.ended_for_good(reason))
-        stage = self.stages.latest
-        if stage is not None:
-            self._builders.abort(stage)
+        self.sessions.fail(words.ended_for_good(reason))
+        session = self.sessions.latest
+        if session is not None:
+            self._connector.abort(session)
 
-    def report(self) -> Report:
-        """How this process is."""
-        return self._reporter.report()
-
-    def journal(self, after: int) -> Journal:
-        """What happened after an event, and what was measured."""
-        return self._scribe.journal(after)
+    def _answer(self, connection: ControlConnection, payload: bytes) -> None:
+        """An observer asks for our state, or to continue without missing machines."""
+        said = read_said(payload)
+        send = self.control.links.io.send
+        if isinstance(said, ContinueRequest) and said.job == self.job:
+            logger.warning("A user asked this process to continue without the missing machines")
+            self.control.continue_without_missing()
+            send(connection, write(self._reporter.report()), REPORTS)
+        if isinstance(said, StatusRequest):
+            send(connection, write(self._reporter.report()), REPORTS)
+            if said.news_after >= 0:
+                send(connection, write(self._journals.journal(said.news_after)), REPORTS)
 
     # -- any thread ----------------------------------------------------------------------------
 
@@ -261,7 +321,7 @@ class ClusterNode:
 
     def _failed(self, sentence: str) -> None:
         """A collective has failed: those who look on see what and why."""
-        self.control.post(lambda: self.bulletin.keep_once(sentence, logging.WARNING))
+        self.control.post(lambda: self.event_log.keep_once(sentence, logging.WARNING))
 
     def fresh_metrics(self) -> MetricsSnapshot:
         """A snapshot; how things are is looked at meanwhile, for the next one."""
@@ -269,32 +329,39 @@ class ClusterNode:
             self.control.post(self._counting.look)
         return self.metrics.snapshot()
 
-    def _make_sure_of(self, stage: Stage, rank: int, why: str) -> None:
+    def _make_sure_of(self, session: ViewSession, rank: int, why: str) -> None:
         """Operations have lost a member with which membership is in contact: contact it anew.
 
         A view follows in any case: without that member, or with the same members.
         """
-        process = stage.view.members[rank]
+        process = session.view.members[rank]
 
         def look() -> None:
-            if not stage.stopped.is_set() and self.stages.latest is stage:
-                logger.warning("Operations have lost %s, membership has not: %s", process, why)
+            if not session.stopped.is_set() and self.sessions.latest is session:
+                logger.info("A connection to %s failed, but it is still a member: %s", process, why)
                 self.control.links.drop(process, why)
 
         self.control.post(look)
 
-    def _expel(self, stage: Stage, rank: int, why: str) -> None:
+    def _expel(self, session: ViewSession, rank: int, why: str) -> None:
         """A member has sent what no correct process sends: a view without it follows.
 
         Also if it has left meanwhile: it is not let in again.
         """
-        process = stage.view.members[rank]
+        process = session.view.members[rank]
         self.control.post(lambda: self.control.misbehaved(process, why))
 
     def _missing(self) -> Sequence[Cause]:
+        """Whom a call that waited misses; no one if a member at work can let us in."""
         control = self.control
+        core = control.core
+
+        def find() -> Sequence[Cause]:
+            is_at_the_door = core.view is None and core.can_be_let_in
+            return () if is_at_the_door else core.missing(_time.now())
+
         try:
-            return control.ask(lambda: control.core.missing(_time.now()), MISSING_WITHIN)
+            return control.ask(find, MISSING_WITHIN)
         except BackendUnavailable:
             return ()
 
@@ -304,29 +371,29 @@ class ClusterNode:
         return self._closed
 
     def close(self) -> None:
-        """Say goodbye and end everything.  May be called twice."""
+        """Leave the job and end everything.  May be called twice."""
         if self._closed:
             return
         self._closed = True
         self.flight.close()
-        self.control.leave(GOODBYE_WITHIN)
-        self.stages.fail(words.ended_for_good("it was closed"))
-        stage = self.stages.latest
-        if stage is not None:
-            clear_away(stage)
-        self._builders.close(GOODBYE_WITHIN)
-        self._errands.close(0.0)
+        self.control.leave(LEAVE_WITHIN)
+        self.sessions.fail(words.ended_for_good("it was closed"))
+        session = self.sessions.latest
+        if session is not None:
+            clear_away(session)
+        self._connector.close(LEAVE_WITHIN)
+        self._pool.close(0.0)
         self.control.links.io.close()
         if self.control.links.discovery is not None:
             self.control.links.discovery.close()
         self.port.close()
-        self._errands.close(GOODBYE_WITHIN)
+        self._pool.close(LEAVE_WITHIN)
         self.control.clear()
-        self.bulletin.close(GOODBYE_WITHIN)
+        self.event_log.close(LEAVE_WITHIN)
 
     def become_forked(self) -> None:
         """In a forked child: the descriptors are closed, and no thread is here."""
         self._closed = True
-        self.stages.become_forked(
+        self.sessions.become_forked(
             words.belongs_to_parent(os.getppid()),
         )

@@ -25,15 +25,23 @@ import msgspec
 from potluck import _process, _time
 from potluck._decode import decode_json
 from potluck._process import Closing
+from potluck._version import __version__
 from potluck.backend.port import NodePort
-from potluck.cluster.connections import REPORTS, Doors, Errands, Links, make_card, open_port
+from potluck.cluster.connections import (
+    REPORTS,
+    ControlConnections,
+    ControlHandshake,
+    DialPool,
+    make_card,
+    open_port,
+)
 from potluck.cluster.io import CLOSED
 from potluck.cluster.reports import (
-    Ask,
-    Continue,
+    ContinueRequest,
     EpochLine,
     Journal,
-    Report,
+    StatusReport,
+    StatusRequest,
     bounded_facts,
     read_said,
     write,
@@ -43,19 +51,18 @@ from potluck.discovery.service import Discovery
 from potluck.errors import BackendUnavailable, DistributedError, Timeout
 from potluck.identity.namespace import NetworkNamespace, Protection
 from potluck.logs import get_logger
-from potluck.membership.messages import ProcessCard, Role
-from potluck.net.addresses import Address
-from potluck.wire_messages import software_version
+from potluck.membership.messages import ProcessInfo, ProcessRole
+from potluck.net.addresses import Address, usable_hosts
 
 if TYPE_CHECKING:
     from potluck._types import ProcessId
     from potluck.cluster.config import AutoDiscoveryConfig
-    from potluck.cluster.connections import Contact
-    from potluck.cluster.io import Lane
+    from potluck.cluster.connections import DialCandidate
+    from potluck.cluster.io import ControlConnection
 
 
 # --------------------------------------------------------------------------------------------------
-# A chronicle: what an observer that stays has learned, of those who are gone as well.
+# A history: what an observer that stays has learned, of those who are gone as well.
 #
 # Bounded in every direction, whatever the processes of a namespace tell and however often they come
 # and go.  Any thread may use it.
@@ -82,13 +89,13 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ObservedEvent:
     """An event that a process told."""
 
     number: int
-    """Counts what this chronicle has heard, from 1."""
+    """Counts what this history has heard, from 1."""
     time: float
-    """Seconds since 1970, by the clock of whoever told it."""
+    """Seconds since 1970, by the clock of the machine that told it."""
     job: str
     who: Key
     name: str
@@ -98,10 +105,10 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class GoneProcess:
     """A process that was here."""
 
-    report: Report
+    report: StatusReport
     """The last that it said."""
     time: float
     cause: str
@@ -113,7 +120,7 @@ class Gone:
         return self.cause == CLOSED
 
 
-class Chronicle:
+class ObservedHistory:
     """What has been heard; ``clock`` gives seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -121,10 +128,10 @@ class Chronicle:
         self._lock = threading.Lock()
         self._journals: dict[Key, Journal] = {}
         self._after: dict[Key, int] = {}
-        self._news: deque[News] = deque(maxlen=KEPT_NEWS)
+        self._news: deque[ObservedEvent] = deque(maxlen=KEPT_NEWS)
         self._count = 0
         self._epochs: dict[str, dict[tuple[str, int], EpochLine]] = {}
-        self._gone: dict[Key, Gone] = {}
+        self._gone: dict[Key, GoneProcess] = {}
         self._since: dict[Key, float] = {}
 
     # -- the observer writes -------------------------------------------------------------------
@@ -142,14 +149,14 @@ class Chronicle:
                 self._since[key] = self._clock()
                 _shorten(self._since, MAX_PROCESSES)
 
-    def parted(self, report: Report, cause: str) -> None:
+    def parted(self, report: StatusReport, cause: str) -> None:
         """It is not any more."""
         with self._lock:
             self._journals.pop(report.key, None)
-            self._gone[report.key] = Gone(report, self._clock(), cause)
+            self._gone[report.key] = GoneProcess(report, self._clock(), cause)
             _shorten(self._gone, KEPT_GONE)
 
-    def heard(self, report: Report, journal: Journal) -> None:
+    def heard(self, report: StatusReport, journal: Journal) -> None:
         """A process has told what happened."""
         with self._lock:
             self._journals[journal.key] = journal
@@ -170,7 +177,7 @@ class Chronicle:
                 self._epochs[report.job] = dict(in_order[-KEPT_EPOCHS:])
                 _shorten(self._epochs, KEPT_JOBS)
 
-    def _add(self, report: Report, moment: float, level: str, text: str) -> None:
+    def _add(self, report: StatusReport, moment: float, level: str, text: str) -> None:
         for known in reversed(self._news):
             is_same = known.text == text and known.job == report.job
             if is_same and abs(known.time - moment) < SAME_WITHIN:
@@ -178,7 +185,7 @@ class Chronicle:
         self._count += 1
         name = report.name or report.node[:8]
         self._news.append(
-            News(self._count, moment, report.job, report.key, name, level, text),
+            ObservedEvent(self._count, moment, report.job, report.key, name, level, text),
         )
 
     # -- others read ---------------------------------------------------------------------------
@@ -188,7 +195,7 @@ class Chronicle:
         """Of the latest news."""
         return self._count
 
-    def news(self, after: int = 0) -> list[News]:
+    def news(self, after: int = 0) -> list[ObservedEvent]:
         """What was heard after that number, as far as it is remembered."""
         with self._lock:
             return [each for each in self._news if each.number > after]
@@ -214,7 +221,7 @@ class Chronicle:
 
     @property
     def left_behind(self) -> frozenset[str]:
-        """Processes, and machines, of views before the latest without which that went on."""
+        """Processes, and machines, of views before the latest that the latest one left out."""
         found: set[str] = set()
         with self._lock:
             for views in self._epochs.values():
@@ -225,10 +232,10 @@ class Chronicle:
                 found |= gone | {member.partition("/")[0] for member in gone} - here
         return frozenset(found)
 
-    def is_no_news(self, contact: Contact) -> bool:
-        """Whether everybody knows why somebody cannot be reached.
+    def is_no_news(self, contact: DialCandidate) -> bool:
+        """Whether it is known why a process cannot be reached.
 
-        A later view says that it went on without it; or nobody listens any more where it was.
+        A later view left it out; or no process listens any more where it was.
         """
         who = contact.key if contact.process else contact.node
         places = {contact.key, *map(str, contact.addresses)}
@@ -241,7 +248,7 @@ class Chronicle:
             return self._since.get(key, 0.0)
 
     @property
-    def gone(self) -> list[Gone]:
+    def gone(self) -> list[GoneProcess]:
         """Who was here and is not, the last to go last."""
         with self._lock:
             return list(self._gone.values())
@@ -256,10 +263,10 @@ def _shorten(book: dict[Any, Any], most: int) -> None:
 # --------------------------------------------------------------------------------------------------
 # Silence: who has not answered an observer's questions for too long.
 #
-# A cut cable is no news to a connection: it stays open for minutes.
+# A connection does not notice a cut cable: it stays open for minutes.
 
 SILENT_AFTER = 12
-"""Questions without an answer after which somebody counts as silent.
+"""Questions without an answer after which a process counts as silent.
 
 Questions, not seconds: who slept himself has asked nothing meanwhile.
 """
@@ -267,10 +274,10 @@ Questions, not seconds: who slept himself has asked nothing meanwhile.
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Silence(Generic[KeyT]):
+class UnansweredQueries(Generic[KeyT]):
     """Counts questions that were not answered.
 
-    >>> silence = Silence[str]()
+    >>> silence = UnansweredQueries[str]()
     >>> [silence.asked(["attic"]) for _ in range(SILENT_AFTER)][-2:]
     [[], ['attic']]
     """
@@ -285,7 +292,7 @@ class Silence(Generic[KeyT]):
         return [each for each, count in self._unanswered.items() if count == SILENT_AFTER]
 
     def answered(self, who: KeyT) -> None:
-        """Somebody has said something."""
+        """A process has said something."""
         self._unanswered.pop(who, None)
 
 
@@ -297,13 +304,16 @@ STARTING, STOPPING = "starting", "stopping"
 ASK_EVERY = 0.25
 """Seconds between two questions."""
 
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether this machine has another secret now."""
+
 
 class Observer(Closing):
     """Looks on; a context manager.
 
     With a ``job`` it looks at that job, otherwise at all of the namespace.  With ``facts`` it is a
     launcher: it can be found, and answers with them.  With ``journals`` it asks everybody for what
-    happens as well, and keeps that in its :attr:`chronicle`.
+    happens as well, and keeps that in its :attr:`history`.
     """
 
     def __init__(
@@ -315,13 +325,13 @@ class Observer(Closing):
         journals: bool = False,
     ) -> None:
         self.job = job
-        self.chronicle = Chronicle()
+        self.history = ObservedHistory()
         self._wants_journals = journals
         self._is_launcher = facts is not None
         self._facts = dict(facts or {})
-        self._reports: dict[tuple[str, int], Report] = {}
-        self._parted: dict[tuple[str, int], Report] = {}
-        self._silence: Silence[Lane] = Silence()
+        self._reports: dict[tuple[str, int], StatusReport] = {}
+        self._parted: dict[tuple[str, int], StatusReport] = {}
+        self._silence: UnansweredQueries[ControlConnection] = UnansweredQueries()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._count = 0
@@ -335,42 +345,47 @@ class Observer(Closing):
             if self._is_launcher
             else NodePort(config.namespace, port=at, host=config.host)
         )
-        namespace = self.port.members.security.namespace
-        self.namespace = namespace
-        self.card = make_card(self.port, config, Role.OBSERVER)
-        self._errands = Errands()
-        self._links = Links(self.card, self, self._errands, self._inbox.put)
-        tag = "" if job is None else job_tag(namespace, job)
+        self.card = make_card(self.port, config, ProcessRole.OBSERVER)
+        self._pool = DialPool()
+        self._links = ControlConnections(self.card, self, self._pool, self._inbox.put)
         links = self._links
-        links.doors = Doors(self.port, job, self.card, links.opened, links.objection)
-        advert = Advert.of(namespace, self.card.process, job=job or "", port=self.port.port)
-        looking = config.discovery(announce=self._is_launcher)
+        links.handshake = ControlHandshake(self.port, job, self.card, links.opened, links.objection)
+        self._advert = self._make_advert()
+        self._looking = looking = config.discovery(announce=self._is_launcher)
         self._thread = threading.Thread(target=self._run, name="potluck-observer", daemon=True)
         self._thread.start()
-        self._discovery = links.discovery = Discovery(
-            replace(advert, job_tag=tag), looking, links.wake
-        )
+        self._discovery = links.discovery = Discovery(self._advert, looking, links.wake)
         links.wake()
+
+    @property
+    def namespace(self) -> NetworkNamespace:
+        """As it is now: another secret may have come since this process began."""
+        return self.port.members.security.namespace
+
+    def _make_advert(self) -> Advert:
+        namespace, job = self.namespace, self.job
+        advert = Advert.of(namespace, self.card.process, job=job or "", port=self.port.port)
+        return replace(advert, job_tag="" if job is None else job_tag(namespace, job))
 
     # -- any thread ----------------------------------------------------------------------------
 
     @property
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[StatusReport]:
         """What is known now: one report for each process that is connected, by name and start."""
         with self._lock:
             found = list(self._reports.values())
         return sorted(found, key=lambda each: (each.job, each.name, each.node, each.incarnation))
 
     @property
-    def parted(self) -> list[Report]:
+    def parted(self) -> list[StatusReport]:
         """Launchers that have handed over to their scripts, or have given up."""
         with self._lock:
             return list(self._parted.values())
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Who was seen and could not be reached, and why; not of those of whom it is no news."""
-        return self._links.contacts.troubles_except(self.chronicle.is_no_news)
+        """Who was seen and could not be reached, and why, unless that is known."""
+        return self._links.contacts.troubles_except(self.history.is_no_news)
 
     @property
     def foreigners(self) -> list[str]:
@@ -378,25 +393,31 @@ class Observer(Closing):
         return sorted({f"{each.is_elsewhere}." for each in self._discovery.foreigners})
 
     @property
-    def unpaired(self) -> list[str]:
-        """Machines that were heard and are of another namespace, as people recognise them."""
-        return sorted({each.who for each in self._discovery.foreigners})
+    def strangers(self) -> dict[str, str]:
+        """Machines that were heard and are of another namespace: ids, and how to recognise them."""
+        return {each.node: each.who for each in self._discovery.foreigners}
+
+    @property
+    def has_network(self) -> bool:
+        """Whether this machine is connected to a network that is used."""
+        looking = self._looking
+        return bool(usable_hosts(virtual=looking.virtual, only=looking.interfaces))
 
     @property
     def discovery_status(self) -> dict[str, str]:
         """In words, for each way of finding others: what it does, or why it cannot."""
         return self._discovery.status()
 
-    def own_report(self) -> Report:
+    def own_report(self) -> StatusReport:
         """What this process tells those who ask."""
-        return Report(
+        return StatusReport(
             node=self.card.node,
             incarnation=self.card.incarnation,
             name=self.card.name,
             host=self.card.hosts[0] if self.card.hosts else "",
             port=self.card.port,
             pid=os.getpid(),
-            version=software_version(),
+            version=__version__,
             role="launcher" if self._is_launcher else "observer",
             job=self.job or "",
             state=self._state,
@@ -411,63 +432,67 @@ class Observer(Closing):
 
     def ask_to_continue(self, job: str) -> None:
         """Have every process of a job that waits for missing machines continue without them."""
-        self._inbox.put(lambda: self._send_all(Continue(job)))
+        self._inbox.put(lambda: self._send_all(ContinueRequest(job)))
 
     @property
     def addresses(self) -> list[str]:
         """Where the processes of this job that are connected can be reached."""
         found = {each.key for each in self.reports if each.job == self.job}
-        lanes = list(self._links.observers.values())
+        connections = list(self._links.observers.values())
         return [
             str(each.address)
-            for each in lanes
+            for each in connections
             if each.card.port and (each.card.node, each.card.incarnation) in found
         ]
 
     @property
     def hosts(self) -> dict[tuple[str, int], str]:
         """By which address each process is connected with us, if it means the same elsewhere."""
-        lanes = list(self._links.observers.values())
+        connections = list(self._links.observers.values())
         return {
             (each.card.node, each.card.incarnation): each.address.host
-            for each in lanes
+            for each in connections
             if "%" not in each.address.host
         }
 
     @property
     def news(self) -> int:
-        """How often somebody has reported or gone so far."""
+        """How many reports and departures there were so far."""
         return self._count
 
     def wait_for_news(self, since: int, timeout: float) -> int:
-        """Wait until :attr:`news` is no longer ``since``, for so many seconds; what it is then."""
+        """Wait at most ``timeout`` seconds until :attr:`news` is not ``since``; its value then."""
         with self._arrival:
             self._arrival.wait_for(lambda: self._count != since, max(0.0, timeout))
             return self._count
 
-    def wait_until(self, condition: Callable[[list[Report]], bool], timeout: float) -> list[Report]:
+    def wait_until(
+        self, condition: Callable[[list[StatusReport]], bool], timeout: float
+    ) -> list[StatusReport]:
         """The reports once they fulfil something; raises ``Timeout``."""
         deadline, news = time.monotonic() + timeout, self.news
         while not condition(reports := self.reports):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise Timeout("What was waited for did not happen in time", seconds=timeout)
+                raise Timeout(
+                    f"The group did not reach the expected state in {timeout:g} s", seconds=timeout
+                )
             news = self.wait_for_news(news, remaining)
         return reports
 
     def close(self) -> None:
-        """Leave; nobody minds."""
+        """Leave; members do not notice."""
         if self._ended:
             return
         self._inbox.put(self._stop)
         self._thread.join(2.0)
-        self._errands.close(0.0)
+        self._pool.close(0.0)
         self._links.io.close(0.5)
         self._discovery.close()
         self.port.close()
-        self._errands.close(2.0)
+        self._pool.close(2.0)
         with contextlib.suppress(queue.Empty):
-            while True:  # lanes that were opened too late
+            while True:  # connections that were opened too late
                 self._inbox.get_nowait()()
 
     def _stop(self) -> None:
@@ -476,9 +501,12 @@ class Observer(Closing):
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ask_at = 0.0
+        ask_at = look_at = 0.0
         while not self._ended:
             now = _time.now()
+            if now >= look_at:
+                look_at = now + LOOK_EVERY
+                self._look_at_secret()
             if now >= ask_at:
                 ask_at = now + ASK_EVERY
                 self._ask_all()
@@ -489,42 +517,60 @@ class Observer(Closing):
             if not self._ended:
                 self._links.dial_due(_time.now())
 
+    def _look_at_secret(self) -> None:
+        """This machine may have been paired meanwhile, or the secret has changed: show the new one.
+
+        Those who look for it find us then, and we find them.
+        """
+        with contextlib.suppress(DistributedError, OSError):  # the files are damaged: as it was
+            self.port.members.check()
+        advert = self._make_advert()
+        if advert != self._advert and self._links.discovery is not None:
+            self._advert = advert
+            self._links.discovery.update(advert)
+
     def _tell_all(self) -> None:
         self._send_all(self.own_report())
 
-    def _send_all(self, message: Report | Continue) -> None:
-        for lane in list(self._links.observers):
-            self._links.io.send(lane, write(message), REPORTS)
+    def _send_all(self, message: StatusReport | ContinueRequest) -> None:
+        for connection in list(self._links.observers):
+            self._links.io.send(connection, write(message), REPORTS)
 
     def _ask_all(self) -> None:
-        lanes = self._links.observers
-        for lane in lanes:
-            self._ask(lane)
-        for lane in self._silence.asked(lanes):
-            self._disbelieve(lanes[lane].card.process)
+        connections = self._links.observers
+        for connection in connections:
+            self._ask(connection)
+        for connection in self._silence.asked(connections):
+            self._disbelieve(connections[connection].card.process)
 
     def _disbelieve(self, process: ProcessId) -> None:
-        """What a silent member said last counts no more; launchers agree among themselves."""
-        key = process.node, process.incarnation
-        if getattr(self._reports.get(key), "role", "") == "member":
-            self.lost(process, f"it has not answered for {SILENT_AFTER * ASK_EVERY:g} s")
+        """What a silent member said last counts no more; a launcher is dialled anew.
 
-    def _ask(self, lane: Lane) -> None:
-        card = self._links.observer_behind(lane) if self._wants_journals else None
-        after = -1 if card is None else self.chronicle.after((card.node, card.incarnation))
+        After an outage the system may take as long as that lasted to use its connection again.
+        """
+        with self._lock:
+            report = self._reports.get((process.node, process.incarnation))
+        if report is not None and report.role == "member":
+            self.lost(process, f"it has not answered for {SILENT_AFTER * ASK_EVERY:g} s")
+        else:
+            self._links.contacts.disconnected(process, _time.now())
+
+    def _ask(self, connection: ControlConnection) -> None:
+        card = self._links.observer_behind(connection) if self._wants_journals else None
+        after = -1 if card is None else self.history.after((card.node, card.incarnation))
         with contextlib.suppress(DistributedError):
-            self._links.io.send(lane, write(Ask(news_after=after)), REPORTS)
+            self._links.io.send(connection, write(StatusRequest(news_after=after)), REPORTS)
 
     # -- what the links tell -------------------------------------------------------------------
 
-    def met(self, card: ProcessCard) -> None:
-        """There is a lane to a process: ask at once."""
-        for lane, opened in self._links.observers.items():
+    def met(self, card: ProcessInfo) -> None:
+        """There is a connection to a process: ask at once."""
+        for connection, opened in self._links.observers.items():
             if opened.card.process == card.process:
-                self._ask(lane)
+                self._ask(connection)
 
     def misbehaved(self, process: ProcessId, why: str) -> None:
-        """An observer has nobody to remove: the lane is closed, and that is all."""
+        """An observer has no process to remove: it only closes the connection."""
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """There is none any more."""
@@ -535,7 +581,7 @@ class Observer(Closing):
             if report is not None and report.state in {STARTING, STOPPING}:
                 self._parted[report.key] = report
         if report is not None:
-            self.chronicle.parted(report, cause)
+            self.history.parted(report, cause)
 
     def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Never asked for."""
@@ -543,18 +589,18 @@ class Observer(Closing):
     def said(self, process: ProcessId, payload: bytes) -> None:
         """Not for observers."""
 
-    def asked(self, lane: Lane, payload: bytes) -> None:
-        """Somebody asks, or has answered."""
+    def asked(self, connection: ControlConnection, payload: bytes) -> None:
+        """A process asks, or has answered."""
         said = read_said(payload)
-        self._silence.answered(lane)
-        if isinstance(said, Ask):
-            self._links.io.send(lane, write(self.own_report()), REPORTS)
+        self._silence.answered(connection)
+        if isinstance(said, StatusRequest):
+            self._links.io.send(connection, write(self.own_report()), REPORTS)
             return
-        card = self._links.observer_behind(lane)
-        if isinstance(said, Continue) or card is None or card.process != said.key:
+        card = self._links.observer_behind(connection)
+        if isinstance(said, ContinueRequest) or card is None or card.process != said.key:
             return
-        if isinstance(said, Report):
-            self.chronicle.arrived(said.key)
+        if isinstance(said, StatusReport):
+            self.history.arrived(said.key)
             with self._lock:
                 self._reports[said.key] = said
                 self._count += 1
@@ -563,7 +609,7 @@ class Observer(Closing):
         with self._lock:
             report = self._reports.get(said.key)
         if report is not None and self._wants_journals:
-            self.chronicle.heard(report, said)
+            self.history.heard(report, said)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -584,12 +630,12 @@ OPEN_WITHIN = 20.0
 CLOSE_WITHIN = 3.0
 
 WEB_SERVER = ("starlette", "uvicorn")
-MODULE = "potluck.apps.dashboard"  # above this layer: started, never imported
+MODULE = "potluck.apps.dashboard.server"  # above this layer: started, never imported
 
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class Errand(msgspec.Struct, frozen=True, kw_only=True):
+class DashboardRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the dashboard's process is to look at, and where to show it."""
 
     job: Text
@@ -613,7 +659,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         return NetworkNamespace(self.namespace, secret, protection=Protection(self.protection))
 
 
-class Outlook(msgspec.Struct, frozen=True, omit_defaults=True):
+class DashboardReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer: where it is, or why it is not."""
 
     url: Text = ""
@@ -633,7 +679,7 @@ def find_web_server() -> None:
 
 
 def place_of(wanted: Wanted) -> tuple[str, int | None]:
-    """Address and port that somebody wants.
+    """Address and port that a user wants.
 
     >>> place_of(True), place_of(9000), place_of("0.0.0.0"), place_of("[::1]:80")
     (('127.0.0.1', None), ('127.0.0.1', 9000), ('0.0.0.0', None), ('::1', 80))
@@ -652,13 +698,13 @@ def _has_port(text: str) -> bool:
     return is_number and (text.count(":") == 1 or "]:" in text)
 
 
-def errand_for(
+def request_for(
     wanted: Wanted, config: AutoDiscoveryConfig, namespace: NetworkNamespace, port: int
-) -> Errand:
+) -> DashboardRequest:
     """What to tell the dashboard of a node that listens at ``port``."""
     host, wanted_port = place_of(wanted)
     is_strange = namespace.protection.has_own_secret and not namespace.is_kept
-    return Errand(
+    return DashboardRequest(
         job=config.job_name,
         namespace=namespace.name,
         secret=base64.b64encode(namespace.secret).decode() if is_strange else "",
@@ -673,10 +719,10 @@ def errand_for(
     )
 
 
-class Window:
+class DashboardProcess:
     """The dashboard's process; ends with :meth:`close`, or with us."""
 
-    def __init__(self, errand: Errand) -> None:
+    def __init__(self, request: DashboardRequest) -> None:
         find_web_server()
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-P", "-m", MODULE],
@@ -690,7 +736,7 @@ class Window:
         self._thread = threading.Thread(target=self._listen, name="potluck-window", daemon=True)
         self._thread.start()
         with contextlib.suppress(OSError):
-            self._process.stdin.write(msgspec.json.encode(errand) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
 
     def _listen(self) -> None:
@@ -700,9 +746,9 @@ class Window:
     def wait(self, within: float = OPEN_WITHIN) -> str:
         """The address of the dashboard once it is there."""
         try:
-            outlook = decode_json(self._answers.get(timeout=within), Outlook)
+            outlook = decode_json(self._answers.get(timeout=within), DashboardReply)
         except (queue.Empty, msgspec.DecodeError):
-            outlook = Outlook(trouble="its process did not start")
+            outlook = DashboardReply(trouble="its process did not start")
         if outlook.trouble:
             raise BackendUnavailable("The dashboard cannot be shown", cause=outlook.trouble)
         logger.info("The dashboard is at %s", outlook.url.partition("?")[0])

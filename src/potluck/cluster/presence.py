@@ -18,7 +18,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from potluck._process import ForkSafeLock, call_in_children
+from potluck._platform import call_in_children
+from potluck._process import ForkSafeLock
+from potluck._version import __version__
 from potluck.backend import tcp
 from potluck.logs import get_logger
 
@@ -27,17 +29,17 @@ if TYPE_CHECKING:
 
     from potluck._types import LinkMatrix, ProcessId
     from potluck.backend.base import Backend
-    from potluck.cluster.connections import Links
-    from potluck.cluster.io import Lane
-    from potluck.cluster.reports import EventLine, HealthLine, Journal, MemberLine, Report
+    from potluck.cluster.connections import ControlConnections
+    from potluck.cluster.io import ControlConnection
+    from potluck.cluster.reports import EventLine, HealthLine, Journal, MemberLine, StatusReport
     from potluck.collective.group import Group
-    from potluck.membership.messages import ProcessCard
+    from potluck.membership.messages import ProcessInfo
     from potluck.metrics.registry import DistributedMetrics
-    from potluck.trace.recorder import Header
+    from potluck.trace.recorder import DumpHeader
 
 
 FIXED = "fixed"
-"""What the fact ``world`` says of a process that nobody can join later."""
+"""What the fact ``world`` says of a process that no other one can join later."""
 
 LOOK_EVERY = 5.0
 """Seconds between two looks at whether the secret has changed, and what is shown with it."""
@@ -52,7 +54,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class World:
+class FixedGroup:
     """A group of fixed ranks that this process is in."""
 
     backend: Backend
@@ -62,7 +64,7 @@ class World:
     began: float
     metrics: DistributedMetrics | None = None
     group: Group | None = None
-    """Who runs its collectives, once somebody does."""
+    """What runs its collectives, once they are used."""
 
     @property
     def links(self) -> LinkMatrix | None:
@@ -75,28 +77,28 @@ def attend(backend: Backend) -> None:
     if not os.environ.get("POTLUCK_RUN"):
         return
     from potluck.cluster.metrics_endpoint import process_metrics
-    from potluck.collective.context import Attention, attend_to
+    from potluck.collective.context import GroupPresence, attend_to
     from potluck.trace.recorder import recorder_of
 
     world = _world_of(backend)
-    _office.enter(world)
-    attend_to(backend, Attention(process_metrics, functools.partial(counted, backend)))
-    backend.on_close(lambda: _office.leave(world))
+    _fixed_groups.enter(world)
+    attend_to(backend, GroupPresence(process_metrics, functools.partial(counted, backend)))
+    backend.on_close(lambda: _fixed_groups.leave(world))
     recorder_of(backend).describe = _described
 
 
 def counted(backend: Backend, group: Group, metrics: DistributedMetrics) -> None:
     """What this group counts is in these metrics."""
-    world = _office.find(backend)
+    world = _fixed_groups.find(backend)
     if world is not None:
         world.metrics, world.group = metrics, group
-        metrics.tell = _office.failed
+        metrics.tell = _fixed_groups.failed
         views = metrics.views
         views.state, views.epoch = "active", 1
         views.members, views.rank = backend.world_size, backend.rank
 
 
-def _world_of(backend: Backend) -> World:
+def _world_of(backend: Backend) -> FixedGroup:
     import time
 
     processes, lineage = [], ""
@@ -106,14 +108,14 @@ def _world_of(backend: Backend) -> World:
             node, _, number = peer.process.partition("/")
             incarnation = int(number) if number.isascii() and number.isdecimal() else 0
             processes.append((node or peer.node, incarnation % (1 << 62), peer.name))
-    return World(backend, processes, lineage, time.time())
+    return FixedGroup(backend, processes, lineage, time.time())
 
 
-def _described(header: Header) -> Header:
+def _described(header: DumpHeader) -> DumpHeader:
     """The header of a dump, with what this process is called by observers."""
     import msgspec
 
-    presence = _office.presence
+    presence = _fixed_groups.presence
     card = None if presence is None else presence.card
     if presence is None or card is None:
         return header
@@ -125,16 +127,16 @@ def _described(header: Header) -> Header:
     )
 
 
-class Office:
+class FixedGroups:
     """The groups of this process; while there are any, it is present."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
-        self._worlds: list[World] = []
+        self._worlds: list[FixedGroup] = []
         self.presence: Presence | None = None
         call_in_children(self._become_forked)
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: FixedGroup) -> None:
         """A group has formed."""
         with self._lock:
             self._worlds.append(world)
@@ -142,7 +144,7 @@ class Office:
                 self.presence = Presence()
             self.presence.world = world
 
-    def leave(self, world: World) -> None:
+    def leave(self, world: FixedGroup) -> None:
         """A group closes; the one before it is shown again, if it is still open."""
         with self._lock:
             if world not in self._worlds or self.presence is None:
@@ -154,7 +156,7 @@ class Office:
                 self.presence.end()
                 self.presence = None
 
-    def find(self, backend: Backend) -> World | None:
+    def find(self, backend: Backend) -> FixedGroup | None:
         """The group of a backend, if it is shown."""
         with self._lock:
             return next((each for each in self._worlds if each.backend is backend), None)
@@ -179,14 +181,14 @@ class Presence:
     """Can be found and answers those who ask; everything on a thread of its own."""
 
     def __init__(self) -> None:
-        self.world: World | None = None
+        self.world: FixedGroup | None = None
         self.job = ""
-        self.card: ProcessCard | None = None
+        self.card: ProcessInfo | None = None
         self._events: list[EventLine] = []
         self._noted: set[tuple[str, int]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = False
-        self._links: Links | None = None
+        self._links: ControlConnections | None = None
         self._thread = threading.Thread(target=self._run, name="potluck-presence", daemon=True)
         self._thread.start()
         _ending.append(self._thread)
@@ -213,25 +215,31 @@ class Presence:
                         self._inbox.get(timeout=LOOK_EVERY)()
                         continue
                     look()
-        except Exception as error:  # noqa: BLE001 - the training goes on unseen
+        except Exception as error:  # noqa: BLE001 - the training continues unseen
             logger.warning("`potluck status` cannot see this process: %s", error)
 
     def _open(self, stack: contextlib.ExitStack) -> Callable[[], None]:
         """Listen and be found; what this returns follows a change of the secret."""
         from potluck.cluster.config import AutoDiscoveryConfig
-        from potluck.cluster.connections import Doors, Errands, Links, make_card, open_port
+        from potluck.cluster.connections import (
+            ControlConnections,
+            ControlHandshake,
+            DialPool,
+            make_card,
+            open_port,
+        )
         from potluck.discovery.records import Advert
         from potluck.discovery.service import Discovery
-        from potluck.membership.messages import Role
+        from potluck.membership.messages import ProcessRole
 
         config = AutoDiscoveryConfig()
         self.job, self._facts = config.job_name, config.known_facts
         port = open_port(config, is_shared=True)
         stack.callback(port.close)
-        card = self.card = make_card(port, config, Role.OBSERVER)
-        errands = Errands()
-        links = self._links = Links(card, self, errands, self._inbox.put)
-        links.doors = Doors(port, self.job, card, links.opened, links.objection)
+        card = self.card = make_card(port, config, ProcessRole.OBSERVER)
+        pool = DialPool()
+        links = self._links = ControlConnections(card, self, pool, self._inbox.put)
+        links.handshake = ControlHandshake(port, self.job, card, links.opened, links.objection)
 
         def advert() -> Advert:
             namespace = port.members.security.namespace
@@ -241,7 +249,7 @@ class Presence:
         discovery = Discovery(shown, config.discovery())
         stack.callback(discovery.close)
         stack.callback(links.io.close, 0.5)
-        stack.callback(errands.close, 0.0)
+        stack.callback(pool.close, 0.0)
 
         def look() -> None:
             nonlocal shown
@@ -253,14 +261,14 @@ class Presence:
 
     # -- what the links tell -------------------------------------------------------------------
 
-    def met(self, card: ProcessCard) -> None:
+    def met(self, card: ProcessInfo) -> None:
         """An observer is here; it asks."""
 
     def lost(self, process: ProcessId, cause: str) -> None:
         """It is gone again."""
 
     def misbehaved(self, process: ProcessId, why: str) -> None:
-        """Its lane is closed, and that is all."""
+        """Its connection is closed, and that is all."""
 
     def probed(self, process: ProcessId, what: str, *, has_ended: bool) -> None:
         """Never asked for."""
@@ -268,34 +276,33 @@ class Presence:
     def said(self, process: ProcessId, payload: bytes) -> None:
         """Not for those who agree on nothing."""
 
-    def asked(self, lane: Lane, payload: bytes) -> None:
+    def asked(self, connection: ControlConnection, payload: bytes) -> None:
         """An observer wants to know how we are."""
         from potluck.cluster.connections import REPORTS
-        from potluck.cluster.reports import Ask, read_said, write
+        from potluck.cluster.reports import StatusRequest, read_said, write
 
         said, world = read_said(payload), self.world
-        if not isinstance(said, Ask) or world is None or self._links is None:
+        if not isinstance(said, StatusRequest) or world is None or self._links is None:
             return
         self._note_losses(world)
-        self._links.io.send(lane, write(self.report(world)), REPORTS)
+        self._links.io.send(connection, write(self.report(world)), REPORTS)
         if said.news_after >= 0:
-            self._links.io.send(lane, write(self.journal(world, said.news_after)), REPORTS)
+            self._links.io.send(connection, write(self.journal(world, said.news_after)), REPORTS)
 
-    def report(self, world: World) -> Report:
+    def report(self, world: FixedGroup) -> StatusReport:
         """How this process is."""
-        from potluck.cluster.reports import MAX_LINES, Report, bounded_facts
-        from potluck.wire_messages import software_version as version
+        from potluck.cluster.reports import MAX_LINES, StatusReport, bounded_facts
 
         card, backend = self.card, world.backend
         assert card is not None
-        return Report(
+        return StatusReport(
             node=card.node,
             incarnation=card.incarnation,
             name=card.name,
             host=card.hosts[0],
             port=card.port,
             pid=os.getpid(),
-            version=version(),
+            version=__version__,
             job=self.job,
             state="active",
             reason=_reason(world),
@@ -311,7 +318,7 @@ class Presence:
             facts=bounded_facts({"world": FIXED, **self._facts}),
         )
 
-    def _member(self, world: World, rank: int) -> MemberLine:
+    def _member(self, world: FixedGroup, rank: int) -> MemberLine:
         from potluck.cluster.reports import MemberLine
 
         card = self.card
@@ -320,7 +327,7 @@ class Presence:
             return MemberLine(card.node, card.incarnation, card.name)
         return MemberLine(*world.processes[rank])
 
-    def _peer(self, world: World, rank: int) -> HealthLine:
+    def _peer(self, world: FixedGroup, rank: int) -> HealthLine:
         from potluck.cluster.reports import HealthLine, sentence
 
         node, incarnation, name = world.processes[rank]
@@ -335,8 +342,8 @@ class Presence:
             address=world.backend.peer_name(rank).rpartition(" at ")[2][:255],
         )
 
-    def _note_losses(self, world: World) -> None:
-        """What has happened since somebody asked last, each once."""
+    def _note_losses(self, world: FixedGroup) -> None:
+        """What has happened since the last call, each once."""
         self._note(world.lineage, -1, _reason(world), "info", world.began)
         for rank in range(world.backend.world_size):
             loss = None if rank == world.backend.rank else world.backend.loss_of(rank)
@@ -356,7 +363,7 @@ class Presence:
         number = len(self._events) + 1
         self._events.append(EventLine(number, moment or time.time(), sentence(text), level))
 
-    def journal(self, world: World, after: int) -> Journal:
+    def journal(self, world: FixedGroup, after: int) -> Journal:
         """What has happened after an event, and what was counted and measured."""
         from potluck.cluster import reports as journals
         from potluck.cluster.telemetry import sensible
@@ -390,27 +397,28 @@ class Presence:
         )
 
 
-def _round_trip(world: World, rank: int) -> float | None:
+def _round_trip(world: FixedGroup, rank: int) -> float | None:
     """Seconds of a short message to a rank and back, if that was measured."""
     links = world.links
     latency = 0 if links is None else links.latency[world.backend.rank][rank]
     return 2e-9 * latency if latency else None
 
 
-def _reason(world: World) -> str:
+def _reason(world: FixedGroup) -> str:
     count = world.backend.world_size
     what = "1 rank" if count == 1 else f"{count} ranks"
     return f"{what}, fixed when the script formed its group"
 
 
 _ending: list[threading.Thread] = []
-_office = Office()
+_fixed_groups = FixedGroups()
 tcp.formed.append(attend)
 
 
 @atexit.register
 def _close() -> None:
     """A process that ends without closing still says that it does."""
-    _office.close()
-    for thread in _ending[-4:]:
-        thread.join(CLOSE_WITHIN)
+    with contextlib.suppress(KeyboardInterrupt):  # a person cannot wait
+        _fixed_groups.close()
+        for thread in _ending[-4:]:
+            thread.join(CLOSE_WITHIN)

@@ -30,10 +30,10 @@ MAX_RANKS = 128
 MAX_NUMBERS = 256
 """Figures in one journal."""
 
-MAX_OCTETS = 60_000
+MAX_BYTES = 60_000
 """Bytes of a journal: a control message has room for a few more."""
 
-EPOCH_OCTETS, FIGURE_OCTETS = 20_000, 16_000
+EPOCH_BYTES, FIGURE_BYTES = 20_000, 16_000
 """Of these, what views and figures may take; events have the rest."""
 Figure = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # neither NaN nor infinity
 
@@ -75,7 +75,7 @@ class Journal(msgspec.Struct, frozen=True, omit_defaults=True, tag="journal", kw
     """Bytes per second that it can send, as collectives saw it; 0 if they did not."""
     down: Count = 0
     latency: Annotated[list[Count], msgspec.Meta(max_length=MAX_RANKS)] = []
-    """Nanoseconds of a short message to each rank of its view; 0 where nobody has measured."""
+    """Nanoseconds of a short message to each rank of its view; 0 where it was not measured."""
     figures: Annotated[dict[Line, Figure], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
     """What it has counted, by name."""
 
@@ -90,19 +90,19 @@ def bounded(journal: Journal) -> Journal:
 
     Later events are asked for next.  Each part has room of its own, so none crowds out another.
     """
-    epochs = _fitting(journal.epochs[::-1], EPOCH_OCTETS)[::-1]
-    figures = journal.figures if _size(journal.figures) <= FIGURE_OCTETS else {}
+    epochs = _fitting(journal.epochs[::-1], EPOCH_BYTES)[::-1]
+    figures = journal.figures if _size(journal.figures) <= FIGURE_BYTES else {}
     rest = msgspec.structs.replace(journal, events=[], epochs=epochs, figures=figures)
-    events = _fitting(journal.events, MAX_OCTETS - len(pack(rest)))
+    events = _fitting(journal.events, MAX_BYTES - len(pack(rest)))
     return msgspec.structs.replace(rest, events=events)
 
 
-def _fitting(lines: Sequence[LineKind], octets: int) -> list[LineKind]:
+def _fitting(lines: Sequence[LineKind], room: int) -> list[LineKind]:
     """As many of the first lines as there is room for."""
     kept = []
     for line in lines:
-        octets -= _size(line)
-        if octets < 0:
+        room -= _size(line)
+        if room < 0:
             break
         kept.append(line)
     return kept
@@ -125,14 +125,14 @@ Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
+class StatusRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
     """Tell me how you are."""
 
     news_after: Count = -1
     """With a number from 0 on: and what happened after the event of this number."""
 
 
-class Continue(msgspec.Struct, frozen=True, omit_defaults=True, tag="continue"):
+class ContinueRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="continue"):
     """A person asks: do not wait for the machines that are missing."""
 
     job: Line
@@ -169,7 +169,7 @@ class HealthLine(msgspec.Struct, frozen=True, omit_defaults=True):
     address: Line = ""
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_only=True):
+class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_only=True):
     """How a process is, in its own words."""
 
     node: Line
@@ -199,7 +199,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_o
         return self.node, self.incarnation
 
 
-Said: TypeAlias = Ask | Report | Journal | Continue
+Said: TypeAlias = StatusRequest | StatusReport | Journal | ContinueRequest
 
 
 def write(message: Said) -> bytes:

@@ -1,7 +1,7 @@
 """What a node of a cluster counts: views, elections, health, who is seen, who is waited for.
 
-The control thread tells what happens; how things are is looked at now and then, and when somebody
-asks.
+The control thread tells what happens; how things are is looked at now and then, and on
+request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import msgspec
 
 from potluck import _time
+from potluck._version import __version__
 from potluck.cluster.reports import (
     MAX_EPOCHS,
     MAX_EVENTS,
@@ -31,7 +32,7 @@ from potluck.cluster.reports import (
     Journal,
     MemberLine,
     MissingLine,
-    Report,
+    StatusReport,
     bounded,
     bounded_facts,
     sentence,
@@ -43,20 +44,19 @@ from potluck.membership.events import ClusterState, ElectionEvent, ElectionKind,
 from potluck.membership.health import HealthEvent
 from potluck.membership.messages import CauseCode
 from potluck.metrics.catalogue import figures
-from potluck.metrics.instruments import PeerSnapshot
-from potluck.metrics.registry import DistributedMetrics
-from potluck.trace.recorder import Header, Label, Lane, Neighbour, make_recorder
-from potluck.wire_messages import software_version
+from potluck.metrics.instruments import count
+from potluck.metrics.registry import DistributedMetrics, PeerSnapshot
+from potluck.trace.recorder import DumpHeader, Label, Neighbour, Track, make_recorder
 
 if TYPE_CHECKING:
     from potluck._types import LinkMatrix, ProcessId
     from potluck.backend.port import NodePort
-    from potluck.cluster.control import Control
-    from potluck.cluster.events import Bulletin, ViewChange
-    from potluck.cluster.views import Stage, Stages
+    from potluck.cluster.control import ControlThread
+    from potluck.cluster.events import EventLog, ViewChange
+    from potluck.cluster.views import ViewSession, ViewSessions
     from potluck.membership.health import HealthSummary, PeerHealth
-    from potluck.membership.messages import ProcessCard
-    from potluck.trace.recorder import Log
+    from potluck.membership.messages import ProcessInfo
+    from potluck.trace.recorder import GroupLog
 
 
 logger = get_logger(__name__)
@@ -72,7 +72,7 @@ def _harmless(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
             method(*arguments, **options)
         except Exception:
-            logger.exception("Counting failed, and is left out")
+            logger.exception("A metric could not be updated")
 
     return attempt
 
@@ -80,28 +80,33 @@ def _harmless(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
 class NodeMetrics:
     """Feeds the metrics of one node."""
 
-    def __init__(self, metrics: DistributedMetrics, control: Control, port: NodePort) -> None:
+    def __init__(self, metrics: DistributedMetrics, control: ControlThread, port: NodePort) -> None:
         self.metrics = metrics
         self._control = control
         self._port = port
         self._slept: dict[int, float] | None = None
-        self._had_view = False
 
     # -- the control thread ----------------------------------------------------------------------
 
     @_harmless
-    def installed(self, stage: Stage, change: ViewChange, cards: Sequence[ProcessCard]) -> None:
+    def installed(
+        self, session: ViewSession, change: ViewChange, cards: Sequence[ProcessInfo]
+    ) -> None:
         """Another view holds."""
         peers, views = self.metrics.peers, self.metrics.views
-        views.changes.inc(self._cause(change))
-        views.installed.inc()
+        count(views.changes, self._cause(change))
+        views.installed += 1
         views.pause(paused=False)  # another view can only be agreed on by a quorum
-        views.epoch, views.members, views.rank = stage.view.epoch, stage.world_size, stage.rank
+        views.epoch, views.members, views.rank = (
+            session.view.epoch,
+            session.world_size,
+            session.rank,
+        )
         if self._slept is not None:
             peers.release(self._slept)
         peers.keep([card.process for card in cards])
         me = self._control.me.process
-        stage.labels = {
+        session.labels = {
             rank: peers.label(card.process, card.name or str(card.process))
             for rank, card in enumerate(cards)
             if card.process != me
@@ -128,11 +133,11 @@ class NodeMetrics:
     def noted(self, event: object) -> None:
         """Something happened."""
         if isinstance(event, HealthEvent):
-            self.metrics.health.changes.inc(event.status.value)
+            count(self.metrics.health.changes, event.status.value)
         elif isinstance(event, MembershipEvent):
-            self.metrics.views.events.inc(event.change.value)
+            count(self.metrics.views.events, event.change.value)
         elif isinstance(event, ElectionEvent):
-            self.metrics.elections.events.inc(event.kind.value)
+            count(self.metrics.elections.events, event.kind.value)
             if event.kind in {ElectionKind.ELECTED, ElectionKind.NEW_LEADER}:
                 self.metrics.elections.term = event.term
         self.look()
@@ -176,10 +181,10 @@ class NodeMetrics:
     # -- the thread that has connected a view ----------------------------------------------------
 
     @_harmless
-    def built(self, stage: Stage) -> None:
+    def built(self, session: ViewSession) -> None:
         """Its operations count for whom they wait."""
-        if stage.group is not None:
-            self._slept = watch_waiting(stage.group, self.metrics, stage.labels)
+        if session.group is not None:
+            self._slept = watch_waiting(session.group, self.metrics, session.labels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -196,10 +201,10 @@ VIEWS = 32
 class ClusterRecorder:
     """The flight recorder of one node, through all its views."""
 
-    def __init__(self, control: Control, job: str) -> None:
+    def __init__(self, control: ControlThread, job: str) -> None:
         self._control = control
         self._job = job
-        self._label = Label(Lane.CLUSTER)
+        self._label = Label(Track.CLUSTER)
         self._view = ""
         self._views: dict[str, tuple[str, ...]] = {}
         self._known: tuple[Neighbour, ...] = ()
@@ -223,7 +228,7 @@ class ClusterRecorder:
         view = change.view
         rank = view.rank_of(self._control.me.process)
         self._view = f"{view.lineage}/{view.epoch}"
-        self._label = Label(Lane.CLUSTER, "", self._view, -1 if rank is None else rank)
+        self._label = Label(Track.CLUSTER, "", self._view, -1 if rank is None else rank)
         self.recorder.rank = self._label.rank
         self.recorder.world_size = len(view.members)
         while len(self._views) >= VIEWS:
@@ -242,7 +247,7 @@ class ClusterRecorder:
             header, **facts, peers=peers
         )
 
-    def _describe(self, header: Header) -> Header:
+    def _describe(self, header: DumpHeader) -> DumpHeader:
         return msgspec.structs.replace(header, **self._facts(), peers=self._peers())
 
     def _facts(self) -> dict[str, Any]:
@@ -289,35 +294,35 @@ class Steps:
     def __init__(self) -> None:
         self._before = time.monotonic()
 
-    def note(self, log: Log, number: int, what: str = "step") -> None:
-        """A step was made, or something else that ended at so many steps."""
+    def note(self, log: GroupLog, number: int, what: str = "step") -> None:
+        """A step was made, or something else ended at this number of steps."""
         label, now = log.collectives, time.monotonic()
-        label = Label(Lane.TRAINING, "", label.view, label.rank)
+        label = Label(Track.TRAINING, "", label.view, label.rank)
         log.recorder.append_event((what, self._before, now, number, 0, 0, label, None, None))
         self._before = now
 
 
 # --------------------------------------------------------------------------------------------------
-# What a node tells observers of itself; made by the control thread when somebody asks.
+# What a node tells observers of itself; made by the control thread on request.
 
 
 class Reporter:
     """Describes one node."""
 
-    def __init__(self, control: Control, job: str, facts: Mapping[str, str]) -> None:
+    def __init__(self, control: ControlThread, job: str, facts: Mapping[str, str]) -> None:
         self._control = control
         self._job = job
         self._facts = bounded_facts(facts)
-        self._version = software_version()
+        self._version = __version__
 
-    def report(self) -> Report:
+    def report(self) -> StatusReport:
         """As it is this instant."""
         core, card = self._control.core, self._control.me
         view = core.view
         members = view.members[:MAX_LINES] if view else ()
         rank = view.rank_of(card.process) if view else None
         health = core.health.summary(_time.now()).peers[:MAX_LINES]
-        return Report(
+        return StatusReport(
             node=card.node,
             incarnation=card.incarnation,
             name=card.name,
@@ -372,31 +377,31 @@ class Reporter:
 
 
 # --------------------------------------------------------------------------------------------------
-# The scribe of a node: writes its journal when an observer asks.
+# The journals of a node: writes its journal when an observer asks.
 #
 # Runs on the control thread, so it only copies what others keep; it neither waits nor computes.
 
-_LARGEST = 1e300  # beyond, a figure is no measurement
+_LARGEST = 1e300  # beyond, a figure is not a measurement
 
 
-class Scribe:
+class JournalBuilder:
     """Writes the journal of one node; ``figures`` are what it has counted, by name."""
 
     def __init__(
         self,
         me: ProcessId,
-        bulletin: Bulletin,
-        stages: Stages,
+        event_log: EventLog,
+        sessions: ViewSessions,
         figures: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._me = me
-        self._bulletin = bulletin
-        self._stages = stages
+        self._event_log = event_log
+        self._sessions = sessions
         self._figures = figures
 
     def journal(self, after: int) -> Journal:
         """What happened after the event of this number, and what is known now."""
-        events = [each for each in self._bulletin.events if each.number > after]
+        events = [each for each in self._event_log.events if each.number > after]
         links, rank = self._links()
         return bounded(
             Journal(
@@ -406,7 +411,7 @@ class Scribe:
                     EventLine(each.number, each.time, sentence(str(each)), _word(each.level))
                     for each in events[:MAX_EVENTS]
                 ],
-                epochs=[_epoch(*each) for each in self._bulletin.views[-MAX_EPOCHS:]],
+                epochs=[_epoch(*each) for each in self._event_log.views[-MAX_EPOCHS:]],
                 up=links.up[rank] if links else 0,
                 down=links.down[rank] if links else 0,
                 latency=list(links.latency[rank][:MAX_RANKS]) if links else [],
@@ -415,10 +420,10 @@ class Scribe:
         )
 
     def _links(self) -> tuple[LinkMatrix | None, int]:
-        stage = self._stages.latest
-        if stage is None or stage.group is None:
+        session = self._sessions.latest
+        if session is None or session.group is None:
             return None, 0
-        return stage.group.links, stage.rank
+        return session.group.links, session.rank
 
 
 def _epoch(time: float, change: ViewChange) -> EpochLine:

@@ -1,4 +1,4 @@
-"""One topology for several threads: whoever learns something writes it, whoever looks gets a copy.
+"""One topology for several threads: a thread that learns something writes it, readers get a copy.
 
 The control thread records heartbeats and profiles, the thread of a collective what it measured, a
 dashboard looks.  Changes happen one at a time; a snapshot never changes, and costs nothing as long
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import platform
 import selectors
 import socket
@@ -23,8 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
-from potluck import _process
+from potluck import _platform, _process
 from potluck import _time as node_clock
+from potluck._decode import printable
 from potluck._types import LinkMatrix, ProcessId, Seconds, View
 from potluck.cluster.bandwidth import probe_links
 from potluck.membership.topology import (
@@ -38,13 +38,13 @@ from potluck.membership.topology import (
     RateSource,
 )
 from potluck.net.addresses import is_loopback
-from potluck.wire_messages import Peer
+from potluck.wire_messages import RankEndpoint
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
     from potluck.cluster.bandwidth import Bandwidth
-    from potluck.cluster.control import Control
-    from potluck.cluster.views import Stage
+    from potluck.cluster.control import ControlThread
+    from potluck.cluster.views import ViewSession
     from potluck.membership.health import HealthSummary
 
 
@@ -80,7 +80,7 @@ class SharedTopology:
         self._snapshot: ClusterTopology | None = None
 
     def update(self, change: Callable[[ClusterTopology], Result]) -> Result:
-        """Change the topology; nobody sees it half done.  ``change`` must be quick."""
+        """Change the topology; no reader sees it half done.  ``change`` must be quick."""
         with self._lock:
             self._snapshot = None
             return change(self._topology)
@@ -170,7 +170,7 @@ class SharedTopology:
         self.update(lambda topology: topology.learn(links, view, now))
 
     def prune(self, *, max_age: Seconds = STALE_AFTER) -> tuple[ProcessId, ...]:
-        """Forget whoever was not heard for long; who that was."""
+        """Forget processes that were not heard for long; which ones."""
         now = self._clock()
         return self.update(lambda topology: topology.prune(now, max_age=max_age))
 
@@ -238,8 +238,7 @@ def _try(look: Callable[[], Found], otherwise: Found) -> Found:
 
 def _clean(text: str) -> str:
     """Printable and bounded, as a profile wants it."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:_TEXT]
+    return " ".join(printable(text).split())[:_TEXT]
 
 
 def _system() -> str:
@@ -260,13 +259,12 @@ def _processor(root: Path) -> str:
 
 
 def _is_apple_silicon() -> bool:
-    return sys.platform == "darwin" and platform.machine() == "arm64"
+    return _platform.IS_MACOS and platform.machine() == "arm64"
 
 
 def _cores(root: Path) -> int:
     """Those that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 0
+    count = _platform.usable_cores()
     quota = _try(lambda: _container_cores(root), 0)
     return min(count, quota) if quota else count
 
@@ -295,8 +293,7 @@ def _memory(root: Path) -> tuple[int, int]:
 def _battery() -> Battery | None:
     import psutil
 
-    look: Callable[[], Any] | None = getattr(psutil, "sensors_battery", None)
-    state = look() if look else None
+    state = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     if state is None:
         return None
     return Battery(min(100, max(0, round(state.percent))), plugged=bool(state.power_plugged))
@@ -343,9 +340,10 @@ def _from_amd(root: Path) -> list[Accelerator]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The topology of a running cluster: what lanes, heartbeats and collectives know, put together.
+# The topology of a running cluster: what connections, heartbeats and collectives know, put
+# together.
 #
-# It is drawn when somebody asks, on the thread that asks; the control thread only hands out what it
+# It is drawn on request, on the thread that asks; the control thread only hands out what it
 # has.  What earlier views taught about the links is kept.
 
 FRESH = 600.0
@@ -353,39 +351,39 @@ FRESH = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Acquaintance:
-    """Somebody to whom there is a lane."""
+class ConnectedPeer:
+    """A process to which there is a connection."""
 
     process: ProcessId
     profile: NodeProfile | None
     in_use: Endpoint
-    """The address of the lane."""
+    """The address of the connection."""
     addresses: Sequence[Endpoint]
     """All it is known to have, best first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TopologyFacts:
     """What the control thread knows at one moment."""
 
-    acquaintances: Sequence[Acquaintance]
+    acquaintances: Sequence[ConnectedPeer]
     health: HealthSummary
 
 
-def facts_of(control: Control) -> Facts:
+def facts_of(control: ControlThread) -> TopologyFacts:
     """What a control thread knows; waits for its answer."""
 
-    def collect() -> Facts:
+    def collect() -> TopologyFacts:
         links = control.links
-        return Facts(
+        return TopologyFacts(
             [
-                Acquaintance(
-                    lane.card.process,
-                    lane.profile,
-                    lane.address,
-                    links.addresses_of(lane.card.process),
+                ConnectedPeer(
+                    connection.card.process,
+                    connection.profile,
+                    connection.address,
+                    links.addresses_of(connection.card.process),
                 )
-                for lane in links.opened_lanes
+                for connection in links.opened_connections
             ],
             control.core.health.summary(node_clock.now()),
         )
@@ -393,10 +391,10 @@ def facts_of(control: Control) -> Facts:
     return control.ask(collect)
 
 
-class Topographer:
+class TopologyTracker:
     """Keeps the topology of one node up to date; any thread."""
 
-    def __init__(self, me: ProcessId, collect: Callable[[], Facts]) -> None:
+    def __init__(self, me: ProcessId, collect: Callable[[], TopologyFacts]) -> None:
         self._me = me
         self._collect = collect
         self._lock = threading.Lock()
@@ -404,8 +402,8 @@ class Topographer:
         self._learned: LinkMatrix | None = None
         self._rated: dict[ProcessId, float] = {}
 
-    def draw(self, stage: Stage | None) -> SharedTopology:
-        """The topology, with what is known now; ``stage`` is the view that holds."""
+    def draw(self, session: ViewSession | None) -> SharedTopology:
+        """The topology, with what is known now; ``session`` is the view that holds."""
         facts = self._collect()
         with self._lock:
             if self._shared is None:
@@ -420,7 +418,7 @@ class Topographer:
                 )
             in_use = {each.process: each.in_use for each in facts.acquaintances}
             shared.observe(facts.health, in_use)
-            self._learn(shared, stage)
+            self._learn(shared, session)
             shared.prune()
             return shared
 
@@ -434,12 +432,12 @@ class Topographer:
         self._rated[process] = node_clock.now()
         self.draw(None).rated(process, found)
 
-    def _learn(self, shared: SharedTopology, stage: Stage | None) -> None:
-        if stage is None or stage.group is None:
+    def _learn(self, shared: SharedTopology, session: ViewSession | None) -> None:
+        if session is None or session.group is None:
             return
-        links = stage.group.links
+        links = session.group.links
         if links is not self._learned and any(links.up):
-            shared.learn(links, stage.view)
+            shared.learn(links, session.view)
             self._learned = links
 
 
@@ -456,10 +454,10 @@ def measure_links(backend: Backend, topology: SharedTopology, view: View) -> Sha
 # A machine with a cable and a radio has an address for each, and nothing in the addresses says
 # which is which.  How long a connection takes to open does: a cable answers in a fraction of a
 # millisecond. It is measured once in a while for each address, before the connections of a view are
-# opened; when one fails the dialler goes on with the next.
+# opened; when one fails the dialler continues with the next.
 
 WITHIN = 0.1
-"""Seconds for all knocks; whoever has not answered by then is slower than any usable path."""
+"""Seconds for all knocks; an address that answers later is slower than any usable path."""
 
 KNOCKS = 2
 """At each address; the quicker one counts: the first may have had to ask for a hardware address."""
@@ -471,7 +469,7 @@ MOST = 512
 """Addresses of which the times are kept."""
 
 
-class PathFinder:
+class AddressRanking:
     """Orders the addresses of peers, fastest first; any thread."""
 
     def __init__(
@@ -484,7 +482,7 @@ class PathFinder:
         self._lock = threading.Lock()
         self._known: dict[Endpoint, tuple[float | None, float]] = {}  # seconds, and when measured
 
-    def sorted(self, peers: Iterable[Peer]) -> list[Peer]:
+    def sorted(self, peers: Iterable[RankEndpoint]) -> list[RankEndpoint]:
         """The same peers, each with its fastest address first; takes a tenth of a second at most.
 
         A peer on this machine, or with a single address, is left as it is.
@@ -510,7 +508,7 @@ class PathFinder:
             while len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
 
-    def _order(self, peer: Peer) -> list[str]:
+    def _order(self, peer: RankEndpoint) -> list[str]:
         addresses = _addresses(peer)
         with self._lock:
             times = {each: self._known[each][0] for each in addresses if each in self._known}
@@ -530,9 +528,9 @@ class PathFinder:
         return [host for host, _ in paths.order(profiles, 0.0)]
 
 
-def _addresses(peer: Peer) -> list[Endpoint]:
+def _addresses(peer: RankEndpoint) -> list[Endpoint]:
     """Those among which there is a choice."""
-    if len(peer.hosts) < 2 or is_loopback(peer.hosts[0]):  # noqa: PLR2004 - one is no choice
+    if len(peer.hosts) < 2 or is_loopback(peer.hosts[0]):  # noqa: PLR2004 - there must be a choice
         return []
     return [(host, peer.port) for host in peer.hosts]
 

@@ -1,17 +1,16 @@
-"""Stages: one view after the other as operations see them.
+"""Sessions: one view after the other as operations see them.
 
-The control thread installs, stops and ends stages; callers step in.  A call runs in one stage from
-its beginning to its end.  A program that has used a stage gets the error with which that ended, in
-the middle of its calls or at the next one, and then those of all stages that followed, one per
-call.  While a stage has stopped and its error is not decided yet, calls wait, up to their timeout.
-So all ranks learn of every change, and what they do next they do among the same ranks.
+The control thread installs, stops and ends sessions; callers step in.  A call runs in one session
+from its beginning to its end.  A program that has used a session gets the error with which that
+ended, in the middle of its calls or at the next one, and then those of all sessions that followed,
+one per call.  While a session has stopped and its error is not decided yet, calls wait, up to their
+timeout.  So all ranks learn of every change, and what they do next they do among the same ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import logging
 import math
 import threading
@@ -22,15 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from potluck._future import deadline_after
 from potluck._time import read_timeout
-from potluck._types import Seconds, in_seconds
+from potluck._types import Seconds
 from potluck.backend.operation import Operation
 from potluck.cluster import events as words
-from potluck.collective.call import Place, Request, Work
-from potluck.collective.collectives import DistributedBackend
+from potluck.collective.call import CallSite, Work
+from potluck.collective.collectives import CallScope, DistributedBackend
 from potluck.collective.executor import left
 from potluck.collective.group import Group
-from potluck.collective.p2p import Transfer
+from potluck.collective.p2p import AS_THEY_ARE, MessageErrors
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -49,10 +49,11 @@ from potluck.trace.recorder import log_of, recorder_of
 if TYPE_CHECKING:
     from potluck._types import View
     from potluck.backend.base import Backend
-    from potluck.collective.call import Call, Turn
+    from potluck.backend.mesh import MeshBackend
+    from potluck.collective.call import Turn
     from potluck.membership.messages import Cause
     from potluck.schedule.task import CollectiveConfig
-    from potluck.trace.recorder import Log
+    from potluck.trace.recorder import GroupLog
 
 
 # --------------------------------------------------------------------------------------------------
@@ -66,27 +67,27 @@ MAX_UNTOLD = 16
 """Views that a program has yet to be told of; beyond that, the oldest are forgotten."""
 
 
-class Footing:
+class CallerState:
     """Where the program stands: all its threads, for their calls are one sequence.
 
-    Not safe by itself: ``Stages`` holds its lock, except where a flag is set or read.
+    Not safe by itself: ``ViewSessions`` holds its lock, except where a flag is set or read.
     """
 
-    __slots__ = ("called", "dropped", "is_told", "later", "skipped", "stage", "used")
+    __slots__ = ("called", "dropped", "is_told", "later", "session", "skipped", "used")
 
     def __init__(self) -> None:
-        self.stage: Stage | None = None
-        self.used = False  # the program is told of the end of this stage and of all later ones
+        self.session: ViewSession | None = None
+        self.used = False  # the program is told of the end of this session and of all later ones
         self.called = False  # and it made a call, whose result is one of these members
-        self.is_told = False  # it knows that this stage is over; the next one follows
-        self.later: deque[Stage] = deque()  # that were installed since
-        self.dropped = 0  # stages after this one that are forgotten
-        self.skipped = 0  # stages before this one that were forgotten
+        self.is_told = False  # it knows that this session is over; the next one follows
+        self.later: deque[ViewSession] = deque()  # that were installed since
+        self.dropped = 0  # sessions after this one that are forgotten
+        self.skipped = 0  # sessions before this one that were forgotten
 
-    def take(self, stage: Stage, *, called: bool) -> None:
+    def take(self, session: ViewSession, *, called: bool) -> None:
         """The program stands here."""
         self.leave()
-        self.stage, self.used, self.called = stage, True, called
+        self.session, self.used, self.called = session, True, called
 
     def leave(self) -> None:
         """It knows of every change so far, and of those until it stands somewhere again."""
@@ -94,30 +95,30 @@ class Footing:
         self.later.clear()
         self.dropped = self.skipped = 0
 
-    def told(self, stage: Stage) -> None:
-        """The program has learned that a stage is over."""
-        if self.stage is stage and self.used:
+    def told(self, session: ViewSession) -> None:
+        """The program has learned that a session is over."""
+        if self.session is session and self.used:
             self.called, self.is_told = False, True
 
-    def add(self, stage: Stage) -> None:
-        """Another stage was installed."""
+    def add(self, session: ViewSession) -> None:
+        """Another session was installed."""
         if not self.used:
             return
-        self.later.append(stage)
+        self.later.append(session)
         if len(self.later) > MAX_UNTOLD:
             self.later.popleft()
             self.dropped += 1
 
-    def owed(self) -> Stage | None:
-        """The stage of whose end the program is to be told next; None if there is none so far."""
+    def owed(self) -> ViewSession | None:
+        """The session of whose end the program is to be told next; None if there is none so far."""
         if not self.used:
             return None
         if self.is_told:
             if not self.later:
                 return None
-            self.stage, self.is_told = self.later.popleft(), False
+            self.session, self.is_told = self.later.popleft(), False
             self.skipped, self.dropped = self.dropped, 0
-        return self.stage
+        return self.session
 
 
 # --------------------------------------------------------------------------------------------------
@@ -127,24 +128,24 @@ LONGEST = 3600.0
 
 
 class _Pin(threading.local):
-    """The call that a thread is in; it is over when nobody has it any more, come what may."""
+    """The call that a thread is in; it is over when no reference to it is left."""
 
-    visit: weakref.ref[Visit] | None = None
+    visit: weakref.ref[ViewCall] | None = None
 
 
-class Stages:
-    """The stages of one node: the present one, and what callers wait for."""
+class ViewSessions:
+    """The sessions of one node: the present one, and what callers wait for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._pin = _Pin()
-        self._footing = Footing()
-        self._current: Stage | None = None
-        self._ready: Stage | None = None  # the present one while calls can run in it
-        self._waiting_for = "it has not met anybody yet"
+        self.pin = _Pin()
+        self._caller = CallerState()
+        self._current: ViewSession | None = None
+        self._ready: ViewSession | None = None  # the present one while calls can run in it
+        self._waiting_for = "no other machine has joined yet"
         self._paused: str | None = None
         self._failed: DistributedError | None = None
-        self._followers: list[Callable[[Stage], None]] = []
+        self._followers: list[Callable[[ViewSession], None]] = []
         self.find_missing: Callable[[], Sequence[Cause]] = tuple
         """Asks membership which members of the view are out of contact; on a caller's thread."""
 
@@ -152,54 +153,54 @@ class Stages:
 
     def install(
         self,
-        stage: Stage,
+        session: ViewSession,
         ending: DistributedError,
         *,
         orderly: bool,
-        passed: Sequence[Stage] = (),
-    ) -> Stage | None:
-        """Continue with another stage; the one before ends with this error and is returned.
+        passed: Sequence[ViewSession] = (),
+    ) -> ViewSession | None:
+        """Continue with another session; the one before ends with this error and is returned.
 
         Between the two were those ``passed``, which are over; this process never was in them.
         """
-        stage.make_late = self.late
+        session.make_late = self.late
         with self._changed:
-            before, self._current = self._current, stage
+            before, self._current = self._current, session
             if before is not None and before.ending is None:
                 before.end(ending, orderly=orderly)
-            for each in (*passed, stage):
-                self._footing.add(each)
+            for each in (*passed, session):
+                self._caller.add(each)
             self._settle()
         return before
 
-    def stop(self, reason: str, *, orderly: bool = False) -> Stage | None:
-        """Let nothing more begin in the present stage, which is returned; its error follows."""
+    def stop(self, reason: str, *, orderly: bool = False) -> ViewSession | None:
+        """Let nothing more begin in the present session, which is returned; its error follows."""
         with self._changed:
-            stage = self._current
-            if stage is not None:
-                stage.stop(reason, orderly=orderly)
+            session = self._current
+            if session is not None:
+                session.stop(reason, orderly=orderly)
             self._settle()
-        return stage
+        return session
 
-    def end(self, error: DistributedError) -> Stage | None:
-        """The present stage, which is returned, ends with this error, and no other follows yet."""
+    def end(self, error: DistributedError) -> ViewSession | None:
+        """The present session ends with this error, and none follows yet; returns that session."""
         with self._changed:
-            stage = self._current
-            if stage is not None and stage.ending is None:
-                stage.end(error)
+            session = self._current
+            if session is not None and session.ending is None:
+                session.end(error)
             self._settle()
-        return stage
+        return session
 
-    def built(self, stage: Stage, backend: Backend, group: Group) -> bool:
-        """The connections of a stage are there; False if that was too late."""
+    def built(self, session: ViewSession, backend: MeshBackend, group: Group) -> bool:
+        """The connections of a session are there; False if that was too late."""
         with self._changed:
-            if stage.stopped.is_set() or self._failed is not None:
+            if session.stopped.is_set() or self._failed is not None:
                 return False
-            stage.backend, stage.group = backend, group
+            session.backend, session.group = backend, group
             self._settle()
             followers = list(self._followers)
         for follower in followers:
-            follower(stage)
+            follower(session)
         return True
 
     def pause(self, reason: str | None) -> None:
@@ -225,27 +226,29 @@ class Stages:
         self._failed, self._ready = error, None
 
     def _settle(self) -> None:
-        stage = self._current
-        is_ready = stage is not None and not stage.stopped.is_set() and stage.backend is not None
-        self._ready = stage if is_ready and self._paused is None and not self._failed else None
+        session = self._current
+        is_ready = (
+            session is not None and not session.stopped.is_set() and session.backend is not None
+        )
+        self._ready = session if is_ready and self._paused is None and not self._failed else None
         self._changed.notify_all()
 
     # -- callers -------------------------------------------------------------------------------
 
     @property
-    def current(self) -> Stage | None:
-        """The stage of this thread's call; outside of calls, the latest."""
+    def current(self) -> ViewSession | None:
+        """The session of this thread's call; outside of calls, the latest."""
         return self.pinned or self._current
 
     @property
-    def pinned(self) -> Stage | None:
-        """The stage of the call that this thread is in the middle of."""
-        known = self._pin.visit
+    def pinned(self) -> ViewSession | None:
+        """The session of the call that this thread is in the middle of."""
+        known = self.pin.visit
         visit = None if known is None else known()
-        return None if visit is None else visit.stage
+        return None if visit is None else visit.session
 
     @property
-    def latest(self) -> Stage | None:
+    def latest(self) -> ViewSession | None:
         """The latest one, whatever this thread is in."""
         return self._current
 
@@ -254,22 +257,22 @@ class Stages:
         """Why nothing runs here any more, if so."""
         return self._failed
 
-    def visit(self, timeout: float | None) -> Visit:
-        """A call: a context manager that gives the stage it runs in."""
-        return Visit(self, self._pin, timeout)
+    def visit(self, timeout: float | None) -> ViewCall:
+        """A call: a context manager that gives the session it runs in."""
+        return ViewCall(self, self.pin, timeout)
 
-    def follow(self, follower: Callable[[Stage], None]) -> None:
-        """Have something called for every stage once it is built, this one included.
+    def follow(self, follower: Callable[[ViewSession], None]) -> None:
+        """Have something called for every session once it is built, this one included.
 
-        It runs on the thread that built the stage, and must not wait.
+        It runs on the thread that built the session, and must not wait.
         """
         with self._changed:
             self._followers.append(follower)
-            stage = self._current
-        if stage is not None and stage.backend is not None and not stage.stopped.is_set():
-            follower(stage)
+            session = self._current
+        if session is not None and session.backend is not None and not session.stopped.is_set():
+            follower(session)
 
-    def unfollow(self, follower: Callable[[Stage], None]) -> None:
+    def unfollow(self, follower: Callable[[ViewSession], None]) -> None:
         """No longer."""
         with self._changed:
             if follower in self._followers:
@@ -281,38 +284,38 @@ class Stages:
         It begins anew, as after it joined: changes before its next call are not told either.
         """
         with self._changed:
-            self._footing.leave()
+            self._caller.leave()
 
-    def told(self, stage: Stage) -> None:
-        """The program has learned that a stage is over."""
+    def told(self, session: ViewSession) -> None:
+        """The program has learned that a session is over."""
         if self._failed is None:  # else the lock may be held by a thread that is not here
             with self._changed:
-                self._footing.told(stage)
+                self._caller.told(session)
 
-    def read(self, timeout: float | None) -> Stage:
-        """The stage in which the program learns its place: if that changes, it is told.
+    def read(self, timeout: float | None) -> ViewSession:
+        """The session in which the program learns its place: if that changes, it is told.
 
         That of its last call, until it is told: results are shared by the number of those who made
-        them, whoever has left since.  Else the present one; while there is none, wait for the next:
-        an old place would be of no use.  Between calls.
+        them, whichever have left since.  Else the present one; while there is none, wait for the
+        next: an old place would be of no use.  Between calls.
         """
-        stage, footing = self._current, self._footing
-        if footing.called and footing.stage is not None:
-            return footing.stage
-        if stage is None or (stage.stopped.is_set() and self._failed is None):
-            stage = self._wait(lambda: self._current, _is_running, timeout)
+        session, caller = self._current, self._caller
+        if caller.called and caller.session is not None:
+            return caller.session
+        if session is None or (session.stopped.is_set() and self._failed is None):
+            session = self._wait(lambda: self._current, _is_running, timeout)
         if self._failed is None:  # else the lock may be held by a thread that is not here
             with self._changed:
-                if not footing.used:
-                    footing.take(stage, called=False)
-                    if self._current is not stage and self._current is not None:
-                        footing.add(self._current)  # it was replaced meanwhile
-        return stage
+                if not caller.used:
+                    caller.take(session, called=False)
+                    if self._current is not session and self._current is not None:
+                        caller.add(self._current)  # it was replaced meanwhile
+        return session
 
     def wait_for(
-        self, condition: Callable[[Stage], bool], timeout: float | None, goal: str = ""
-    ) -> Stage:
-        """The stage once calls can run in it and it fulfils something, which ``goal`` names."""
+        self, condition: Callable[[ViewSession], bool], timeout: float | None, goal: str = ""
+    ) -> ViewSession:
+        """The session once calls can run in it and it fulfils something, which ``goal`` names."""
         return self._wait(lambda: self._ready, condition, timeout, goal)
 
     @property
@@ -327,92 +330,101 @@ class Stages:
 
     def _wait(
         self,
-        find: Callable[[], Stage | None],
-        condition: Callable[[Stage], bool],
+        find: Callable[[], ViewSession | None],
+        condition: Callable[[ViewSession], bool],
         timeout: float | None,
         goal: str = "",
-    ) -> Stage:
+    ) -> ViewSession:
         timeout = read_timeout(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if self._failed is not None:  # before the lock: it may be nobody's in a forked child
+        if self._failed is not None:  # before the lock: it may have no owner in a forked child
             raise copy.copy(self._failed)
         with self._changed:
             while (remaining := deadline - time.monotonic()) > 0:
                 if self._failed is not None:
                     raise copy.copy(self._failed)
-                stage = find()
-                if stage is not None and condition(stage):
-                    return stage
+                session = find()
+                if session is not None and condition(session):
+                    return session
                 self._changed.wait(min(remaining, LONGEST))
-            stage = find()
-            if stage is not None and condition(stage):
-                return stage
+            session = find()
+            if session is not None and condition(session):
+                return session
         raise self.late(timeout or 0.0, goal)  # without the lock: it asks the control thread
 
-    def step_in(self, timeout: float | None) -> Stage:
+    def step_in(self, timeout: float | None) -> ViewSession:
         """Begin a call, or raise what the program has to be told first."""
-        footing = self._footing
-        stage = self._ready
-        if stage is not None and stage is footing.stage and footing.called:
-            return stage
-        owed: Stage | None = None
+        caller = self._caller
+        session = self._ready
+        if session is not None and session is caller.session and caller.called:
+            return session
+        owed: ViewSession | None = None
 
-        def take_next() -> Stage | None:
+        def take_next() -> ViewSession | None:
             nonlocal owed
-            owed = owed or footing.owed()
+            owed = owed or caller.owed()
             # Also if another thread was told meanwhile: this call began before.
             if owed is not None and owed.ending is not None:
-                skipped = footing.skipped if footing.stage is owed else 0
-                footing.told(owed)
+                skipped = caller.skipped if caller.session is owed else 0
+                caller.told(owed)
                 raise words.after_skipping(owed.ending, skipped)
             if self._ready is not None:
-                footing.take(self._ready, called=True)
+                caller.take(self._ready, called=True)
             return self._ready
 
         return self._wait(take_next, lambda _: True, timeout)
 
     def late(self, seconds: float, goal: str = "") -> Timeout:
         """The error of a call that waited too long.  Not for the control thread, which it asks."""
-        stage = self._current
-        is_open = stage is not None and stage.ending is None and stage.stopped.is_set()
-        if stage is not None and (self._paused is not None or is_open):
-            waited = f"Waited {seconds:g} s for {goal or 'the cluster'}"
+        session = self._current
+        waited = f"Waited {seconds:g} s for {goal or 'the cluster'}"
+        is_open = session is not None and session.ending is None and session.stopped.is_set()
+        if session is not None and (self._paused is not None or is_open):
             what = "the cluster is paused" if self._paused else "no view follows yet"
-            reason = self._paused or stage.stopped_because
+            reason = self._paused or session.stopped_because
             missing = self.find_missing()
-            return words.no_quorum(f"{waited}, but {what}", seconds, stage.view, missing, reason)
-        if stage is None or stage.ending is not None:
-            what, cause = "this node is in no view of its cluster", self._waiting_for
-        elif stage.backend is None:
-            what = f"the members of view {stage.view.epoch} are not connected yet"
-            cause = str(stage.trouble) if stage.trouble else "they are being connected"
+            return words.no_quorum(f"{waited}, but {what}", seconds, session.view, missing, reason)
+        if session is None:
+            what, cause = "this machine has not joined a group yet", self._waiting_for
+        elif session.ending is not None:
+            what, cause = "this machine is in no view now", self._waiting_for
+            missing = self.find_missing()
+            if missing:
+                reason = "they may be at work without this machine"
+                return words.no_quorum(
+                    f"{waited}, but {what}", seconds, session.view, missing, reason
+                )
+        elif session.backend is None:
+            what = f"the members of view {session.view.epoch} are not connected yet"
+            cause = str(session.trouble) if session.trouble else "they are being connected"
         else:
-            count = stage.world_size
+            count = session.world_size
             what, cause = f"the cluster has {count} member{'s' * (count != 1)}", ""
         return Timeout(
-            f"Waited {seconds:g} s for {goal or 'the cluster'}, but {what}",
+            f"{waited}, but {what}",
             seconds=seconds,
             cause=cause or None,
             hint="`potluck status` shows who is here; `potluck doctor` says why others are not.",
         )
 
 
-def _is_running(stage: Stage) -> bool:
-    return not stage.stopped.is_set()
+def _is_running(session: ViewSession) -> bool:
+    return not session.stopped.is_set()
 
 
-class Visit:
-    """One call of one thread; calls within it run in the same stage."""
+class ViewCall(CallScope):
+    """One call of one thread; calls within it run in the same session."""
 
-    __slots__ = ("__weakref__", "_begun", "_is_inner", "_pin", "_stages", "_timeout", "stage")
+    __slots__ = ("__weakref__", "_begun", "_is_inner", "_pin", "_sessions", "_timeout", "session")
 
-    def __init__(self, stages: Stages, pin: _Pin, timeout: float | None) -> None:
-        self._stages = stages
+    def __init__(self, sessions: ViewSessions, pin: _Pin, timeout: float | None) -> None:
+        super().__init__()
+        self._sessions = sessions
         self._pin = pin
         self._timeout = timeout
         self._is_inner = False
         self._begun = time.monotonic()
-        self.stage: Stage | None = None
+        self.session: ViewSession | None = None
 
     @property
     def _seconds(self) -> float:
@@ -424,15 +436,15 @@ class Visit:
         timeout = read_timeout(self._timeout)
         return None if timeout is None else self._begun + timeout
 
-    def __enter__(self) -> Stage:
-        stage = self._stages.pinned
-        self._is_inner = stage is not None
-        if stage is None:
-            stage = self._stages.step_in(self._timeout)
-            stage.begin_use()
+    def __enter__(self) -> ViewSession:
+        session = self._sessions.pinned
+        self._is_inner = session is not None
+        if session is None:
+            session = self._sessions.step_in(self._timeout)
+            session.begin_use()
             self._pin.visit = weakref.ref(self)
-        self.stage = stage
-        return stage
+        self.session = session
+        return session
 
     def __exit__(
         self,
@@ -440,25 +452,25 @@ class Visit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """A failure that is but a symptom of the stage's end is raised as that."""
-        stage = self.stage
-        if self._is_inner or stage is None:
+        """A failure that is but a symptom of the session's end is raised as that."""
+        session = self.session
+        if self._is_inner or session is None:
             return
         self._pin.visit = None
-        stage.end_use()
+        session.end_use()
         if error is None:
             return
-        verdict = stage.verdict_on(error, self._deadline, self._seconds)
-        if verdict is None:
+        decided = session.decided_error(error, self._deadline, self._seconds)
+        if decided is None:
             return
-        if stage.ending is not None:
-            self._stages.told(stage)
-        if type(verdict) is not type(error) or verdict.args != error.args:
-            raise verdict from error
+        if session.ending is not None:
+            self._sessions.told(session)
+        if type(decided) is not type(error) or decided.args != error.args:
+            raise decided from error
 
 
 # --------------------------------------------------------------------------------------------------
-# A stage: one view with its connections, as operations see it.
+# A session: one view with its connections, as operations see it.
 #
 # It runs until membership stops it: its connections are closed, and everything that waits is
 # interrupted, but nothing is raised yet.  It ends when membership has decided what follows: then
@@ -474,15 +486,15 @@ Look: TypeAlias = Callable[[], None]
 """Raises when waiting makes no sense any more."""
 
 
-class Stage:
+class ViewSession:
     """A view with its connections, from its installation to its end."""
 
     def __init__(self, view: View, rank: int) -> None:
         self.view = view
         self.rank = rank
         self.world_size = len(view.members)
-        self.place = Place(rank, self.world_size)
-        self.backend: Backend | None = None
+        self.place = CallSite(rank, self.world_size)
+        self.backend: MeshBackend | None = None
         """Connects the members; None until it is built."""
         self.group: Group | None = None
         self.trouble: DistributedError | None = None
@@ -519,14 +531,14 @@ class Stage:
         )
 
     def look(self) -> None:
-        """Raise if the stage has stopped; for those who wait for its connections."""
+        """Raise if the session has stopped; for those who wait for its connections."""
         if self.ending is not None:
             raise copy.copy(self.ending)
         if self.stopped.is_set():
             raise self.stop_error
 
     def check(self, deadline: float | None, seconds: float) -> None:
-        """Before an operation begins: raise what the stage has ended with, once that is decided."""
+        """Before an operation begins: raise what the session ended with, once that is decided."""
         if self.stopped.is_set():
             raise self._decision(deadline, seconds)
 
@@ -553,7 +565,7 @@ class Stage:
             return error.is_final or self.stopped.is_set()  # else a program has ended it
         return isinstance(error, Disconnected)
 
-    def verdict_on(
+    def decided_error(
         self, error: BaseException, deadline: float | None, seconds: float = 0.0
     ) -> DistributedError | None:
         """What membership decided, if the error is a symptom of that; None if it is not.
@@ -612,7 +624,7 @@ class Stage:
         return self._has_member_to_blame(error) or is_early
 
     def _decision(self, deadline: float | None, seconds: float) -> DistributedError:
-        """What the stage ends with, once that is decided; or the error of who waited too long."""
+        """What the session ends with, once that is decided; or the error of who waited too long."""
         with self._changed:
             self._bystanders += 1
             self._changed.notify_all()
@@ -656,7 +668,7 @@ class Stage:
                 self._changed.notify_all()
 
     def end(self, error: DistributedError, *, orderly: bool = False) -> None:
-        """The stage is over; the first error counts.  A loss leaves nothing to be finished."""
+        """The session is over; the first error counts.  A loss leaves nothing to be finished."""
         is_first = not self.stopped.is_set()
         if self.ending is None:
             self.ending = error
@@ -698,26 +710,30 @@ class Stage:
 # The collectives of one view: what ends them is what membership decided, the same on all ranks.
 
 
+def _seconds(turn: Turn) -> float:
+    return 0.0 if turn[2] is None else turn[2] - turn[1]
+
+
 class ViewGroup(Group):
     """Runs collectives among the members of a view, until that is over."""
 
-    def __init__(self, backend: Backend, stage: Stage, config: CollectiveConfig | None) -> None:
+    def __init__(
+        self, backend: Backend, session: ViewSession, config: CollectiveConfig | None
+    ) -> None:
         super().__init__(backend, config)
-        self._stage = stage
-        vars(backend)["_collectives"] = self  # whoever asks for the backend's group gets this one
+        self._session = session
+        backend.services.put(Group, self)  # Group.of() returns this one
 
-    def _execute(self, call: Call, turn: Turn) -> None:
+    def _begin(self, turn: Turn) -> None:
+        """Nothing begins in a view that is over."""
+        self._session.check(turn[2], _seconds(turn))
+
+    def _decide(self, error: BaseException, turn: Turn) -> BaseException:
         """A connection that broke is a symptom; membership decides what the operation ends with."""
-        _, asked, deadline = turn
-        seconds = 0.0 if deadline is None else deadline - asked
-        self._stage.check(deadline, seconds)
-        try:
-            super()._execute(call, turn)
-        except BaseException as error:
-            verdict = self._stage.verdict_on(error, deadline, seconds)
-            if verdict is None or (type(verdict), verdict.args) == (type(error), error.args):
-                raise
-            raise verdict from error
+        decision = self._session.decided_error(error, turn[2], _seconds(turn))
+        if decision is None or (type(decision), decision.args) == (type(error), error.args):
+            return error
+        return decision
 
     def abort(self, reason: str = "aborted") -> None:
         """End the operation under way, and those that were started, on all ranks.
@@ -725,7 +741,7 @@ class ViewGroup(Group):
         One that waits for the next view ends as well, on this rank.
         """
         super().abort(reason)
-        self._stage.abort(left(self.rank, reason))
+        self._session.abort(left(self.rank, reason))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -733,209 +749,215 @@ class ViewGroup(Group):
 
 Result = TypeVar("Result")
 
-MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
-"""Of these, what moves between two ranks."""
 
-CALLS = (
-    *("all_reduce", "reduce", "reduce_scatter"),
-    *("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier"),
-    *("broadcast_object", "all_gather_object", "gather_object", "scatter_object"),
-    *MESSAGES,
-)
-"""What a program asks of a group."""
+class ClusterCall(ViewCall):
+    """One call of a program on a cluster: it runs in one view, and raises what membership decided.
 
+    A call that fails is counted, and what came before is written down where that helps.
+    """
 
-def _in_one_view(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(DistributedBackend, name))
-    def call(self: InOneView, *arguments: Any, **options: Any) -> Any:
-        run = getattr(super(InOneView, self), name)
-        if self._stages.pinned is not None:
-            return run(*arguments, **options)
-        timeout = options.get("timeout")
-        if name == "barrier" and arguments:
-            timeout = arguments[0]
+    __slots__ = ("_cluster",)
+
+    def __init__(self, cluster: InOneView, name: str, timeout: float | None) -> None:
+        sessions = cluster._sessions  # noqa: SLF001 - of our own kind
+        super().__init__(sessions, sessions.pin, timeout)
+        self._metrics, self._name = cluster._metrics, name  # noqa: SLF001
+        self._cluster = cluster
+
+    def __enter__(self) -> ViewSession:
         try:
-            with self._stages.visit(self._limit(timeout)) as stage:
-                outcome = run(*arguments, **options)
-                if isinstance(outcome, Transfer):
-                    outcome.arbiter = StageArbiter(stage, self._stages)
-                return outcome
+            return super().__enter__()
         except DistributedError as error:
-            mention(recorder_of(self), error)
+            mention(recorder_of(self._cluster), error)
             raise
 
-    return call
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            super().__exit__(kind, error, trace)
+            return
+        CallScope.__exit__(self, kind, error, trace)
+        try:
+            super().__exit__(kind, error, trace)
+        except DistributedError as decision:
+            mention(recorder_of(self._cluster), decision)
+            raise
+        if isinstance(error, DistributedError):
+            mention(recorder_of(self._cluster), error)
+
+    @property
+    def message_errors(self) -> MessageErrors:
+        """Messages of this call end with what membership decided."""
+        return (
+            AS_THEY_ARE if self.session is None else ViewMessageErrors(self.session, self._sessions)
+        )
 
 
-class StageArbiter:
+class ViewMessageErrors(MessageErrors):
     """Lets a message that fails say what membership decided, like blocking calls do."""
 
-    __slots__ = ("_stage", "_stages")
+    __slots__ = ("_session", "_sessions")
 
-    def __init__(self, stage: Stage, stages: Stages) -> None:
-        self._stage = stage
-        self._stages = stages
+    def __init__(self, session: ViewSession, sessions: ViewSessions) -> None:
+        self._session = session
+        self._sessions = sessions
 
     def is_open(self, error: DistributedError) -> bool:
         """Whether membership has not decided yet what the message ends with."""
-        return self._stage.is_undecided(error)
+        return self._session.is_undecided(error)
 
     def decided(self, error: DistributedError) -> DistributedError:
         """What it ends with."""
-        stage = self._stage
-        if stage.ending is None or not stage.is_symptom(error):
+        session = self._session
+        if session.ending is None or not session.is_symptom(error):
             return error
-        self._stages.told(stage)
-        return copy.copy(stage.ending)
+        self._sessions.told(session)
+        return copy.copy(session.ending)
 
     def wait(
         self, error: DistributedError, deadline: float | None, seconds: float
     ) -> DistributedError | None:
         """Wait for the decision until a moment; the error of who waited too long, or None."""
-        verdict = self._stage.verdict_on(error, deadline, seconds)
-        return None if self._stage.ending is not None else verdict
+        decided = self._session.decided_error(error, deadline, seconds)
+        return None if self._session.ending is not None else decided
 
 
-def explain(work: Work[Any], stage: Stage, stages: Stages, timeout: float | None) -> None:
+def explain(
+    work: Work[Any], session: ViewSession, sessions: ViewSessions, timeout: float | None
+) -> None:
     """Let a collective under way that fails say what membership decided, as blocking calls do."""
     fail = work.fail
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def explained(error: BaseException) -> None:
-        verdict = stage.verdict_on(error, deadline, timeout or 0.0)
-        if verdict is not None and stage.ending is not None:
-            stages.told(stage)
-        fail(verdict or error)
+        decided = session.decided_error(error, deadline, timeout or 0.0)
+        if decided is not None and session.ending is not None:
+            sessions.told(session)
+        fail(decided or error)
 
     work.fail = explained  # type: ignore[method-assign]
-    work.make_late = _late_in(stage)
+    work.make_late = _late_in(session)
 
 
-def _late_in(stage: Stage) -> Callable[[float], Timeout | None]:
+def _late_in(session: ViewSession) -> Callable[[float], Timeout | None]:
     """The error of a wait for something that a stopped view holds up; None if it does not."""
     return lambda seconds: (
-        stage.late(seconds) if stage.stopped.is_set() and stage.ending is None else None
+        session.late(seconds) if session.stopped.is_set() and session.ending is None else None
     )
 
 
-class Posted(Operation):
+class ViewOperation(Operation):
     """An operation of a view that was started by itself; it ends with what the view ends with."""
 
     __slots__ = ("_arbiter", "_operation")
 
-    def __init__(self, operation: Operation, stage: Stage, stages: Stages) -> None:
+    def __init__(self, operation: Operation, session: ViewSession, sessions: ViewSessions) -> None:
+        super().__init__(operation.pump)
         self._operation = operation
-        self._arbiter = StageArbiter(stage, stages)
+        self._arbiter = ViewMessageErrors(session, sessions)
 
     @property
-    def done(self) -> bool:  # type: ignore[override]
-        """Whether it has ended, well or not."""
-        error = self._operation.error
-        return self._operation.done and (error is None or not self._arbiter.is_open(error))
-
-    @property
-    def error(self) -> DistributedError | None:  # type: ignore[override]
-        """What went wrong, once it is done."""
-        error = self._operation.error
-        return None if error is None else self._arbiter.decided(error)
+    def done(self) -> bool:
+        """Whether it has ended, and membership has decided with what."""
+        if not self.ended and self._operation.done:
+            error = self._operation.error
+            if error is None or not self._arbiter.is_open(error):
+                self.finish_first(error and self._arbiter.decided(error), None)
+        return self.ended
 
     def describe(self) -> str:
         """What this is, as the subject of a sentence."""
         return self._operation.describe()
 
-    def wait(self, timeout: Seconds | None = None) -> None:
-        """Return when done, raise what went wrong, or raise :class:`Timeout`."""
-        self._raise_decision(self._operation.wait, in_seconds(timeout))
+    def timeout_error(self, seconds: float) -> Timeout:
+        """The error of a wait that took too long."""
+        return self._operation.timeout_error(seconds)
 
-    def finish_within(self, timeout: float | None) -> None:
-        """Like :meth:`wait`, but a time-out gives the buffer back."""
-        self._raise_decision(self._operation.finish_within, timeout)
+    def drive(self, limit: float | None) -> bool:
+        """Wait for the operation, and for the decision of membership on its error."""
+        deadline = deadline_after(limit)
+        if not self._operation.drive(limit):
+            return False
+        while not self.done:
+            error = self._operation.error
+            assert error is not None
+            late = self._arbiter.wait(error, deadline, limit or 0.0)
+            if late is not None:
+                raise late from error
+        return True
 
-    def _raise_decision(self, wait: Callable[[float | None], None], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            wait(timeout)
-        except DistributedError as error:
-            if self._operation.error is None:
-                raise  # the time-out of this wait
-            while self._arbiter.is_open(error):
-                late = self._arbiter.wait(error, deadline, timeout or 0.0)
-                if late is not None:
-                    raise late from error
-            raise self._arbiter.decided(error) from None
-
-    def cancel(self) -> bool:
-        """Give the buffer back without waiting; False if the operation was done after all."""
-        return self._operation.cancel()
+    def _give_up(self) -> None:
+        self._operation.cancel()
+        _ = self.done
 
 
 class InOneView(DistributedBackend):
     """Everything a group can do, each call in the view of its beginning."""
 
-    _stages: Stages
+    _sessions: ViewSessions
 
-    if not TYPE_CHECKING:  # for type checkers they are the inherited ones
-        locals().update({name: _in_one_view(name) for name in CALLS})
+    def _scope(self, name: str, timeout: Seconds | None) -> CallScope:
+        if self._sessions.pinned is not None:  # a call within a call
+            return super()._scope(name, timeout)
+        return ClusterCall(self, name, self._limit(timeout))
 
     @property
     def rank(self) -> int:
         """This process's place in the view, from 0; the leader is 0.
 
         After a call it is the place in that call, until the next one: should it change in between,
-        that raises, so that nobody works with an old one.  Before the first call, and after one
+        that raises, so that no caller works with an old one.  Before the first call, and after one
         that raised so, it is the place in the present view; while that changes this waits.
         :attr:`view` is always the present one.
         """
-        return self._stage.rank
+        return self._session.rank
 
     @property
     def world_size(self) -> int:
         """How many members the view has: as for :attr:`rank`, that of the last call."""
-        return self._stage.world_size
+        return self._session.world_size
 
     @property
-    def _stage(self) -> Stage:
-        return self._stages.pinned or self._stages.read(self.timeout)
+    def _session(self) -> ViewSession:
+        return self._sessions.pinned or self._sessions.read(self.timeout)
 
     @property
-    def _place(self) -> Place:
-        return self._stage.place
+    def _place(self) -> CallSite:
+        return self._session.place
 
     @property
-    def _messages(self) -> Log:
-        stage = self._stages.pinned
-        return log_of(self if stage is None or stage.backend is None else stage.backend)
+    def _messages(self) -> GroupLog:
+        session = self._sessions.pinned
+        return log_of(self if session is None or session.backend is None else session.backend)
 
     @property
     def group(self) -> Group:
         """Who runs the collectives of the present view; waits until its members are connected."""
-        pinned = self._stages.pinned
+        pinned = self._sessions.pinned
         if pinned is not None and pinned.group is not None:
             return pinned.group
-        with self._stages.visit(self.timeout) as stage:
-            assert stage.group is not None
-            return stage.group
+        with self._sessions.visit(self.timeout) as session:
+            assert session.group is not None
+            return session.group
 
-    def _launch(
-        self, request: Request[Result], timeout: Seconds | None, *, async_op: bool
-    ) -> Result | Work[Result]:
-        stages = self._stages
-        if not async_op and stages.pinned is not None:
-            return super()._launch(request, timeout, async_op=False)
-        with stages.visit(self._limit(timeout)) as stage:
-            outcome = super()._launch(request, timeout, async_op=async_op)
-            if isinstance(outcome, Work):
-                work = outcome
-                work.make_late = _late_in(stage)
-                stage.begin_use()
+    def _follow(self, work: Work[Result], timeout: Seconds | None) -> Work[Result]:
+        """The view is in use until the work is done."""
+        del timeout
+        session, sessions = self._session, self._sessions
+        work.make_late = _late_in(session)
+        session.begin_use()
 
-                def end() -> None:
-                    stage.end_use()
-                    if stage.ending is not None and work.exception() is not None:
-                        stages.told(stage)  # whoever waits for it learns that the view is over
+        def end() -> None:
+            session.end_use()
+            if session.ending is not None and work.exception() is not None:
+                sessions.told(session)  # a thread that waits for it learns that the view is over
 
-                work.add_done_callback(end)
-        return outcome
+        work.add_done_callback(end)
+        return work
 
 
 # --------------------------------------------------------------------------------------------------
@@ -960,48 +982,48 @@ PAUSE = 0.2
 """Seconds between two attempts."""
 
 
-Make: TypeAlias = "Callable[[Stage, float, Look], Backend]"
-"""Connects the members of a stage by a deadline; ``look`` raises when that is not wanted."""
+Make: TypeAlias = "Callable[[ViewSession, float, Look], MeshBackend]"
+"""Connects the members of a session by a deadline; ``look`` raises when that is not wanted."""
 
 
-class Builders:
-    """Builds one stage after the other, and clears away those that are over."""
+class ViewConnector:
+    """Builds one session after the other, and clears away those that are over."""
 
-    def __init__(self, stages: Stages, make: Make, config: CollectiveConfig | None) -> None:
-        self._stages = stages
+    def __init__(self, sessions: ViewSessions, make: Make, config: CollectiveConfig | None) -> None:
+        self._sessions = sessions
         self._make = make
         self._config = config
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
-    def build(self, stage: Stage, before: Stage | None) -> None:
-        """Connect the members of a stage; afterwards clear away the one before it."""
+    def build(self, session: ViewSession, before: ViewSession | None) -> None:
+        """Connect the members of a session; afterwards clear away the one before it."""
 
         def work() -> None:
             try:
-                self._build(stage)
+                self._build(session)
             finally:
                 if before is not None:
                     if before.is_orderly:
                         before.wait_until_unused(GRACE)
                     clear_away(before)
 
-        self.start(work, f"potluck-view-{stage.view.epoch}")
+        self.start(work, f"potluck-view-{session.view.epoch}")
 
-    def abort(self, stage: Stage) -> None:
-        """Interrupt what runs in a stage that has stopped, on a thread of its own.
+    def abort(self, session: ViewSession) -> None:
+        """Interrupt what runs in a session that has stopped, on a thread of its own.
 
         At once, unless no member was lost: then what is under way gets a moment to finish.  A rank
         with nothing under way ends its connections at once, so that no rank waits for it in vain.
         """
 
         def work() -> None:
-            if stage.is_orderly:
-                stage.wait_until_unused(GRACE)
-            abort_stage(stage)
+            if session.is_orderly:
+                session.wait_until_unused(GRACE)
+            abort_session(session)
 
-        if stage.backend is not None:
-            self.start(work, f"potluck-abort-{stage.view.epoch}")
+        if session.backend is not None:
+            self.start(work, f"potluck-abort-{session.view.epoch}")
 
     def start(self, task: Callable[[], None], name: str) -> None:
         """Have something done on a short-lived thread; what goes wrong is logged."""
@@ -1016,32 +1038,32 @@ class Builders:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=work, name=name, daemon=True)
-        with self._lock:  # whoever closes waits for those that have started
+        with self._lock:  # closing waits for those that have started
             self._threads.add(thread)
             thread.start()
 
-    def _build(self, stage: Stage) -> None:
-        while not stage.stopped.is_set():
+    def _build(self, session: ViewSession) -> None:
+        while not session.stopped.is_set():
             try:
-                within = BUILD_WITHIN + BUILD_EACH * stage.world_size
-                backend = self._make(stage, time.monotonic() + within, stage.look)
+                within = BUILD_WITHIN + BUILD_EACH * session.world_size
+                backend = self._make(session, time.monotonic() + within, session.look)
             except (DistributedError, OSError) as error:
                 words = error if isinstance(error, DistributedError) else _in_words(error)
-                if not stage.stopped.is_set():
-                    is_known, stage.trouble = str(stage.trouble) == str(words), words
+                if not session.stopped.is_set():
+                    is_known, session.trouble = str(session.trouble) == str(words), words
                     level = logging.DEBUG if is_known else logging.INFO
-                    logger.log(level, "view %d is not connected yet: %s", stage.view.epoch, words)
-                stage.stopped.wait(PAUSE)
+                    logger.log(level, "view %d is not connected yet: %s", session.view.epoch, words)
+                session.stopped.wait(PAUSE)
                 continue
-            group = ViewGroup(backend, stage, self._config)
-            if not self._stages.built(stage, backend, group):
-                stage.backend, stage.group = backend, group
-                abort_stage(stage)
-                clear_away(stage)
+            group = ViewGroup(backend, session, self._config)
+            if not self._sessions.built(session, backend, group):
+                session.backend, session.group = backend, group
+                abort_session(session)
+                clear_away(session)
             return
 
     def close(self, within: float) -> None:
-        """Wait for those at work; their stages must be over."""
+        """Wait for those at work; their sessions must be over."""
         deadline = time.monotonic() + within
         with self._lock:
             threads = list(self._threads)
@@ -1050,25 +1072,20 @@ class Builders:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def abort_stage(stage: Stage) -> None:
-    """Interrupt what runs in a stage that has stopped."""
-    backend = stage.backend
-    if backend is None:
-        return
-    error = stage.ending or stage.stop_error
-    abort: Callable[[DistributedError], None] | None = getattr(backend, "abort", None)
-    if abort is not None:
-        abort(error)
+def abort_session(session: ViewSession) -> None:
+    """Interrupt what runs in a session that has stopped."""
+    if session.backend is not None:
+        session.backend.abort(session.ending or session.stop_error)
 
 
-def clear_away(stage: Stage) -> None:
-    """Close what a stage that is over had opened."""
+def clear_away(session: ViewSession) -> None:
+    """Close what a session that is over had opened."""
     with contextlib.suppress(DistributedError, OSError):
-        if stage.group is not None:
-            stage.group.close()
+        if session.group is not None:
+            session.group.close()
     with contextlib.suppress(DistributedError, OSError):
-        if stage.backend is not None:
-            stage.backend.close()
+        if session.backend is not None:
+            session.backend.close()
 
 
 def _in_words(error: OSError) -> DistributedError:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import operator
-import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from potluck._time import read_timeout
-from potluck._types import Seconds
-from potluck.arrays.adapters import allocate, lend
-from potluck.arrays.base import Access, Dtype, Lease
+from potluck._future import Future, Result
+from potluck.arrays.adapters import allocate, as_buffer
+from potluck.arrays.base import Access, BufferView, Dtype
 from potluck.arrays.base import Array as BaseArray
-from potluck.errors import DistributedError, Timeout
-from potluck.logs import get_logger
+from potluck.errors import Timeout
 from potluck.schedule.reduce import ReduceOp, Reducer
 from potluck.schedule.task import Collective, Strategy, Task
 
@@ -37,10 +31,10 @@ Routine: TypeAlias = "Callable[[Callable[[Call], None]], None]"
 
 
 class Purpose(IntEnum):
-    """What a collective is part of: nobody may take one for another that looks the same."""
+    """What a collective is part of, so that it is not mistaken for one that looks the same."""
 
     OWN = 0
-    """Of nothing else: somebody called it by its name."""
+    """Part of nothing else: the user called it directly."""
     MEASURE_LINKS = 1
     AGREE_ON_LINKS = 2
     BROADCAST_OBJECT = 3
@@ -62,7 +56,7 @@ class Purpose(IntEnum):
 
 @dataclass(slots=True, eq=False)  # frozen, it would take five times as long to make
 class Call:
-    """What to do, and the memory to do it on.  Nobody changes one.
+    """What to do, and the memory to do it on.  Treat it as immutable.
 
     ``source`` has the elements of ``task.input(rank)`` and is only read; ``target`` those of
     ``task.output(rank)``.  Both are one-dimensional, contiguous and of one type.  Where the task
@@ -79,7 +73,7 @@ class Call:
     codec: QuantizationType | None = None
     """The number format in which values travel; only for a sum or mean of float32 by all."""
     residual: Array | None = None
-    """Where what that format leaves behind is written, if somebody wants it."""
+    """Where to write what the format leaves out, if it is wanted."""
     routine: Routine | None = None
     """What is done instead, in one turn; this call then only says what comes of it."""
     purpose: Purpose = Purpose.OWN
@@ -93,7 +87,6 @@ class Call:
 
 Op: TypeAlias = ReduceOp | str
 StrategyName: TypeAlias = Strategy | str | None
-Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=Strategy)
 
 
@@ -109,7 +102,7 @@ class Request(NamedTuple, Generic[Result]):
         return max(self.call.source.nbytes, self.call.target.nbytes)
 
 
-class Place(NamedTuple):
+class CallSite(NamedTuple):
     """Where a call is made: which rank of how many."""
 
     rank: int
@@ -120,9 +113,9 @@ class Place(NamedTuple):
         return _whole(collective, self.world_size, count, root)
 
     def blocks(self, collective: Collective, rows: Sequence[int], row: int, root: int = 0) -> Task:
-        """A task on blocks of so many rows of so many elements."""
+        """A task on one block per rank: ``rows`` of ``row`` elements each."""
         if len(rows) != self.world_size:
-            msg = f"{self.world_size} ranks need as many counts, not {len(rows)}"
+            msg = f"counts must have one entry for each of {self.world_size} ranks, got {len(rows)}"
             raise ValueError(msg)
         return Task.blocks(collective, [operator.index(each) * row for each in rows], root)
 
@@ -159,29 +152,29 @@ def _reducer(op: Op, dtype: Dtype, *, truncate: bool) -> Reducer:
     return Reducer.of(read_op(op), dtype, truncate=truncate)
 
 
-def reducer_for(op: Op, lease: Lease, *, truncate: bool = False) -> Reducer:
+def reducer_for(op: Op, buffer: BufferView, *, truncate: bool = False) -> Reducer:
     """How the elements of this array become one; raises where that makes no sense.
 
     With ``truncate`` integers have a mean, rounded towards zero.
     """
-    if lease.is_raw:
-        msg = "Raw bytes do not say which numbers they are: pass dtype=, such as dtype='float32'"
+    if buffer.is_raw:
+        msg = "Raw bytes have no element type: pass dtype=, such as dtype='float32'"
         raise TypeError(msg)
     if type(op).__hash__ is None:  # a list, for instance
         read_op(op)
-    return _reducer(op, lease.flat.dtype, truncate=truncate)
+    return _reducer(op, buffer.flat.dtype, truncate=truncate)
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def rows_of(lease: Lease) -> tuple[int, int]:
+def rows_of(buffer: BufferView) -> tuple[int, int]:
     """How many rows an array has, and how many elements a row has."""
-    return (lease.shape[0], prod(lease.shape[1:])) if lease.shape else (1, 1)
+    return (buffer.shape[0], prod(buffer.shape[1:])) if buffer.shape else (1, 1)
 
 
 def rows_for(rows: int, world_size: int) -> list[int]:
-    """Cut so many rows into parts that differ by at most one, larger ones first.
+    """Divide rows among the ranks into parts that differ by at most one, larger ones first.
 
     >>> rows_for(7, 3), rows_for(1, 2)
     ([3, 2, 2], [1, 0])
@@ -190,9 +183,9 @@ def rows_for(rows: int, world_size: int) -> list[int]:
     return [size + (rank < rest) for rank in range(world_size)]
 
 
-def shape_with(rows: int, lease: Lease) -> tuple[int, ...]:
+def shape_with(rows: int, buffer: BufferView) -> tuple[int, ...]:
     """The shape of an array with other rows than this one."""
-    return (rows, *lease.shape[1:])
+    return (rows, *buffer.shape[1:])
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -203,32 +196,34 @@ def nothing(dtype: Dtype) -> BaseArray:
     return np.empty(0, dtype)
 
 
-def output(out: Any, like: Any, shape: Sequence[int], reads: Lease, dtype: Any = None) -> Lease:
+def output(
+    out: Any, like: Any, shape: Sequence[int], reads: BufferView, dtype: Any = None
+) -> BufferView:
     """Where a result goes: into ``out``, or into a new array of the kind of ``like``."""
     if out is None:
         return allocate(like, shape, dtype)
-    lease = lend(out, Access.WRITE, dtype)
-    check_size("out", lease, prod(shape))
-    check_type("out", lease, reads.flat.dtype)
-    return lease
+    buffer = as_buffer(out, Access.WRITE, dtype)
+    check_size("out", buffer, prod(shape))
+    check_type("out", buffer, reads.flat.dtype)
+    return buffer
 
 
-def check_size(name: str, lease: Lease, count: int) -> None:
+def check_size(name: str, buffer: BufferView, count: int) -> None:
     """Refuse an array that has another number of elements than it must."""
-    if lease.flat.size != count:
-        msg = f"{name} has {lease.flat.size} elements, but {count} belong there"
+    if buffer.flat.size != count:
+        msg = f"Wrong number of elements in {name}: expected {count}, got {buffer.flat.size}"
         raise ValueError(msg)
 
 
-def check_type(name: str, lease: Lease, dtype: Dtype) -> None:
+def check_type(name: str, buffer: BufferView, dtype: Dtype) -> None:
     """Refuse an array of another type."""
-    if lease.flat.dtype != dtype:
-        msg = f"{name} holds {lease.flat.dtype}, but the array {dtype}: both must be of one type"
+    if buffer.flat.dtype != dtype:
+        msg = f"{name} must have the type of the array, {dtype}, but has {buffer.flat.dtype}"
         raise TypeError(msg)
 
 
 def request(
-    place: Place,
+    place: CallSite,
     task: Task,
     memory: tuple[BaseArray, BaseArray],
     finish: Callable[[], Result],
@@ -276,7 +271,7 @@ Turn: TypeAlias = tuple[int, float, float | None]
 
 
 @dataclass(slots=True)
-class Job:
+class QueuedCall:
     """A call, its place among those of its group, and who waits for it."""
 
     number: int
@@ -290,7 +285,7 @@ class Job:
     asked: float | None = None
     """When it was called, if the limit counts from there: unless, from when its turn comes."""
     error: BaseException | None = None
-    """Why nobody waits for it any more."""
+    """Why its caller stopped waiting for it."""
 
     def begin(self) -> Turn:
         """Its turn, now."""
@@ -305,11 +300,9 @@ class Job:
 # --------------------------------------------------------------------------------------------------
 # Work: a collective that was started and will be done.
 
-logger = get_logger(__name__)
 
-
-class Work(Generic[Result]):
-    """Something under way.  Until it is done, its arrays belong to it.
+class Work(Future[Result]):
+    """Something in progress.  Until it is done, its arrays belong to it.
 
     Wait for it, ask whether it is done, or await it from a coroutine; any number of threads may.
 
@@ -325,117 +318,31 @@ class Work(Generic[Result]):
         describe: Callable[[], str] = lambda: "The operation",
         help_with: Callable[[Work[Any]], None] | None = None,
     ) -> None:
-        self._ended = threading.Event()
+        super().__init__()
         self._describe = describe
         self._help = help_with
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
         self.make_late: Callable[[float], Timeout | None] | None = None
         """May say more than that it was not done in time."""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         """What it is, as the subject of a sentence."""
         return self._describe()
 
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def wait(self, timeout: Seconds | None = None) -> Result:
-        """Return the result when there is one, or raise what went wrong.
-
-        After a :class:`~potluck.errors.Timeout` the work goes on and still owns its arrays: wait
-        again.
-        """
-        limit = read_timeout(timeout)
+    def drive(self, limit: float | None) -> bool:
+        """Do it, if this is the thread that has to; else sleep."""
         if self._help is not None:
             self._help(self)  # this may be the very thread that has to do it
-        if not self._ended.wait(limit):
-            raise self._late(limit or 0.0)
-        return self.result()
+        return super().drive(limit)
 
-    def _late(self, seconds: float) -> Timeout:
+    def timeout_error(self, seconds: float) -> Timeout:
+        """The error of a wait that took too long."""
         error = None if self.make_late is None else self.make_late(seconds)
-        text = f"{self._describe()} was not done within {seconds:g} s"
-        return error or Timeout(text, seconds=seconds)
-
-    def ends_within(self, deadline: float | None) -> bool:
-        """Wait until it ends (True), well or not, or a moment has come (False)."""
-        return self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
-    def result(self) -> Result:
-        """The result, or what went wrong; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self._describe()} is not done yet", seconds=0.0)
-        if self._error is not None:
-            raise _fresh(self._error)
-        return cast("Result", self._result)
-
-    def exception(self) -> BaseException | None:
-        """What went wrong, or None; raises :class:`Timeout` when it is not done yet."""
-        if not self.done:
-            raise Timeout(f"{self._describe()} is not done yet", seconds=0.0)
-        return self._error
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when it has ended, on the thread that ended it; now if it has."""
-        with self._lock:
-            if not self._ended.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
+        return error or super().timeout_error(seconds)
 
     def succeed(self, result: Result) -> None:
-        """End well, unless it has ended."""
-        self._end(result, None)
+        """End with a result, unless it has ended."""
+        self.finish_first(None, result)
 
     def fail(self, error: BaseException) -> None:
-        """End with what went wrong, unless it has ended."""
-        self._end(None, error)
-
-    def become_forked(self, error: BaseException) -> None:
-        """In a forked child: nobody does it here; locks that others held are nobody's."""
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._error, self._callbacks = error, []
-        self._ended.set()
-
-    def _end(self, result: Result | None, error: BaseException | None) -> None:
-        with self._lock:
-            if self._ended.is_set():
-                return
-            self._result, self._error = result, error
-            self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                # It belongs to somebody else: whoever does the works goes on with the next one.
-                logger.exception("A callback of %s failed", self._describe())
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        """Wait without blocking the event loop."""
-        # Whoever awaits runs an event loop, so it is there; this library brings none.
-        loop = sys.modules["asyncio"].get_running_loop()
-        future = loop.create_future()
-
-        def wake() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # nobody waits in a loop that is closed
-                loop.call_soon_threadsafe(wake)
-
-        self.add_done_callback(tell)
-        yield from future.__await__()
-        return self.result()
-
-
-def _fresh(error: BaseException) -> BaseException:
-    """A copy for each who asks: tracebacks would pile up on one."""
-    return copy.copy(error) if isinstance(error, DistributedError) else error
+        """End with an error, unless it has ended."""
+        self.finish_first(error, None)

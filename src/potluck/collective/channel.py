@@ -11,7 +11,11 @@ readable but authenticated.
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from potluck.backend.framing import PeerEnded
 from potluck.collective.fingerprint import SIZE, Fingerprint
@@ -19,22 +23,34 @@ from potluck.collective.program import MARGIN
 from potluck.errors import MalformedFrame
 from potluck.net import frames
 from potluck.net.aead import TAG_SIZE
-from potluck.net.frames import HEADER_SIZE, MAX_PIECE, NUMBERS, NUMBERS_AT, Kind
+from potluck.net.frames import HEADER_SIZE, MAX_PIECE, NUMBERS, NUMBERS_AT, FrameType
+from potluck.net.tcp import SocketStream
+from potluck.net.unix_socket import SLOT_SIZE, SLOTS
 
 if TYPE_CHECKING:
     from potluck.collective.program import Slot
-    from potluck.net.aead import Opener, Sealer
+    from potluck.net.aead import Decryptor, Encryptor
     from potluck.net.frames import Header
     from potluck.net.transport import Stream
+    from potluck.net.unix_socket import SharedMemory
 
 
 OPENING_SIZE = HEADER_SIZE + SIZE
+
+LONG = 1 << 16
+"""Bytes of a unit beyond which it travels in shared memory, where there is any."""
+
+MOST_HELD = SLOTS - 2
+"""Slots of a peer that are kept until they are used; what comes then is copied out at once.
+
+So there is always one for the peer to write to, whatever this rank waits for.
+"""
 
 TOGETHER = 1 << 14
 """Bytes of a unit up to which it is read in one go with the opening in front of it, and copied."""
 
 
-class Broken(Exception):
+class ChannelBroken(Exception):
     """The stream to a peer is of no more use."""
 
     def __init__(self, peer: int, reason: Exception) -> None:
@@ -69,7 +85,12 @@ class Channel:
         self._read = 0
         self._rest: list[memoryview] = []
         self.missing = 1
-        """Bytes without which a pull cannot go on, after one that could not."""
+        """Bytes that the next pull needs to continue, after one that ran out of them."""
+
+    @property
+    def credits(self) -> Stream | None:
+        """What must be readable before the rest can be sent; None if the stream must have room."""
+        return None
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
@@ -94,7 +115,7 @@ class Channel:
         return not self._rest
 
     def keep(self) -> None:
-        """Make what is left our own: the caller goes on and may change its memory."""
+        """Copy what is left: the caller continues and may change its memory."""
         self._rest = [memoryview(bytes(view)) for view in self._rest]
 
     def _send(self, buffers: list[memoryview]) -> None:
@@ -103,7 +124,7 @@ class Channel:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            raise Broken(self.peer, error) from None
+            raise ChannelBroken(self.peer, error) from None
         rest: list[memoryview] = []
         for view in buffers:
             if sent >= len(view):
@@ -116,7 +137,7 @@ class Channel:
     # -- in ------------------------------------------------------------------------------------
 
     def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
-        """Go on receiving a unit; True when it is whole, False if it is to be continued.
+        """Continue receiving a unit; True when it is complete, False if more is to come.
 
         ``slot`` is the one whose front is the target, if there is one.
         """
@@ -146,17 +167,19 @@ class Channel:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise Broken(self.peer, error) from None
+            raise ChannelBroken(self.peer, error) from None
         if count == 0:
-            raise Broken(self.peer, PeerEnded())
+            raise ChannelBroken(self.peer, PeerEnded())
         return count
 
     def _disagree(self, opening: bytes) -> None:
         """Raise what the difference to our own opening means."""
         header = self._decode(opening)
-        if header.kind is not Kind.COLLECTIVE:
-            reason = MalformedFrame(f"A {header.kind.name} frame where a collective should begin")
-            raise Broken(self.peer, reason)
+        if header.kind is not FrameType.COLLECTIVE:
+            reason = MalformedFrame(
+                f"A {header.kind.name} frame came where a collective must begin"
+            )
+            raise ChannelBroken(self.peer, reason)
         raise Disagreement(
             self.peer, header.operation, Fingerprint.unpack(opening[HEADER_SIZE:OPENING_SIZE])
         )
@@ -165,7 +188,7 @@ class Channel:
         try:
             return frames.decode(opening, 0, MAX_PIECE)
         except MalformedFrame as error:
-            raise Broken(self.peer, error) from None
+            raise ChannelBroken(self.peer, error) from None
 
 
 class PlainChannel(Channel):
@@ -191,19 +214,14 @@ class PlainChannel(Channel):
         return not self._rest
 
     def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
-        """Go on receiving a unit, and the opening before the first."""
+        """Continue receiving a unit, and the opening before the first."""
         if self._checked:
             return self._fill(target)
         size = len(target)
         together = size <= TOGETHER
         wanted = OPENING_SIZE + size if together else OPENING_SIZE
-        # Another operation may be shorter than ours: look at the opening as soon as it is there.
-        if self._read < OPENING_SIZE:
-            self._read += self._take(self._head_view[self._read : wanted])
-            if self._read < OPENING_SIZE:
-                return False
-            if self._head_view[:OPENING_SIZE] != self._opening:
-                self._disagree(bytes(self._head_view[:OPENING_SIZE]))
+        if not self._meet(wanted):
+            return False
         if together:
             if self._read < wanted:
                 self._read += self._take(self._head_view[self._read : wanted])
@@ -217,6 +235,126 @@ class PlainChannel(Channel):
         self._read = 0
         return self._fill(target)
 
+    def _meet(self, wanted: int) -> bool:
+        """Receive the opening, with what follows up to ``wanted`` bytes; True if it is there.
+
+        Another operation may be shorter than ours: look at the opening as soon as it is there.
+        """
+        if self._read < OPENING_SIZE:
+            self._read += self._take(self._head_view[self._read : wanted])
+            if self._read < OPENING_SIZE:
+                return False
+            if self._head_view[:OPENING_SIZE] != self._opening:
+                self._disagree(bytes(self._head_view[:OPENING_SIZE]))
+        return True
+
+
+# --------------------------------------------------------------------------------------------------
+# Channels within a machine: long units lie in shared memory, and only their places travel.
+#
+# Both ends know the length of every unit, so they agree on which ones these are.
+
+
+class SharedChannel(PlainChannel):
+    """A channel in clear, between two processes that share memory."""
+
+    joins = 0
+
+    def __init__(self, peer: int, stream: Stream, shared: SharedMemory, first: bytes = b"") -> None:
+        super().__init__(peer, stream, first)
+        self._shared = shared
+        self._credits = SocketStream(shared.credits, "credits")
+        self._free = list(range(SLOTS))
+        self._held: set[int] = set()  # slots of the peer that we have not given back
+        self._waiting: deque[memoryview] = deque()  # a unit without a free slot, and what follows
+        self._place = memoryview(bytearray(1))
+
+    @property
+    def credits(self) -> Stream | None:
+        """The credits, while a unit waits for a slot."""
+        return self._credits if self._waiting else None
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing is left to send."""
+        return not self._waiting and not self._rest
+
+    def push(self, unit: memoryview) -> bool:
+        """Put a long unit into a slot, and send its place."""
+        if not self._waiting and not _is_shared(unit):
+            return super().push(unit)
+        self._waiting.append(unit)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is left; True if nothing is."""
+        while self._waiting:
+            unit = self._waiting[0]
+            if _is_shared(unit):
+                if not self._free:
+                    self._take_back()
+                    if not self._free:
+                        return False
+                place = self._free.pop()
+                self._shared.mine[place][: len(unit)] = unit
+                unit = memoryview(bytes((place,)))
+            self._waiting.popleft()
+            super().push(unit)
+        return super().flush()
+
+    def keep(self) -> None:
+        """Make what is left our own."""
+        super().keep()
+        self._waiting = deque(memoryview(bytes(unit)) for unit in self._waiting)
+
+    def _take_back(self) -> None:
+        """See which slots the peer has given back."""
+        try:
+            places = self._shared.take_back()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelBroken(self.peer, error) from None
+        if not places:
+            raise ChannelBroken(self.peer, PeerEnded())
+        for place in places:
+            if place >= SLOTS or place in self._free:
+                raise ChannelBroken(
+                    self.peer, MalformedFrame(f"Slot {place} was returned but not in use")
+                )
+            self._free.append(place)
+
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Continue receiving a unit; a long one stays where it is, if a slot can stand for it."""
+        if not _is_shared(target):
+            return super().pull(target, slot)
+        if not self._checked:
+            if not self._meet(OPENING_SIZE):
+                return False
+            self._checked = True
+            self._read = 0
+        if not self._fill(self._place):
+            return False
+        place = self._place[0]
+        if place >= SLOTS or place in self._held:
+            raise ChannelBroken(self.peer, MalformedFrame(f"A unit cannot be in slot {place}"))
+        if slot is not None and len(self._held) < MOST_HELD:
+            self._held.add(place)
+            theirs = np.frombuffer(self._shared.theirs[place], np.uint8)
+            slot.borrow(theirs, partial(self._give_back, place))
+        else:
+            target[:] = self._shared.theirs[place][: len(target)]
+            self._shared.give_back(place)
+        return True
+
+    def _give_back(self, place: int) -> None:
+        self._held.discard(place)
+        self._shared.give_back(place)
+
+
+def _is_shared(unit: memoryview) -> bool:
+    return LONG < len(unit) <= SLOT_SIZE
+
 
 # --------------------------------------------------------------------------------------------------
 # Sealed channels: every unit is a frame, encrypted and authenticated.
@@ -225,11 +363,11 @@ class PlainChannel(Channel):
 # frame's header.  So it travels readable, and is believed only when its frame proves genuine.
 
 
-class SealedChannel(Channel):
+class EncryptedChannel(Channel):
     """A channel on which every unit is encrypted and authenticated."""
 
     def __init__(
-        self, peer: int, stream: Stream, seal: tuple[Sealer, Opener], first: bytes = b""
+        self, peer: int, stream: Stream, seal: tuple[Encryptor, Decryptor], first: bytes = b""
     ) -> None:
         super().__init__(peer, stream, first)
         self._sealer, self._opener = seal
@@ -272,7 +410,7 @@ class SealedChannel(Channel):
             self._out = bytearray()
 
     def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
-        """Go on receiving a unit; decrypt it when it is whole, in place if it is in a slot."""
+        """Continue receiving a unit; decrypt it when complete, in place if it is in a slot."""
         if self._foreign is not None:
             return self._pull_foreign(*self._foreign)
         head = self._expected
@@ -295,7 +433,9 @@ class SealedChannel(Channel):
         if not self._fill(view[:size]):
             return False
         if view[: len(head)] != head:
-            raise Broken(self.peer, MalformedFrame("A frame came in that does not belong there"))
+            raise ChannelBroken(
+                self.peer, MalformedFrame("A frame came that was not expected here")
+            )
         self._open(head, view[len(head) : size], target)
         self._expected = b""
         self._got_units += 1
@@ -318,4 +458,4 @@ class SealedChannel(Channel):
         try:
             self._opener.open_into(head, sealed, target)
         except MalformedFrame as error:
-            raise Broken(self.peer, error) from None
+            raise ChannelBroken(self.peer, error) from None

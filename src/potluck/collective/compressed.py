@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from potluck.arrays.base import Array, Lease
-from potluck.collective.call import Call, Place, Purpose
+from potluck.arrays.base import Array, BufferView
+from potluck.collective.call import Call, CallSite, Purpose
 from potluck.collective.group import Group
 from potluck.compression import sparse
-from potluck.compression.base import Floats, Turn
+from potluck.compression.base import CompressionContext, Floats
 from potluck.compression.choice import CANDIDATES, SMALL, Choice, Speed, choose, method_for
 from potluck.compression.codecs import CODECS, codec_for
 from potluck.compression.compressor import (
@@ -41,7 +41,7 @@ from potluck.schedule.reduce import BFLOAT16, ReduceOp, Reducer, quiet
 from potluck.schedule.task import Collective, Strategy, Task
 
 
-class Exchange(NamedTuple):
+class CompressedExchange(NamedTuple):
     """Who takes part, and how a collective is run."""
 
     world_size: int
@@ -65,11 +65,15 @@ class Exchange(NamedTuple):
 
 
 def sparse_sum(
-    exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
+    exchange: CompressedExchange,
+    values: Floats,
+    compressor: GradientCompressor,
+    name: str,
+    out: Floats,
 ) -> int:
     """By all ranks' largest values: gathered with their places, and added in the order of ranks.
 
-    Where they are so many that the whole vector would be less, that is summed instead.
+    If those would take more bytes than the whole vector, the vector is summed instead.
     """
     method = compressor.method
     assert isinstance(method, TopK)
@@ -95,7 +99,7 @@ def sparse_sum(
 
 
 def _plain_sum(
-    exchange: Exchange, values: Floats, compressor: GradientCompressor, out: Floats
+    exchange: CompressedExchange, values: Floats, compressor: GradientCompressor, out: Floats
 ) -> int:
     """Everything, and nothing is left behind."""
     np.copyto(out, values)
@@ -111,7 +115,7 @@ def _dense_bytes(count: int) -> int:
 
 
 def _check_sizes(sizes: Sequence[int], total: int) -> None:
-    """Nobody needs more than this for a vector; checked before it is allocated."""
+    """Raise if a rank announces more than any vector needs; checked before memory is allocated."""
     most = HEAD_SIZE + 4 * total + sparse.largest_size(Coding.BITMAP, total, total)
     for rank, size in enumerate(sizes):
         if not HEAD_SIZE <= size <= most:
@@ -133,7 +137,11 @@ def _unpack(data: npt.NDArray[np.uint8], total: int, rank: int) -> Sparse:
 
 
 def random_sum(
-    exchange: Exchange, values: Floats, compressor: GradientCompressor, name: str, out: Floats
+    exchange: CompressedExchange,
+    values: Floats,
+    compressor: GradientCompressor,
+    name: str,
+    out: Floats,
 ) -> int:
     """By values at the same random places on all ranks."""
     method = compressor.method
@@ -152,7 +160,7 @@ def random_sum(
 
 
 def low_rank_sum(
-    exchange: Exchange,
+    exchange: CompressedExchange,
     values: Floats,
     compressor: GradientCompressor,
     name: str,
@@ -186,7 +194,7 @@ def low_rank_sum(
 
 
 def _agree(
-    exchange: Exchange,
+    exchange: CompressedExchange,
     compressor: GradientCompressor,
     name: str,
     shape: tuple[int, ...],
@@ -200,17 +208,19 @@ def _agree(
     told = exchange.gather(mine).reshape(exchange.world_size, -1)
     seeds, steps, tensors, hashes = told.T.tolist()
     if len(set(seeds)) > 1:
-        found = CollectiveMismatch(f"A seed must be the same on all ranks, but theirs are {seeds}")
+        found = CollectiveMismatch(
+            f"The seed must be the same on all ranks, but the seeds are {seeds}"
+        )
         found.odd_one = _odd_one(seeds, compressor.seed)
         raise found
     _check_alike(
         tensors,
         zlib.crc32(tensor),
-        lambda crc: f"name, shape, method and feedback with check sum {crc & 0xFFFFFFFF:08x}",
+        lambda crc: f"name, shape, method and feedback with checksum {crc & 0xFFFFFFFF:08x}",
     )
     for rank, step in enumerate(steps):
         if not 0 <= step < LARGEST:
-            raise MalformedFrame(f"Rank {rank} says it is in step {step}", rank=rank)
+            raise MalformedFrame(f"Rank {rank} reports an invalid step: {step}", rank=rank)
     compressor.step = max(steps)
     return len(set(hashes)) == 1
 
@@ -262,7 +272,7 @@ def _measure(
 ) -> Speed:
     kind = strategy.quantization
     if kind is None:
-        method, turn = method_for(strategy), Turn(values.shape)
+        method, turn = method_for(strategy), CompressionContext(values.shape)
         data = method.encode(values, turn)
         return Speed(
             _rate(lambda: method.encode(values, turn)),
@@ -303,21 +313,21 @@ _logger = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Agreement:
+class _AgreedMethod:
     choice: Choice
     left: int
 
 
-class Choices:
+class AgreedMethods:
     """The agreements of one group; the same on all its ranks."""
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._agreements: dict[Key, _Agreement] = {}
+        self._agreements: dict[Key, _AgreedMethod] = {}
         self._told: set[CompressionStrategy] = set()
 
     @classmethod
-    def of(cls, group: Group) -> Choices:
+    def of(cls, group: Group) -> AgreedMethods:
         """The choices of a group: always the same ones."""
         found = vars(group).setdefault("_choices", cls())
         assert isinstance(found, cls)
@@ -328,8 +338,8 @@ class Choices:
         """What was agreed on, with reasons; the latest last."""
         return [agreement.choice for agreement in list(self._agreements.values())]
 
-    def settle(self, group: Group, exchange: Exchange, key: Key) -> CompressionStrategy:
-        """How to compress so many values; every rank calls this at the same time."""
+    def settle(self, group: Group, exchange: CompressedExchange, key: Key) -> CompressionStrategy:
+        """Agree on how to compress a tensor; every rank calls this at the same time."""
         count, itemsize, has_feedback, aggressive = key
         if itemsize * count < SMALL:
             return CompressionStrategy.NONE
@@ -349,7 +359,7 @@ class Choices:
         return self.agreed(exchange, key, proposal)
 
     def agreed(
-        self, exchange: Exchange, key: Key, proposal: Callable[[], Choice]
+        self, exchange: CompressedExchange, key: Key, proposal: Callable[[], Choice]
     ) -> CompressionStrategy:
         """What was agreed on not long ago, or is now."""
         known = self._agreements.get(key)
@@ -371,7 +381,7 @@ class Choices:
             self._told.add(chosen.strategy)
             _logger.info("Compression: %s", chosen.reason)
         self._agreements.pop(key, None)  # the latest last
-        self._agreements[key] = _Agreement(chosen, LASTING)
+        self._agreements[key] = _AgreedMethod(chosen, LASTING)
         return chosen.strategy
 
 
@@ -380,7 +390,7 @@ def _checked(proposals: list[int]) -> list[int]:
     for rank, number in enumerate(proposals):
         if not UNKNOWN <= number < len(CANDIDATES):
             raise MalformedFrame(
-                f"Rank {rank} proposes a compression that does not exist: {number}", rank=rank
+                f"Rank {rank} proposes an unknown compression: {number}", rank=rank
             )
     return proposals
 
@@ -409,9 +419,9 @@ class CompressedReduction:
     """What shall be reduced, where the result goes, and how it travels."""
 
     group: Group
-    place: Place
-    reads: Lease
-    into: Lease
+    place: CallSite
+    reads: BufferView
+    into: BufferView
     reducer: Reducer
     tensor: TensorCompressor
 
@@ -459,8 +469,8 @@ class CompressedReduction:
         flat = self.reads.flat
         aggressive = compressor.strategy == CompressionStrategy.AUTO_AGGRESSIVE
         key = (flat.size, flat.itemsize, compressor.error_feedback, aggressive)
-        exchange = Exchange(self.world_size, run, Purpose.AUTO_COMPRESSION)
-        return compressor.by(Choices.of(self.group).settle(self.group, exchange, key))
+        exchange = CompressedExchange(self.world_size, run, Purpose.AUTO_COMPRESSION)
+        return compressor.by(AgreedMethods.of(self.group).settle(self.group, exchange, key))
 
     def _reduce(self, run: Run, compressor: GradientCompressor) -> None:
         is_plain = not compressor.strategy.is_lossy or self.world_size == 1
@@ -513,7 +523,7 @@ class CompressedReduction:
     ) -> int:
         """Several collectives, one after the other."""
         name, method = self.tensor.name, compressor.strategy.method
-        exchange = Exchange(self.world_size, run, _PURPOSES[method])
+        exchange = CompressedExchange(self.world_size, run, _PURPOSES[method])
         values = compressor.staged(source, name)
         match method:
             case "topk":

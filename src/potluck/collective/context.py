@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -16,12 +17,11 @@ from potluck.backend.base import WORLD, Backend, check_whole
 from potluck.backend.simulated import SimulatedBackend
 from potluck.backend.sub import SubBackend
 from potluck.backend.tcp import TcpBackend
-from potluck.collective.call import Op, Place, StrategyName, Work
-from potluck.collective.collectives import Compression, DistributedBackend, count_refusal
+from potluck.collective.call import CallSite, Op, StrategyName, Work
+from potluck.collective.collectives import Compression, DistributedBackend
 from potluck.collective.group import Group
 from potluck.errors import InvalidRank, InvalidWorldSize
-from potluck.metrics.instruments import OPERATIONS, MetricsSnapshot
-from potluck.metrics.registry import DistributedMetrics
+from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
 from potluck.net.addresses import MAX_PORT, Address, parse_address
 from potluck.schedule.task import CollectiveConfig
 from potluck.trace.recorder import log_of, recorder_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from potluck.identity.namespace import NetworkNamespace
     from potluck.metrics.instruments import OperationMetrics
     from potluck.net.transport import Poller
-    from potluck.trace.recorder import Log
+    from potluck.trace.recorder import GroupLog
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,14 +123,12 @@ def _start(name: str, run: Callable[[], Any]) -> Work[Any]:
     return work
 
 
-def _size(array: object) -> int:
-    size = getattr(array, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    try:
-        return memoryview(array).nbytes  # type: ignore[arg-type]
-    except TypeError:
-        return 0
+def _size(array: Any) -> int:
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        return int(array.nbytes)
+    with contextlib.suppress(TypeError):
+        return memoryview(array).nbytes
+    return 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -142,10 +140,10 @@ class Lifted(DistributedBackend):
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         if not isinstance(backend, Backend):
-            msg = f"A context stands on a potluck.Backend, not on a {type(backend).__name__}"
+            msg = f"backend must be a potluck.Backend, got {type(backend).__name__}"
             raise TypeError(msg)
         if config is not None and not isinstance(config, CollectiveConfig):
-            msg = f"config= takes a CollectiveConfig, not a {type(config).__name__}"
+            msg = f"config must be a CollectiveConfig, got {type(config).__name__}"
             raise TypeError(msg)
         self._backend = carry(backend)
         if config is None and isinstance(backend, DistributedBackend):
@@ -153,9 +151,9 @@ class Lifted(DistributedBackend):
         else:
             self._group = Group.of(backend, config)
             if config is not None and self._group.config != config:
-                msg = "This backend's collectives already run with another configuration"
+                msg = "The collectives of this backend already use another configuration"
                 raise ValueError(msg)
-        self._here = Place(backend.rank, backend.world_size)
+        self._here = CallSite(backend.rank, backend.world_size)
         self._respect_overrides()
 
     def _respect_overrides(self) -> None:
@@ -163,7 +161,7 @@ class Lifted(DistributedBackend):
         for name in OVERRIDABLE:
             own = overridden(self._backend, name, lambda: self._metrics)
             if own is not None:
-                vars(self)[name] = own
+                setattr(self, name, own)
 
     def __repr__(self) -> str:
         """Who this is, for people."""
@@ -206,11 +204,11 @@ class Lifted(DistributedBackend):
         return self._here.world_size
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> CallSite:
         return self._here
 
     @property
-    def _messages(self) -> Log:
+    def _messages(self) -> GroupLog:
         return log_of(self._backend)
 
     def post_send(self, data: Buffer, dst: int, *, tag: int = 0, group: int = WORLD) -> Operation:
@@ -244,7 +242,7 @@ class Lifted(DistributedBackend):
         return self._backend.open_stream(rank, purpose, deadline, look)
 
     def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
-        """Close connections that nobody here will ask for again."""
+        """Close connections that are not needed here any more."""
         self._backend.abandon_streams(is_over)
 
     def make_poller(self) -> Poller:
@@ -307,33 +305,18 @@ def watch_waiting(
 # --------------------------------------------------------------------------------------------------
 
 
-def _counting_refusals(name: str) -> Callable[..., Any]:
-    inherited = getattr(Lifted, name)
-
-    @functools.wraps(inherited)
-    def call(self: DistributedContext, *arguments: Any, **options: Any) -> Any:
-        try:
-            return inherited(self, *arguments, **options)
-        except BaseException as error:
-            if self._metrics is not None:
-                count_refusal(self._metrics, name, error)
-            raise
-
-    return call
-
-
 @dataclass(frozen=True, slots=True)
-class Attention:
+class GroupPresence:
     """Observers see a group of fixed ranks: its contexts count, and say where."""
 
     metrics: Callable[[], DistributedMetrics]
     told: Callable[[Group, DistributedMetrics], None]
 
 
-_attended: dict[Backend, Attention] = {}
+_attended: dict[Backend, GroupPresence] = {}
 
 
-def attend_to(backend: Backend, attention: Attention) -> None:
+def attend_to(backend: Backend, attention: GroupPresence) -> None:
     """Contexts on this backend count in these metrics, until it closes."""
 
     def forget() -> None:
@@ -355,14 +338,11 @@ class DistributedContext(Lifted):
     (2.5, True)
     """
 
-    if not TYPE_CHECKING:  # for type checkers they are the inherited ones
-        locals().update({name: _counting_refusals(name) for name in OPERATIONS})
-
     def __new__(cls, backend: Backend, config: CollectiveConfig | None = None) -> Self:
         """Of the kind that fits the backend: on one whose ranks change, a :class:`Cluster`."""
         del config
-        fitting: type[Self] = getattr(backend, "context_type", cls)
-        return super().__new__(fitting if issubclass(fitting, cls) else cls)
+        fitting = backend.context_type if isinstance(backend, Backend) else None
+        return super().__new__(cls if fitting is None or not issubclass(fitting, cls) else fitting)
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None = None) -> None:
         super().__init__(backend, config)
@@ -794,22 +774,24 @@ class DistributedConfig:
     def validate(self) -> DistributedConfig:
         """Raise if this makes no sense; itself otherwise."""
         if isinstance(self.peers, str) or not isinstance(self.peers, Sequence):
-            msg = f"peers is a list of addresses, one for each rank, not {self.peers!r}"
+            msg = f"peers must be a list of addresses, one for each rank, got {self.peers!r}"
             raise TypeError(msg)
         if not self.peers:
-            raise InvalidWorldSize(0, hint="peers names every rank's address, ours included.")
+            raise InvalidWorldSize(
+                0, hint="peers must list the address of every rank, including this one."
+            )
         if not 0 <= check_whole(self.rank, "rank") < self.world_size:
             raise InvalidRank(self.rank, self.world_size)
         seen: dict[Address, int] = {}
         for rank, address in enumerate(self.addresses):
             if address.port == 0:
-                msg = f"peers[{rank}] needs a port that the others know, not 0"
+                msg = f"peers[{rank}] must have a fixed port, not 0"
                 raise ValueError(msg)
             if seen.setdefault(address, rank) != rank:
                 msg = f"peers[{seen[address]}] and peers[{rank}] cannot both be {address}"
                 raise ValueError(msg)
         if not self.timeout > 0:
-            msg = f"timeout must be more than zero seconds, not {self.timeout}"
+            msg = f"timeout must be more than zero seconds, got {self.timeout}"
             raise ValueError(msg)
         return self
 
@@ -827,5 +809,5 @@ def _read(rank: int, peer: object) -> Address:
     except (TypeError, ValueError) as error:
         msg = f"peers[{rank}]: {error}"
         raise type(error)(msg) from None
-    msg = f"peers[{rank}] is {peer!r}; write 'host', 'host:port' or ('host', port)"
+    msg = f"peers[{rank}] must be 'host', 'host:port' or ('host', port), got {peer!r}"
     raise (ValueError if isinstance(peer, tuple | list) else TypeError)(msg)

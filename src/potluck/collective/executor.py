@@ -16,13 +16,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck._types import LinkMatrix
+from potluck.backend.lanes import COLLECTIVES
 from potluck.collective.call import Call, Purpose
-from potluck.collective.channel import Broken, Channel, Disagreement, PlainChannel, SealedChannel
-from potluck.collective.failure import Vigil
-from potluck.collective.program import Memory, Plans, Pool, confirmation, memory_for
-from potluck.collective.pump import SHORT, Messenger, Pump, Watch, run_straight
+from potluck.collective.channel import (
+    Channel,
+    ChannelBroken,
+    Disagreement,
+    EncryptedChannel,
+    PlainChannel,
+    SharedChannel,
+)
+from potluck.collective.failure import FailureMonitor
+from potluck.collective.program import CallMemory, PlanCache, SlotPool, confirmation, memory_for
+from potluck.collective.pump import (
+    SHORT,
+    PipelinedExecutor,
+    SequentialExecutor,
+    StreamPoller,
+    run_straight,
+)
 from potluck.errors import Aborted, NoConnection
-from potluck.net.frames import NUMBERS, NUMBERS_AT, Kind, encode
+from potluck.net.frames import NUMBERS, NUMBERS_AT, FrameType, encode
 from potluck.net.transport import Spin
 from potluck.schedule.reduce import ReduceOp, Reducer, quiet
 from potluck.schedule.task import Collective, Strategy, Task
@@ -34,7 +48,7 @@ if TYPE_CHECKING:
     from potluck.backend.base import Backend, PeerStream
     from potluck.collective.call import Routine, Turn
     from potluck.collective.fingerprint import Fingerprint
-    from potluck.collective.program import Compiled
+    from potluck.collective.program import CompiledCall
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
     from potluck.schedule.reduce import Array
@@ -85,7 +99,7 @@ CHANGED = 150
 NANOSECONDS = 1_000_000_000
 
 
-def measure(messenger: Messenger, rank: int, size: int) -> Array:
+def measure(messenger: SequentialExecutor, rank: int, size: int) -> Array:
     """What this rank sees: for each other rank its rate towards us, and the time to reach it.
 
     The rate is 0 where there is no link, within one machine.
@@ -99,7 +113,7 @@ def measure(messenger: Messenger, rank: int, size: int) -> Array:
     return seen
 
 
-def _ping(messenger: Messenger, right: int, left: int) -> int:
+def _ping(messenger: SequentialExecutor, right: int, left: int) -> int:
     """Nanoseconds to the right neighbour, while the left one finds out the same about us."""
     word = memoryview(bytearray(1))
     start = time.perf_counter_ns()
@@ -110,7 +124,7 @@ def _ping(messenger: Messenger, right: int, left: int) -> int:
     return max(1, (time.perf_counter_ns() - start) // 2)
 
 
-def _time_blocks(messenger: Messenger, right: int, left: int, block: memoryview) -> int:
+def _time_blocks(messenger: SequentialExecutor, right: int, left: int, block: memoryview) -> int:
     """Bytes per second that come from the left, while the right neighbour finds out the same.
 
     Who receives gives the word, and its clock starts before: a late reader, who would find
@@ -154,6 +168,11 @@ def agree(rows: Array) -> LinkMatrix:
     return LinkMatrix(up, down, latency)
 
 
+def are_neighbours(rows: Array) -> bool:
+    """Whether all ranks are on one machine, from what they saw: no rank found a link."""
+    return not rows[:, 0, :].any()
+
+
 def _alike(rates: Sequence[int]) -> tuple[int, ...]:
     """The same rates, without the differences that are chance."""
     best = max(rates)
@@ -167,7 +186,7 @@ def have_changed(changes: Array) -> bool:
     return bool(changes.max() >= CHANGED or changes.min() <= 100 * 100 // CHANGED)
 
 
-class Experience:
+class OperationTimes:
     """How long large operations took, since the last survey."""
 
     def __init__(self) -> None:
@@ -222,7 +241,7 @@ FOREVER = 365 * 86400.0
 class _Failures:
     """Around an operation: what goes wrong with its streams is put into words."""
 
-    def __init__(self, vigil: Vigil) -> None:
+    def __init__(self, vigil: FailureMonitor) -> None:
         self._vigil = vigil
 
     def __enter__(self) -> None:
@@ -237,26 +256,26 @@ class _Failures:
         """Find the reason."""
         if isinstance(error, Disagreement):
             raise self._vigil.disagree(error) from None
-        if isinstance(error, Broken):
+        if isinstance(error, ChannelBroken):
             raise self._vigil.explain(error.peer, error.reason) from None
 
 
-class Session:
+class EpochStreams:
     """The streams of one group in one epoch."""
 
-    def __init__(self, backend: Backend, vigil: Vigil, pool: Pool) -> None:
+    def __init__(self, backend: Backend, vigil: FailureMonitor, pool: SlotPool) -> None:
         self._backend = backend
         self._vigil = vigil
         self._pool = pool
         self._poller: Poller = backend.make_poller()
-        self._watch = Watch(self._poller, Spin(), vigil)
+        self._watch = StreamPoller(self._poller, Spin(), vigil)
         self._channels: dict[int, Channel] = {}
         self._lines: dict[tuple[int, ...], dict[int, Channel]] = {}
         self._number = 0
         self._pace = 0
         self._ended = 0.0
         self._failures = _Failures(vigil)
-        self._head = encode(Kind.COLLECTIVE, epoch=vigil.epoch & EPOCHS)[:OPERATION_AT]
+        self._head = encode(FrameType.COLLECTIVE, epoch=vigil.epoch & EPOCHS)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
         self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
         byte = np.zeros(1, np.uint8)
@@ -271,7 +290,7 @@ class Session:
         """Let the waiting thread look up."""
         self._poller.wake()
 
-    def run(self, call: Call, compiled: Compiled, deadline: float | None) -> None:
+    def run(self, call: Call, compiled: CompiledCall, deadline: float | None) -> None:
         """Do a call."""
         confirms = compiled.needs_confirming
         peers = compiled.peers + self._confirming if confirms else compiled.peers
@@ -280,10 +299,10 @@ class Session:
         memory = memory_for(compiled.units, call, self._pool, compiled.codec)
         with self._failures, quiet():
             if compiled.sent <= SHORT:
-                messenger = Messenger(channels, self._watch)
+                messenger = SequentialExecutor(channels, self._watch)
                 run_straight(compiled.units, memory, self._pool, messenger)
             else:
-                Pump(compiled.units, memory, self._pool, channels, self._watch).run()
+                PipelinedExecutor(compiled.units, memory, self._pool, channels, self._watch).run()
             if confirms:
                 self._confirm(channels)
         self._ended = time.monotonic()
@@ -301,7 +320,7 @@ class Session:
         fingerprint = fingerprint._replace(purpose=Purpose.MEASURE_LINKS)
         channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
         with self._failures:
-            messenger = Messenger(channels, self._watch)
+            messenger = SequentialExecutor(channels, self._watch)
             seen = measure(messenger, backend.rank, backend.world_size)
             messenger.finish()
         return seen
@@ -331,8 +350,8 @@ class Session:
 
     def _confirm(self, channels: Mapping[int, Channel]) -> None:
         """Make sure that all ranks were in the same operation."""
-        memory = Memory(self._confirmation, self._token, self._pool)
-        messenger = Messenger(channels, self._watch)
+        memory = CallMemory(self._confirmation, self._token, self._pool)
+        messenger = SequentialExecutor(channels, self._watch)
         run_straight(self._confirmation, memory, self._pool, messenger)
 
     def _channel(self, peer: int, deadline: float | None) -> Channel:
@@ -373,12 +392,12 @@ class Session:
         self._poller.close()
 
 
-def _purpose(vigil: Vigil) -> str:
+def _purpose(vigil: FailureMonitor) -> str:
     """What the streams of a group are for; the number of the epoch follows."""
-    return f"collectives.{vigil.instance}/" if vigil.instance else "collectives/"
+    return f"{COLLECTIVES}.{vigil.instance}/" if vigil.instance else f"{COLLECTIVES}/"
 
 
-def abandon_streams(backend: Backend, vigil: Vigil) -> None:
+def abandon_streams(backend: Backend, vigil: FailureMonitor) -> None:
     """Close what others have opened for epochs before this one, and we never asked for."""
     mine = _purpose(vigil)
 
@@ -391,8 +410,11 @@ def abandon_streams(backend: Backend, vigil: Vigil) -> None:
 
 def _make_channel(peer: int, opened: PeerStream) -> Channel:
     if opened.seal is None:
+        shared = opened.stream.shared
+        if shared is not None:
+            return SharedChannel(peer, opened.stream, shared, opened.first)
         return PlainChannel(peer, opened.stream, opened.first)
-    return SealedChannel(peer, opened.stream, opened.seal, opened.first)
+    return EncryptedChannel(peer, opened.stream, opened.seal, opened.first)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -405,19 +427,19 @@ LARGE = 1 << 15
 """Bytes from which an operation is worth a survey."""
 
 
-class Surveyor:
+class ReplanPolicy:
     """Of one group, in one epoch.
 
     All it does follows from what the ranks have in common: calls, and what they told each other.
     """
 
-    def __init__(self, plans: Plans, rank: int, world_size: int) -> None:
+    def __init__(self, plans: PlanCache, rank: int, world_size: int) -> None:
         self._plans = plans
         self._rank = rank
         self._world_size = world_size
-        self._experience = Experience()
+        self._experience = OperationTimes()
 
-    def run(self, call: Call, session: Session, deadline: float | None) -> None:
+    def run(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
         """Do a large call; before the first, and when things have changed, look at the links."""
         if self._is_worthwhile(call, session, deadline):
             self._survey(call, session, deadline)
@@ -425,7 +447,7 @@ class Surveyor:
         session.run(call, self._plans.compiled(call), deadline)
         self._experience.note(call.task, time.monotonic() - start)
 
-    def _is_worthwhile(self, call: Call, session: Session, deadline: float | None) -> bool:
+    def _is_worthwhile(self, call: Call, session: EpochStreams, deadline: float | None) -> bool:
         if not self._plans.is_surveyed:
             return True
         if not self._experience.is_due:
@@ -433,18 +455,22 @@ class Surveyor:
         change = np.array([self._experience.change(call.task)])
         return have_changed(self._gather(change, call, session, deadline))
 
-    def _survey(self, call: Call, session: Session, deadline: float | None) -> None:
+    def _survey(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
         size = self._world_size
         seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
-        rows = self._gather(seen.reshape(-1), call, session, deadline)
-        links = agree(rows.reshape(size, 2, size))
-        self._plans.learn(links, call, self._experience.operations)
+        rows = self._gather(seen.reshape(-1), call, session, deadline).reshape(size, 2, size)
+        links = agree(rows)
+        self._plans.learn(
+            *(links, call, self._experience.operations), within_machine=are_neighbours(rows)
+        )
         up = links.up[self._rank]
         if up < FAST:
             session.pace(PACE * up)
-        self._experience = Experience()
+        self._experience = OperationTimes()
 
-    def _gather(self, mine: Array, before: Call, session: Session, deadline: float | None) -> Array:
+    def _gather(
+        self, mine: Array, before: Call, session: EpochStreams, deadline: float | None
+    ) -> Array:
         """What all ranks have to say before a call, in their order."""
         size = self._world_size
         target = np.zeros(size * mine.size, np.int64)
@@ -493,13 +519,13 @@ class Executor:
     """Of one rank in one group."""
 
     def __init__(self, backend: Backend, config: CollectiveConfig | None) -> None:
-        self.plans = Plans(backend.rank, backend.world_size, config)
+        self.plans = PlanCache(backend.rank, backend.world_size, config)
         self.rank = backend.rank
         self._backend = backend
-        self.vigil = Vigil(backend)
-        self._pool = Pool()
-        self._session: Session | None = None
-        self._surveyor = Surveyor(self.plans, backend.rank, backend.world_size)
+        self.vigil = FailureMonitor(backend)
+        self._pool = SlotPool()
+        self._session: EpochStreams | None = None
+        self._surveyor = ReplanPolicy(self.plans, backend.rank, backend.world_size)
 
     def execute(self, call: Call, turn: Turn) -> None:
         """Do a call whose turn it is."""
@@ -513,7 +539,7 @@ class Executor:
             if self._backend.has_engine and done_by_engine(self._backend, call, deadline):
                 return
             if self._session is None:
-                self._session = Session(self._backend, self.vigil, self._pool)
+                self._session = EpochStreams(self._backend, self.vigil, self._pool)
             if compiled.nbytes < LARGE or self._backend.world_size == 1:
                 self._session.run(call, compiled, deadline)
             else:
@@ -534,13 +560,13 @@ class Executor:
             raise
 
     def give_up(self, number: int, error: BaseException) -> None:
-        """Somebody made the call of this number and did not wait for its turn."""
+        """End a call whose caller stopped waiting before its turn."""
         self.vigil.admit(number, 0.0)
         self._fail(error, number)
         raise error
 
     def _fail(self, error: BaseException, number: int) -> None:
-        """Tell the others, close all streams, go on with the next epoch."""
+        """Tell the others, close all streams, and continue with the next epoch."""
         session, self._session = self._session, None
         try:
             self.vigil.conclude(error, number)
@@ -553,17 +579,17 @@ class Executor:
     def _begin_epoch(self) -> None:
         abandon_streams(self._backend, self.vigil)
         self.plans.forget()
-        self._surveyor = Surveyor(self.plans, self._backend.rank, self._backend.world_size)
+        self._surveyor = ReplanPolicy(self.plans, self._backend.rank, self._backend.world_size)
 
     def abort(self, error: DistributedError, last_call: int) -> None:
-        """End calls up to a number, from any thread; whoever runs one wakes up and looks."""
+        """End calls up to a number, from any thread; a thread that runs one wakes up and checks."""
         self.vigil.abort(error, last_call)
         session = self._session
         if session is not None:
             session.wake()
 
     def leave(self, last_call: int) -> None:
-        """End calls between two operations: whoever is still in the last one is not disturbed."""
+        """End calls between two operations; ranks still in the last one are not interrupted."""
         session, self._session = self._session, None
         try:
             self.vigil.leave(last_call)

@@ -1,12 +1,13 @@
-"""The vigil: why an operation does not go on, found out while waiting, and told to everybody.
+"""Failures: why an operation cannot continue, detected while waiting and sent to every rank.
 
-Whoever finds a reason tells all other ranks and leaves; they find the notice, or the end of a
-stream, and raise the same error.
+A rank that detects a failure tells all other ranks and leaves the operation; they receive the
+notice, or the end of a stream, and raise the same error.
 
 Calls are counted from a group's beginning, on all ranks alike.  A failure ends all calls up to a
-number, which every notice tells; the largest that a rank has heard of names its *epoch*.  So ranks
-that fail at the same time for different reasons end up in the same one.  Whoever had done all
-those calls before it heard of the failure fails the next one: nobody misses a failure of another.
+number, which is part of every notice; the largest that a rank has received is its *epoch*.  So
+ranks that fail at the same time for different reasons end up in the same epoch.  A rank that had
+completed all those calls before it learned of the failure fails its next call: no rank misses the
+failure of another.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from potluck.backend.sub import SubBackend
 from potluck.backend.sub import unmade as sub_unmade
 from potluck.collective.fingerprint import (
     FOR_EVER,
-    Ballot,
     Fingerprint,
+    MismatchVote,
     Notice,
+    NoticeKind,
     Notices,
-    Word,
     beliefs_of,
     count_instances,
     describe_mismatch,
@@ -75,8 +76,8 @@ def not_together(
         rank=found.peer,
         expected=operation,
         got=found.operation,
-        cause=f"rank {backend.rank} is in number {operation} ({mine}), "
-        f"rank {found.peer} in number {found.operation} ({found.fingerprint})",
+        cause=f"rank {backend.rank} is in operation {operation} ({mine}), "
+        f"rank {found.peer} in operation {found.operation} ({found.fingerprint})",
         hint="All ranks must make the same calls in the same order.",
     )
 
@@ -86,14 +87,14 @@ def late(
 ) -> Timeout:
     """The time is up."""
     names = ", ".join(f"rank {rank} ({backend.peer_name(rank)})" for rank in missing)
-    nothing = f"nothing came from {names}" if names else "the other ranks do not read"
+    nothing = f"nothing was received from {names}" if names else "the other ranks are not reading"
     return Timeout(
-        f"{about} was not done in time",
+        f"{about} timed out after {round(seconds, 2):g} s",
         seconds=seconds,
         missing=missing,
         rank=missing[0] if missing else None,
         cause=cause or nothing,
-        hint="Look at what those ranks do instead.",
+        hint="Check what those ranks are doing.",
     )
 
 
@@ -106,7 +107,7 @@ def unmade(parent: Backend, rank: int, members: Sequence[int], count: int) -> Co
         rank=rank,
         expected=count,
         got=count + 1,
-        hint="Every member makes the same subgroups in the same order, or gives each a name.",
+        hint="All members must make the same subgroups in the same order, or name each of them.",
     )
 
 
@@ -116,23 +117,23 @@ def told_by(backend: Backend, rank: int, notice: Notice) -> DistributedError:
     known = culprit != backend.rank and culprit < backend.world_size
     host = backend.peer_name(culprit) if known else None
     match notice.word:
-        case Word.LOST:
+        case NoticeKind.LOST:
             return PeerLost(notice.text, rank=culprit, host=host)
-        case Word.MISMATCH | Word.DISAGREED:
+        case NoticeKind.MISMATCH | NoticeKind.DISAGREED:
             heard = CollectiveMismatch(notice.text, rank=culprit, host=host)
             heard.is_heard = True
             return heard
-        case Word.LATE:
+        case NoticeKind.LATE:
             missing = (culprit,) if notice.culprit >= 0 else ()
             is_relayed = " gave up: " in notice.text  # by somebody who had heard of it as well
             text = notice.text if is_relayed else f"Rank {rank} gave up: {notice.text}"
             return Timeout(text, seconds=0.0, missing=missing, rank=culprit)
-        case Word.ABORTED:
+        case NoticeKind.ABORTED:
             aborted = Aborted(notice.text, rank=culprit, host=host)
             aborted.is_final = notice.last_call >= FOR_EVER - 1
             aborted.teller = rank if notice.culprit == rank else None
             return aborted
-        case Word.MALFORMED:
+        case NoticeKind.MALFORMED:
             # Hearsay: in a cluster membership decides, which the rank that saw it has told.
             aborted = Aborted(f"Rank {rank} failed: {notice.text}", rank=culprit, host=host)
             aborted.is_final = True
@@ -160,7 +161,7 @@ PAUSE = 0.005
 """Seconds between two looks for it."""
 
 
-class Vigil:
+class FailureMonitor:
     """Watches over the operations of one group."""
 
     def __init__(self, backend: Backend) -> None:
@@ -173,7 +174,7 @@ class Vigil:
         """Up to which call, counted from the group's beginning, all have ended."""
         self._verdict: DistributedError = Aborted("Nothing has happened yet")
         self.aborted: tuple[DistributedError, int] | None = None
-        """Why calls up to a number shall end, while an abort waits for somebody to look."""
+        """Why calls up to a number shall end, until the thread that runs one notices the abort."""
         self._told: set[int] = set()
         self._waiting: dict[int, Notice] = {}
         self._ending: tuple[int, Notice] | None = None
@@ -183,14 +184,14 @@ class Vigil:
         self.asked = 0.0
         """When it was made."""
         self.slept: dict[int, float] | None = None
-        """For whom operations have slept, in seconds, if somebody counts that."""
+        """Seconds that operations have slept for each rank, if that is counted."""
         self.waited: dict[int, float] = {}
         """For whom that call has waited, and for how many seconds, if it was long."""
         self._unmade: dict[int, float] = {}
         """Since when others wait for us in subgroups that we have not made."""
         self.asks_around = False
         """Whether to find out after a disagreement what most ranks believe."""
-        self._ballot: Ballot | None = None
+        self._ballot: MismatchVote | None = None
         self._disagreed: dict[int, Notice] = {}  # what ranks told last of a disagreement
         self._operation = 0
         self._fingerprint = self._earlier = Fingerprint(*(0,) * len(Fingerprint._fields))
@@ -203,7 +204,7 @@ class Vigil:
         return str(self._fingerprint)
 
     def admit(self, call: int, asked: float) -> None:
-        """A call gets its turn; raise if somebody has ended it before."""
+        """A call gets its turn; raise if it has been ended before."""
         if call <= self.epoch:
             raise copy.copy(self._verdict)
         if self.waited and call != self.call:
@@ -257,18 +258,18 @@ class Vigil:
         asking = [
             rank
             for rank, notice in self._waiting.items()
-            if notice.word is Word.ASKING and notice.operation == self._operation
+            if notice.word is NoticeKind.ASKING and notice.operation == self._operation
         ]
         news = [rank for rank in (*awaited, *asking) if rank not in self._told]
         if news:
             self._told.update(news)
-            self._notices.tell({*news}, self._notice(Word.WAITING))
+            self._notices.tell({*news}, self._notice(NoticeKind.WAITING))
         me, deadline = self._backend.rank, self._deadline
         if deadline is None or me in self._told:  # as a mark: all have been asked
             return
         if time.monotonic() >= min(self.asked + ROLL_CALL, (self.asked + deadline) / 2):
             self._told.update(self._others, (me,))
-            self._notices.tell(self._others, self._notice(Word.ASKING))
+            self._notices.tell(self._others, self._notice(NoticeKind.ASKING))
 
     def check(self, awaited: Sequence[int]) -> None:
         """The same while bytes move, so often that it must cost nothing."""
@@ -279,10 +280,10 @@ class Vigil:
             self._check_ending()
             if self._is_still:  # what moves now is the others' giving up
                 raise self.late(awaited)
-            raise self.late((), "its bytes were still on their way")
+            raise self.late((), "its data was still being transferred")
         self._is_still = False
 
-    def _notice(self, word: Word, culprit: int = -1, text: str = "", last: int = 0) -> Notice:
+    def _notice(self, word: NoticeKind, culprit: int = -1, text: str = "", last: int = 0) -> Notice:
         packed, earlier = self._fingerprint.pack(), self._earlier.pack()
         return Notice(word, self.epoch, self._operation, culprit, packed, text, last, earlier)
 
@@ -301,11 +302,11 @@ class Vigil:
 
     def _read_notices(self) -> None:
         for rank, notice in self._notices.collect():
-            if notice.word in {Word.MISMATCH, Word.DISAGREED}:
+            if notice.word in {NoticeKind.MISMATCH, NoticeKind.DISAGREED}:
                 self._disagreed[rank] = notice
                 if self._ballot is not None:
                     self._ballot.hear(rank, notice)
-            if notice.word in {Word.WAITING, Word.ASKING}:
+            if notice.word in {NoticeKind.WAITING, NoticeKind.ASKING}:
                 if notice.epoch == self.epoch:
                     self._waiting[rank] = notice
             elif notice.last_call > self.epoch:
@@ -327,7 +328,7 @@ class Vigil:
     def _check_ending(self) -> None:
         """Raise if a rank has left in this operation, or before it.
 
-        Somebody who left later has done its part in this one, which may well end without it.
+        A rank that left later has done its part in this one, which may well end without it.
         """
         if self._ending is not None and self._ending[1].operation <= self._operation:
             raise self._told_by(*self._ending)
@@ -344,7 +345,7 @@ class Vigil:
         """Raise if a rank we wait for waits for us in a subgroup that we have not made."""
         below = self._backend
         parent = below.parent if isinstance(below, SubBackend) else below
-        parent = getattr(parent, "innermost", parent)
+        parent = parent.innermost
         for members, count, identity in sub_unmade(parent):
             for rank in awaited:
                 there = below.to_global(rank) if isinstance(below, SubBackend) else rank
@@ -360,7 +361,7 @@ class Vigil:
                     parent,
                     there,
                     identity,
-                    Notice(Word.MISMATCH, 0, 0, text=str(error), last_call=1),
+                    Notice(NoticeKind.MISMATCH, 0, 0, text=str(error), last_call=1),
                 )
                 raise error
 
@@ -396,10 +397,10 @@ class Vigil:
 
     # -- who is the odd one out ------------------------------------------------------------------
 
-    def _open_ballot(self) -> Ballot:
+    def _open_ballot(self) -> MismatchVote:
         """The ballot on the operation under way."""
         mine = beliefs_of(self._operation, self._fingerprint.pack(), self._earlier.pack())
-        ballot = Ballot(self._backend.world_size, self.epoch, self._operation, mine)
+        ballot = MismatchVote(self._backend.world_size, self.epoch, self._operation, mine)
         for rank, notice in self._disagreed.items():
             ballot.hear(rank, notice)
         self._ballot = ballot
@@ -435,7 +436,7 @@ class Vigil:
     # -- endings -----------------------------------------------------------------------------------
 
     def abort(self, error: DistributedError, last_call: int) -> None:
-        """End calls up to a number, from any thread; whoever runs one wakes up and looks."""
+        """End calls up to a number, from any thread; a thread that runs one wakes up and checks."""
         if self.aborted is None or last_call >= self.aborted[1]:
             self.aborted = (error, last_call)
 
@@ -472,16 +473,16 @@ class Vigil:
 
     def _tell(self, error: BaseException, last_call: int) -> None:
         is_heard = isinstance(error, CollectiveMismatch) and error.is_heard
-        words: list[tuple[type[BaseException], Word]] = [
-            (CollectiveMismatch, Word.DISAGREED if is_heard else Word.MISMATCH),
-            (Disconnected, Word.LOST),
-            (Timeout, Word.LATE),
-            (Aborted, Word.ABORTED),
+        words: list[tuple[type[BaseException], NoticeKind]] = [
+            (CollectiveMismatch, NoticeKind.DISAGREED if is_heard else NoticeKind.MISMATCH),
+            (Disconnected, NoticeKind.LOST),
+            (Timeout, NoticeKind.LATE),
+            (Aborted, NoticeKind.ABORTED),
         ]
         if isinstance(error, MalformedFrame) and error.rank is not None:
-            words.append((MalformedFrame, Word.MALFORMED))
-        word = next((word for kind, word in words if isinstance(error, kind)), Word.FAILED)
-        culprit = getattr(error, "rank", None)
+            words.append((MalformedFrame, NoticeKind.MALFORMED))
+        word = next((word for kind, word in words if isinstance(error, kind)), NoticeKind.FAILED)
+        culprit = error.rank if isinstance(error, DistributedError) else None
         text = str(error) or type(error).__name__
         notice = self._notice(word, -1 if culprit is None else culprit, text, last_call)
         self._notices.tell(self._others, notice)

@@ -115,7 +115,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Fingerprint:
-        """From bytes that somebody sent."""
+        """Read a fingerprint from the bytes of a peer."""
         return cls(*_LAYOUT.unpack(data))
 
     def __str__(self) -> str:
@@ -182,12 +182,12 @@ def _describe_hidden(mine: Fingerprint, theirs: Fingerprint) -> str:
         if mine.root != theirs.root:
             return f", with roots {mine.root} and {theirs.root}"
         here, there = mine._replace(purpose=Purpose.OWN), theirs._replace(purpose=Purpose.OWN)
-        return f"; the one is at its part {here}, the other at {there}"
+        return f"; one is at its part {here}, the other at {there}"
     if mine.other_dtype != theirs.other_dtype:
         return ", of types that differ in their parts or units"
     if mine.counts != theirs.counts:
-        return ", with the elements divided in another way"
-    return ", by another strategy"
+        return ", with the elements divided differently"
+    return ", with another strategy"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ _NOTICE_LAYOUT = struct.Struct("<BxHiQQQ32s32s")
 _TEXT = NOTICE_SIZE - _NOTICE_LAYOUT.size
 
 
-class Word(IntEnum):
+class NoticeKind(IntEnum):
     """What a notice says."""
 
     WAITING = 1
@@ -232,7 +232,7 @@ class Word(IntEnum):
 class Notice(NamedTuple):
     """One of them."""
 
-    word: Word
+    word: NoticeKind
     epoch: int
     """Up to which call, counted from the group's beginning, all had ended before."""
     operation: int
@@ -259,11 +259,11 @@ class Notice(NamedTuple):
     def unpack(cls, data: bytes | bytearray) -> Notice | None:
         """From the bytes of a peer; None if they say nothing we know."""
         word, length, culprit, epoch, operation, last, *marks = _NOTICE_LAYOUT.unpack_from(data)
-        if word not in {int(each) for each in Word} or length > _TEXT:
+        if word not in {int(each) for each in NoticeKind} or length > _TEXT:
             return None
         said = bytes(data[_NOTICE_LAYOUT.size : _NOTICE_LAYOUT.size + length])
         text = printable(said.decode(errors="replace"))
-        return cls(Word(word), epoch, operation, culprit, marks[0], text, last, marks[1])
+        return cls(NoticeKind(word), epoch, operation, culprit, marks[0], text, last, marks[1])
 
 
 class Notices:
@@ -347,11 +347,15 @@ _sweeping = ForkSafeLock()
 def _ground(backend: Backend) -> Backend:
     """The backend below all that stand on another."""
     while True:
-        below = getattr(backend, "innermost", backend)
+        below = backend.innermost
         below = below.parent if isinstance(below, SubBackend) else below
         if below is backend:
             return backend
         backend = below
+
+
+class _GroupCounts(dict[int, int]):
+    """How many groups were made on a backend, by what their name has become."""
 
 
 def count_instances(backend: Backend) -> int:
@@ -359,12 +363,12 @@ def count_instances(backend: Backend) -> int:
 
     A subgroup without a name never has another in its place.
     """
-    keeper: Backend = getattr(backend, "innermost", backend)
+    keeper = backend.innermost
     key = 0
     if isinstance(keeper, SubBackend) and keeper.name is not None:
         key = keeper._scope(NOTICES)  # noqa: SLF001 - what its name has become
         keeper = _ground(backend)
-    counts: dict[int, int] = vars(keeper).setdefault("_groups_made", {})
+    counts = keeper.services.of(_GroupCounts, _GroupCounts)
     made = counts.get(key, 0)
     counts[key] = made + 1
     return made
@@ -408,7 +412,7 @@ def tell_outside(parent: Backend, rank: int, identity: int, notice: Notice) -> N
 
 
 @dataclass
-class Ballot:
+class MismatchVote:
     """What this rank knows of the beliefs of all."""
 
     world_size: int
@@ -425,7 +429,7 @@ class Ballot:
 
     def hear(self, rank: int, notice: Notice) -> None:
         """A rank tells what it believes."""
-        if notice.word is Word.MISMATCH:
+        if notice.word is NoticeKind.MISMATCH:
             self.reporters.add(rank)
         if notice.epoch == self.epoch:
             self.told[rank] = beliefs_of(notice.operation, notice.fingerprint, notice.earlier)

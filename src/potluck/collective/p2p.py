@@ -6,19 +6,14 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from potluck._time import read_timeout
-from potluck._types import Seconds, in_seconds
-from potluck.arrays.adapters import lend
-from potluck.arrays.base import Access
+from potluck._future import deadline_after
 from potluck.backend.base import Backend
-from potluck.backend.operation import Ended, Operation
+from potluck.backend.operation import DONE, Cancelled, Operation
 from potluck.collective.call import Work
-from potluck.collective.group import MessageNote
 from potluck.errors import DistributedError, Timeout
-from potluck.trace.recorder import Log, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -27,23 +22,33 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class Arbiter(Protocol):
-    """Decides what a message ends with whose connection broke, where that is not known at once."""
+class MessageErrors:
+    """What a message ends with whose connection broke: as it is, unless a subclass decides."""
 
     def is_open(self, error: DistributedError) -> bool:
         """Whether that is not decided yet."""
+        del error
+        return False
 
     def decided(self, error: DistributedError) -> DistributedError:
         """What the message ends with."""
+        return error
 
     def wait(
         self, error: DistributedError, deadline: float | None, seconds: float
     ) -> DistributedError | None:
-        """Wait for the decision until a moment; the error of who waited too long, or None."""
+        """Wait for the decision until a moment; the error of a wait that took too long, or None."""
+        del error, deadline, seconds
+        return None
 
 
-class Transfer(Work[A], Generic[A]):
-    """A message under way; it moves while somebody waits, asks or uses the backend otherwise."""
+AS_THEY_ARE = MessageErrors()
+
+
+class Transfer(Work[A]):
+    """A message in progress; it moves while a thread waits, asks or uses the backend otherwise."""
+
+    is_passive = True
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Transfer(Work[A], Generic[A]):
         progress: Callable[[float], None],
         finish: Callable[[], A],
         note: Callable[[BaseException | None], None] = lambda _: None,
+        errors: MessageErrors = AS_THEY_ARE,
     ) -> None:
         super().__init__(operation.describe)
         self._note = note
@@ -58,138 +64,58 @@ class Transfer(Work[A], Generic[A]):
         self._progress = progress
         self._finish = finish
         self._settling = threading.RLock()  # a callback may ask how it has ended
-        self.arbiter: Arbiter | None = None
+        self._errors = errors
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not; what has arrived is taken in."""
-        if not self._operation.done:
+        """Whether it has ended, with a result or an error; what has arrived is taken in."""
+        if not self.ended and not self._operation.done:
             self._progress(0)
         return self._settle()
 
-    def wait(self, timeout: Seconds | None = None) -> A:
-        """Return the array when the message has moved, or raise what went wrong."""
-        limit = read_timeout(timeout)
-        if not self._settle():
-            self._drive(limit)
-        return super().result()
-
     def cancel(self) -> bool:
         """Give the array back without waiting; False if the message has moved after all."""
+        if self.ended:
+            return isinstance(self.error, Cancelled)
         cancelled = self._operation.cancel()
         self._settle()
         return cancelled
 
-    def _drive(self, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            self._operation.wait(timeout)
-        except DistributedError:
-            if not self._operation.done:
-                raise  # the time-out of this wait, not an error of the message
+    def drive(self, limit: float | None) -> bool:
+        """Move the message, and wait for the decision on its error."""
+        deadline = deadline_after(limit)
+        if not self._operation.drive(limit):
+            raise self._operation.timeout_error(limit or 0.0)
         error = self._operation.error
         while not self._settle():
-            assert self.arbiter is not None
             assert error is not None
-            late = self.arbiter.wait(error, deadline, timeout or 0.0)
+            late = self._errors.wait(error, deadline, limit or 0.0)
             if late is not None:
                 raise late
+        return True
 
     def _settle(self) -> bool:
         """Note how it has ended, once; False while it has not."""
-        if not self._operation.done:
-            return False
+        if self.ended or not self._operation.done:
+            return self.ended
         with self._settling:
-            if not self._ended.is_set():
+            if not self.ended:
                 error = self._operation.error
-                if error is not None and self.arbiter is not None:
-                    if self.arbiter.is_open(error):
-                        return False
-                    error = self.arbiter.decided(error)
-                self._note(error)
                 if error is not None:
-                    self.fail(error)
-                else:
-                    self.succeed(self._finish())
+                    if self._errors.is_open(error):
+                        return False
+                    error = self._errors.decided(error)
+                self._note(error)
+                self.finish_first(error, self._finish() if error is None else None)
                 self._let_go()
         return True
 
     def _let_go(self) -> None:
-        """Whoever keeps this keeps no array: its memory may be given away now."""
+        """Keep no array from here on: its memory may be given away now."""
         text = self._describe()
         self._describe = lambda: text
-        self._operation = Ended(self._operation.error)
+        self._operation = DONE
         del self._finish
-
-    def __await__(self) -> Generator[Any, None, A]:
-        """Wait without blocking the event loop: a thread moves the message meanwhile."""
-        if not self.done:
-            threading.Thread(
-                target=self._drive, args=(None,), name="potluck-transfer", daemon=True
-            ).start()
-        return (yield from super().__await__())
-
-
-class Transfers(Backend):
-    """Sends and receives that take arrays of any library; a receive fills its array in place."""
-
-    @property
-    def _messages(self) -> Log:
-        """Where messages are taken down."""
-        return log_of(self)
-
-    def _taking_down(self, what: str, peer: int, tag: int, nbytes: int) -> MessageNote:
-        return MessageNote(self._messages, what, peer, tag, nbytes)
-
-    def send(self, data: Any, dst: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
-        """Send an array to rank ``dst``; return when it may be changed again."""
-        octets = lend(data, Access.READ).flat.view("u1")
-        limit = read_timeout(self._limit(timeout))
-        with self._taking_down("send", dst, tag, octets.nbytes):
-            self.post_send(octets, dst, tag=tag).finish_within(limit)
-
-    def recv(self, into: Any, src: int, *, tag: int = 0, timeout: Seconds | None = None) -> None:
-        """Receive from rank ``src`` into an array, which has the exact size of what was sent."""
-        lease = lend(into, Access.WRITE)
-        octets = lease.flat.view("u1")
-        limit = read_timeout(self._limit(timeout))
-        with self._taking_down("recv", src, tag, octets.nbytes):
-            self.post_recv_into(octets, src, tag=tag).finish_within(limit)
-        lease.give_back()
-
-    def isend(self, data: A, dst: int, *, tag: int = 0) -> Transfer[A]:
-        """Start sending; the array must not change until the work is done."""
-        octets = lend(data, Access.READ).flat.view("u1")
-        operation = self.post_send(octets, dst, tag=tag)
-        taken = self._taking_down("send", dst, tag, octets.nbytes)
-        return Transfer(operation, self.progress, lambda: data, taken.end)
-
-    def irecv(self, into: A, src: int, *, tag: int = 0) -> Transfer[A]:
-        """Start receiving into an array; it must not be used until the work is done."""
-        lease = lend(into, Access.WRITE)
-        octets = lease.flat.view("u1")
-        operation = self.post_recv_into(octets, src, tag=tag)
-        taken = self._taking_down("recv", src, tag, octets.nbytes)
-        return Transfer(operation, self.progress, lease.give_back, taken.end)
-
-    def sendrecv(
-        self,
-        data: Any,
-        dst: int,
-        into: Any,
-        src: int,
-        *,
-        tag: int = 0,
-        timeout: Seconds | None = None,
-    ) -> None:
-        """Send to one rank while receiving from another, or from the same."""
-        sending = self.isend(data, dst, tag=tag)
-        try:
-            self.recv(into, src, tag=tag, timeout=timeout)
-            sending.wait(self._limit(timeout))
-        except BaseException:
-            sending.cancel()
-            raise
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,7 +187,9 @@ class AnySource:
 
 
 class AnyTransfer(Work[Any]):
-    """A receive from whoever sends first."""
+    """A receive from the rank that sends first."""
+
+    is_passive = True
 
     def __init__(
         self, source: AnySource, into: Buffer, tag: int, finish: Callable[[], Any]
@@ -282,32 +210,34 @@ class AnyTransfer(Work[Any]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not; what has arrived is taken in."""
-        if not self._ended.is_set():
+        """Whether it has ended, with a result or an error; what has arrived is taken in."""
+        if not self.ended:
             self._any.backend.progress(0)
             self._settle()
-        return self._ended.is_set()
+        return self.ended
 
-    def wait(self, timeout: Seconds | None = None) -> Any:
-        """Return when a message is here, or raise what went wrong."""
-        limit = in_seconds(timeout)
-        deadline = None if limit is None else time.monotonic() + limit
+    def timeout_error(self, seconds: float) -> Timeout:
+        """The error of a wait that took too long."""
+        return Timeout(f"No message arrived from any rank within {seconds:g} s", seconds=seconds)
+
+    def drive(self, limit: float | None) -> bool:
+        """Look for a message again and again."""
+        deadline = deadline_after(limit)
         while not self._settle():
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             if left <= 0:
-                raise Timeout(
-                    f"No message came from any rank within {limit:g} s", seconds=limit or 0.0
-                )
+                return False
             begun = time.monotonic()
             self._any.backend.progress(left)
             if time.monotonic() - begun < PAUSE:
                 time.sleep(PAUSE)  # another thread moves the bytes, or there were some
-        return self.result()
+        return True
 
     def cancel(self) -> bool:
         """Give the array back without waiting; False if a message has come after all."""
-        operation = self._operation
-        if operation is None and self._any.forget(self):
+        if self.ended:
+            return isinstance(self.error, Cancelled)
+        if self._operation is None and self._any.forget(self):
             self.fail(Timeout("The receive was cancelled", seconds=0.0))
             return True
         operation = self._operation
@@ -315,7 +245,7 @@ class AnyTransfer(Work[Any]):
 
     def _settle(self) -> bool:
         """Note how it has ended, once; False while it has not."""
-        if self._ended.is_set():
+        if self.ended:
             return True
         if self._operation is None:
             self._any.match()
@@ -323,9 +253,9 @@ class AnyTransfer(Work[Any]):
             self._any.backend.progress(0)  # what has arrived counts all the same
             self._any.match()
         with self._settling:
-            if not self._ended.is_set():
+            if not self.ended:
                 self._note()
-        return self._ended.is_set()
+        return self.ended
 
     def _note(self) -> None:
         operation = self._operation
@@ -339,11 +269,11 @@ class AnyTransfer(Work[Any]):
                 self.fail(operation.error)
             else:
                 self.succeed(self._finish())
-            self._operation = Ended(operation.error)
+            self._operation = DONE
             self._let_go()
 
     def _let_go(self) -> None:
-        """Whoever keeps this keeps no array: its memory may be given away now."""
+        """Keep no array from here on: its memory may be given away now."""
         self.into = b""
         del self._finish
 
@@ -357,7 +287,7 @@ class AnyTransfer(Work[Any]):
 # is not done.
 
 MOMENT = 0.002
-"""Seconds in which whoever has posted a message may come and wait for it himself."""
+"""Seconds that the thread that posted a message has to start waiting for it itself."""
 
 TAKEN = 1e-4
 """A look that was shorter found another thread at the pump."""
@@ -366,7 +296,7 @@ IDLE = 5.0
 """Seconds after which the courier's thread ends when there is nothing to do."""
 
 
-class Errand(Protocol):
+class BackgroundTask(Protocol):
     """Something under way."""
 
     @property
@@ -374,17 +304,17 @@ class Errand(Protocol):
         """Whether it has ended; asking may bring that about."""
 
 
-class Courier:
+class ProgressThread:
     """A thread that is there while errands are."""
 
     def __init__(self, progress: Callable[[float], None]) -> None:
         self._progress = progress
-        self._errands: list[Errand] = []
+        self._errands: list[BackgroundTask] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._changed = threading.Condition()
 
-    def carry(self, errand: Errand) -> None:
+    def carry(self, errand: BackgroundTask) -> None:
         """See to it that something gets done, whether anybody waits for it or not."""
         with self._changed:
             if self._closed:
@@ -422,7 +352,7 @@ class Courier:
                 return False
             return True
 
-    def _pump(self, errands: list[Errand]) -> bool:
+    def _pump(self, errands: list[BackgroundTask]) -> bool:
         """Move bytes until something is done, or another thread does (True)."""
         while not self._closed and not any(map(_is_done, errands)):
             begun = time.monotonic()
@@ -442,7 +372,7 @@ class Courier:
             thread.join()
 
 
-def _is_done(errand: Errand) -> bool:
+def _is_done(errand: BackgroundTask) -> bool:
     try:
         return errand.done
     except DistributedError:

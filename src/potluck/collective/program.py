@@ -2,7 +2,7 @@
 
 A *unit* is one piece of one step.  Both ends of a stream cut a span at the same places, so a stream
 is a list of units on either side.  What a step may wait for (see ``collective.schedule``) becomes
-counts: a unit *waits* for so many events, and every event names the units that it helps.  There
+counts: a unit *waits* for a number of events, and every event names the units that it helps.  There
 are two: the **value** of a unit is known (stored, or held by a relay), and the unit is **done**
 (its value has also been handed to all its streams).
 """
@@ -24,11 +24,11 @@ from potluck.errors import MalformedFrame
 from potluck.schedule import planner
 from potluck.schedule.planner import Plan, Planner, keeps
 from potluck.schedule.reduce import ReduceOp
-from potluck.schedule.schedule import Form, Place, Program, Step
-from potluck.schedule.task import Collective, Layout, Strategy, Task
+from potluck.schedule.schedule import Form, Operand, Program, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Strategy, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from potluck.collective.call import Call
     from potluck.compression.base import Codec, Floats
@@ -43,7 +43,7 @@ STAGED = 2
 NOBODY = -1
 
 
-class Kind(IntEnum):
+class UnitKind(IntEnum):
     """How the value of a unit comes about."""
 
     SEND = 0
@@ -58,8 +58,8 @@ class Kind(IntEnum):
 class Unit:
     """One piece of one step."""
 
-    kind: Kind
-    step: Step
+    kind: UnitKind
+    step: ScheduleStep
     start: int
     stop: int
 
@@ -78,7 +78,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Units:
+class CompiledProgram:
     """A program, ready to be run."""
 
     program: Program
@@ -93,7 +93,7 @@ class Units:
     outgoing: dict[int, tuple[int, ...]]
 
 
-class _Cutter:
+class _Compiler:
     """Cuts one program."""
 
     def __init__(self, program: Program, piece: int, *, stages_all: bool) -> None:
@@ -105,7 +105,7 @@ class _Cutter:
         for step in program.steps:
             self._first.append(len(self.units))
             moves = self._moves(step)
-            kind = Kind.SEND if step.only_sends else Kind.MOVE if moves else Kind.FOLD
+            kind = UnitKind.SEND if step.only_sends else UnitKind.MOVE if moves else UnitKind.FOLD
             self.units += [
                 Unit(kind, step, start, min(start + piece, step.stop))
                 for start in range(step.start, step.stop, piece)
@@ -114,7 +114,7 @@ class _Cutter:
         self.on_value: list[list[int]] = [[] for _ in self.units]
         self.on_done: list[list[int]] = [[] for _ in self.units]
 
-    def _moves(self, step: Step) -> bool:
+    def _moves(self, step: ScheduleStep) -> bool:
         return step.moves and not self._stages_all
 
     def units_of(self, index: int) -> range:
@@ -167,19 +167,19 @@ class _Cutter:
         return tuple(found)
 
 
-def compile_program(program: Program, piece: int, *, stages_all: bool = False) -> Units:
+def compile_program(program: Program, piece: int, *, stages_all: bool = False) -> CompiledProgram:
     """Cut a program into units of ``piece`` elements.
 
     With ``stages_all`` nothing is received straight into its destination: it has to be decoded.
     """
-    cutter = _Cutter(program, piece, stages_all=stages_all)
+    cutter = _Compiler(program, piece, stages_all=stages_all)
     cutter.connect()
     incoming = {peer: cutter.arrivals(peer, steps) for peer, steps in program.incoming.items()}
     outgoing = {
         peer: tuple(unit for index in steps for unit in cutter.units_of(index))
         for peer, steps in program.outgoing.items()
     }
-    return Units(
+    return CompiledProgram(
         program,
         tuple(cutter.units),
         tuple(cutter.waits),
@@ -203,30 +203,53 @@ KEPT = 4 << 20
 """Bytes of slots that stay for the next operation: fresh memory is slow to touch."""
 
 
-def octets_of(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
     """The bytes of an array; numpy's own view knows every type, Python's does not."""
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type] # typeshed misses the protocol
 
 
 class Slot:
-    """A piece of memory of our own."""
+    """A piece of memory of our own; or one that a peer wrote and we may read for a while."""
 
-    __slots__ = ("array", "octets", "size", "wider")
+    __slots__ = ("_give_back", "_own", "array", "raw", "size", "wider")
 
     def __init__(self, size: int) -> None:
         self.size = size
         whole = np.empty(MARGIN + size + MARGIN, np.uint8)
-        self.array = whole[MARGIN : MARGIN + size]
-        self.octets = octets_of(self.array)
-        self.wider = octets_of(whole)
+        self.array = self._own = whole[MARGIN : MARGIN + size]
+        self._give_back: Callable[[], None] | None = None
+        self.raw = bytes_of(self.array)
+        self.wider = bytes_of(whole)
         """With the margins."""
 
     def view(self, dtype: Dtype, count: int) -> Array:
         """Its front, as elements."""
         return self.array[: count * dtype.itemsize].view(dtype)
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether it is the memory of a peer, who may change it at any time."""
+        return self._give_back is not None
 
-class Pool:
+    def borrow(self, array: Array, give_back: Callable[[], None]) -> None:
+        """Stand for the memory of a peer until :meth:`release`; ``raw`` stay our own."""
+        self.array, self._give_back = array, give_back
+
+    def release(self) -> None:
+        """Stand for our own memory, with any content."""
+        if self._give_back is not None:
+            self._give_back()
+            self.array, self._give_back = self._own, None
+
+    def make_own(self) -> None:
+        """Copy the content to our own memory, where nothing else changes it."""
+        if self._give_back is not None:
+            size = min(self._own.size, self.array.size)
+            self._own[:size] = self.array[:size]
+            self.release()
+
+
+class SlotPool:
     """Slots that are used again; all of one size, which may grow."""
 
     def __init__(self) -> None:
@@ -245,14 +268,15 @@ class Pool:
 
     def give_back(self, slot: Slot) -> None:
         """Have a slot back."""
+        slot.release()
         if slot.size == self._size and len(self._free) * slot.size < KEPT:
             self._free.append(slot)
 
 
-class Memory:
+class CallMemory:
     """The arrays of a call, by place and coordinate, and how values are computed in them."""
 
-    def __init__(self, units: Units, call: Call, pool: Pool) -> None:
+    def __init__(self, units: CompiledProgram, call: Call, pool: SlotPool) -> None:
         program, reducer = units.program, call.reducer
         self._reducer = reducer
         self._world_size = call.task.world_size
@@ -267,17 +291,18 @@ class Memory:
                 summed = np.empty(call.target.size, self.wide)
         self._arrays = (call.source, call.target, summed)
         self._starts = (program.input.start, program.output.start, program.output.start)
-        self._octets: list[memoryview | None] = [None, None, None]
+        self._raw: list[memoryview | None] = [None, None, None]
+        self._spare: Array | None = None
 
-    def octets(self, place: Place, start: int, stop: int) -> memoryview:
+    def raw(self, place: Operand, start: int, stop: int) -> memoryview:
         """The bytes of a span."""
-        octets = self._octets[place]
-        if octets is None:
-            octets = self._octets[place] = octets_of(self._arrays[place])
+        raw = self._raw[place]
+        if raw is None:
+            raw = self._raw[place] = bytes_of(self._arrays[place])
         size, offset = self._arrays[place].itemsize, self._starts[place]
-        return octets[(start - offset) * size : (stop - offset) * size]
+        return raw[(start - offset) * size : (stop - offset) * size]
 
-    def cells(self, place: Place, start: int, stop: int) -> Array:
+    def cells(self, place: Operand, start: int, stop: int) -> Array:
         """The elements of a span."""
         offset = self._starts[place]
         return self._arrays[place][start - offset : stop - offset]
@@ -287,7 +312,7 @@ class Memory:
         return self.wide if form is Form.PARTIAL else self.dtype
 
     def size(self, form: Form, count: int) -> int:
-        """Bytes of so many elements on the wire."""
+        """Bytes that ``count`` elements take on the wire."""
         return count * self.form(form).itemsize
 
     def value(self, unit: Unit, held: Slot | None) -> memoryview:
@@ -295,10 +320,10 @@ class Memory:
         step = unit.step
         if held is not None:
             size = (unit.stop - unit.start) * self.form(step.gives).itemsize
-            return held.octets[:size]
+            return held.raw[:size]
         place = step.own if step.into is None else step.into
         assert place is not None
-        return self.octets(place, unit.start, unit.stop)
+        return self.raw(place, unit.start, unit.stop)
 
     def fold(self, unit: Unit, staged: Sequence[Slot]) -> Slot | None:
         """Compute the value of a unit and store it; or return the slot that holds it, if a relay.
@@ -355,19 +380,21 @@ class Memory:
     def _hold(self, staged: Sequence[Slot], operands: Sequence[Array]) -> Slot:
         """A slot for a value that is not stored: that of the first operand, if it may be used."""
         narrow = operands[0].dtype != self.wide
-        return self._pool.take() if not staged or narrow else staged[0]
+        unfit = not staged or narrow or staged[0].is_borrowed
+        return self._pool.take() if unfit else staged[0]
 
-    def _compute(self, step: Step, operands: list[Array], out: Array) -> None:
+    def _compute(self, step: ScheduleStep, operands: list[Array], out: Array) -> None:
         reducer = self._reducer
         if reducer is None:
             if len(operands) == 1:
                 _copy(operands[0], out)
             return
+        spare = self._spare_for(out) if step.own_at > 1 else None
         if not step.final:
-            reducer.fold(operands, out, own_at=step.own_at)
+            reducer.fold(operands, out, own_at=step.own_at, spare=spare)
         elif out.dtype == reducer.wide:
             if len(operands) > 1:
-                reducer.fold(operands, out, own_at=step.own_at)
+                reducer.fold(operands, out, own_at=step.own_at, spare=spare)
             else:
                 _copy(operands[0], out)
             reducer.finish(out, out, world_size=self._world_size)
@@ -377,6 +404,12 @@ class Memory:
             reducer.fold(operands, partial)
             reducer.finish(partial, out, world_size=self._world_size)
             self._pool.give_back(slot)
+
+    def _spare_for(self, out: Array) -> Array:
+        """Room for what is added up before the own operand, which ``out`` may still hold."""
+        if self._spare is None:
+            self._spare = np.empty(BLOCK, np.uint8)
+        return self._spare[: out.nbytes].view(out.dtype)
 
 
 def _copy(source: Array, target: Array) -> None:
@@ -396,19 +429,21 @@ def _copy(source: Array, target: Array) -> None:
 FLOAT32 = np.dtype(np.float32)
 
 
-def memory_for(units: Units, call: Call, pool: Pool, codec: Codec | None) -> Memory:
+def memory_for(
+    units: CompiledProgram, call: Call, pool: SlotPool, codec: Codec | None
+) -> CallMemory:
     """The memory for a call."""
-    return Memory(units, call, pool) if codec is None else CodedMemory(units, call, pool, codec)
+    return CallMemory(units, call, pool) if codec is None else CodedMemory(units, call, pool, codec)
 
 
-class CodedMemory(Memory):
+class CodedMemory(CallMemory):
     """The arrays of a call, and what becomes of them on the wire.
 
     What the codec leaves behind is written to ``call.residual``: for a contribution where it is
     encoded, for a result at its owner, as much as the owner would have to add to its own part.
     """
 
-    def __init__(self, units: Units, call: Call, pool: Pool, codec: Codec) -> None:
+    def __init__(self, units: CompiledProgram, call: Call, pool: SlotPool, codec: Codec) -> None:
         super().__init__(units, call, pool)
         self._codec = codec
         self._residual = call.residual
@@ -420,7 +455,7 @@ class CodedMemory(Memory):
         return call.reducer is not None and call.reducer.op is ReduceOp.MEAN
 
     def size(self, form: Form, count: int) -> int:  # noqa: ARG002 - there is one form only
-        """Bytes of so many elements on the wire."""
+        """Bytes that ``count`` elements take on the wire."""
         return self._codec.size(count)
 
     # -- out -----------------------------------------------------------------------------------
@@ -435,7 +470,7 @@ class CodedMemory(Memory):
             slot = self._slot_for(step.to)
             left = None if self._residual is None else self._residual[unit.start : unit.stop]
             self._encode(self.cells(step.own, unit.start, unit.stop), slot, left)
-        return slot.octets[: self._codec.size(count)]
+        return slot.raw[: self._codec.size(count)]
 
     def _slot_for(self, to: tuple[int, ...]) -> Slot:
         """Each stream has one: a pump asks for its next value when the last is on its way."""
@@ -446,7 +481,7 @@ class CodedMemory(Memory):
         return slot
 
     def _encode(self, values: Floats, slot: Slot, left: Floats | None = None) -> None:
-        """Encode values; what that leaves behind is written to ``left``, if somebody wants it."""
+        """Encode values; write what that leaves out to ``left``, if it is given."""
         out = slot.array[: self._codec.size(values.size)]
         if left is None:
             self._codec.encode(values, out)
@@ -464,6 +499,8 @@ class CodedMemory(Memory):
         """Decode what came; add it up where the sum is final, and encode the result."""
         step = unit.step
         assert step.into is not None
+        for slot in staged:  # what is checked must not change afterwards
+            slot.make_own()
         out = self.cells(step.into, unit.start, unit.stop)
         if not step.final:
             (slot,), (source,) = staged, step.sources
@@ -582,11 +619,11 @@ def needs_confirming(task: Task) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledCall:
     """Everything about a call that does not depend on its memory."""
 
     plan: Plan
-    units: Units
+    units: CompiledProgram
     fingerprint: Fingerprint
     packed: bytes
     """The fingerprint as bytes."""
@@ -602,7 +639,7 @@ class Compiled:
     """How values are written on the wire, unless as they are."""
 
 
-class Plans:
+class PlanCache:
     """Makes and keeps plans."""
 
     def __init__(self, rank: int, world_size: int, config: CollectiveConfig | None) -> None:
@@ -616,21 +653,24 @@ class Plans:
         """Know nothing of the links, as at first: others may not know what we do."""
         self._links = LinkMatrix.uniform(self._world_size, rate=0, latency=0)
         self._planner = Planner(self._links)
-        self._compiled: dict[Key, Compiled] = {}
-        self._known: dict[tuple[int, ...], tuple[Compiled, Key]] = {}
+        self._compiled: dict[Key, CompiledCall] = {}
+        self._known: dict[tuple[int, ...], tuple[CompiledCall, Key]] = {}
         self.is_surveyed = False
 
     @property
     def links(self) -> LinkMatrix:
-        """The links that plans are made for; zero where nobody has measured."""
+        """The links that plans are made for; zero where a link was not measured."""
         return self._links
 
-    def learn(self, links: LinkMatrix, call: Call, operations: int) -> None:
+    def learn(
+        self, links: LinkMatrix, call: Call, operations: int, *, within_machine: bool = False
+    ) -> None:
         """Use other links, if that makes a difference for a call like this.
 
         All ranks do so with the same links, at the same operation.
         """
-        planner, itemsize = Planner(links), call.target.itemsize
+        planner = Planner(links, within_machine=within_machine)
+        itemsize = call.target.itemsize
         if self.is_surveyed:
             current, best = self.plan(call), self._plan(planner, call)
             price = planner.reprice(current, call.task, itemsize=itemsize)
@@ -641,7 +681,7 @@ class Plans:
         self._compiled.clear()
         self._known.clear()
 
-    def compiled(self, call: Call) -> Compiled:
+    def compiled(self, call: Call) -> CompiledCall:
         """How to do a call."""
         # Most calls are made of the very objects of an earlier one, which is found out sooner.
         dtype = call.target.dtype
@@ -655,7 +695,7 @@ class Plans:
             known = self._known[identity] = (self._find(call), parts)
         return known[0]
 
-    def _find(self, call: Call) -> Compiled:
+    def _find(self, call: Call) -> CompiledCall:
         reducer, dtype = call.reducer, call.target.dtype
         key = (
             call.task,
@@ -711,7 +751,7 @@ class Plans:
             self._codecs[kind] = codec_for(kind)
         return self._codecs[kind]
 
-    def _compile(self, call: Call) -> Compiled:
+    def _compile(self, call: Call) -> CompiledCall:
         plan = self.plan(call)
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
@@ -729,7 +769,7 @@ class Plans:
         staged = (
             unit.stop - unit.start
             for unit in units.units
-            if unit.kind is Kind.FOLD or codec is not None
+            if unit.kind is UnitKind.FOLD or codec is not None
         )
         longest = max(staged, default=0)
         sent = sum(
@@ -738,7 +778,7 @@ class Plans:
             for index in queue
         )
         nbytes = call.task.total * itemsize
-        return Compiled(
+        return CompiledCall(
             plan,
             units,
             fingerprint,
@@ -752,8 +792,8 @@ class Plans:
         )
 
 
-def confirmation(rank: int, world_size: int) -> Units:
+def confirmation(rank: int, world_size: int) -> CompiledProgram:
     """A barrier, as the end of an operation in which not every rank hears of every other."""
     task = Task.whole(Collective.BARRIER, world_size, 1)
-    program = planner.schedule("doubling", task, Layout.plain(world_size)).program(rank)
+    program = planner.schedule("doubling", task, AlgorithmSettings.plain(world_size)).program(rank)
     return compile_program(program, 1)

@@ -10,14 +10,21 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from potluck.collective.program import NOBODY, Kind
+from potluck.collective.program import NOBODY, UnitKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from potluck.collective.channel import Channel
-    from potluck.collective.program import Arrival, Memory, Pool, Slot, Unit, Units
-    from potluck.net.transport import Event, Poller, Spin
+    from potluck.collective.program import (
+        Arrival,
+        CallMemory,
+        CompiledProgram,
+        Slot,
+        SlotPool,
+        Unit,
+    )
+    from potluck.net.transport import Event, Poller, Spin, Stream
 
 
 MOST_EXPECTED = 1 << 17
@@ -60,16 +67,16 @@ class _Writer:
         self.is_blocked = False
 
 
-class Pump:
+class PipelinedExecutor:
     """One program under way."""
 
     def __init__(
         self,
-        units: Units,
-        memory: Memory,
-        pool: Pool,
+        units: CompiledProgram,
+        memory: CallMemory,
+        pool: SlotPool,
         channels: Mapping[int, Channel],
-        watch: Watch,
+        watch: StreamPoller,
     ) -> None:
         self._program = units
         self._units = units.units
@@ -97,7 +104,7 @@ class Pump:
     def run(self) -> None:
         """Work until every unit is done."""
         for index, unit in enumerate(self._units):
-            if not self._waits[index] and unit.kind is not Kind.MOVE:
+            if not self._waits[index] and unit.kind is not UnitKind.MOVE:
                 self._agenda.append(index)
         self._agenda.reverse()  # the earlier is the more urgent
         self._settle()
@@ -166,26 +173,26 @@ class Pump:
         if (
             (arrival.after_value != NOBODY and not self._is_known[arrival.after_value])
             or (arrival.after_done != NOBODY and not self._is_done[arrival.after_done])
-            or (unit.kind is Kind.MOVE and self._waits[arrival.unit])
+            or (unit.kind is UnitKind.MOVE and self._waits[arrival.unit])
         ):
             reader.stalled_at = self._happened
             self._stalled.append(reader)
             return False
         step = unit.step
-        if unit.kind is Kind.MOVE:
+        if unit.kind is UnitKind.MOVE:
             assert step.into is not None
             reader.count = self._count_moving(reader)
             last = reader.arrivals[reader.place + reader.count - 1].unit
             stop = self._units[last].stop
-            reader.target = self._memory.octets(step.into, unit.start, stop)
+            reader.target = self._memory.raw(step.into, unit.start, stop)
         else:
             reader.slot = self._pool.take()
             size = self._memory.size(step.takes[arrival.operand], unit.stop - unit.start)
-            reader.target = reader.slot.octets[:size]
+            reader.target = reader.slot.raw[:size]
         return True
 
     def _count_moving(self, reader: _Reader) -> int:
-        """How many units can be received in one go: those that nobody waits for, side by side."""
+        """How many adjacent units can be received at once: those that wait for nothing else."""
         first = self._units[reader.arrivals[reader.place].unit]
         count, most = 1, reader.channel.joins
         if first.step.to:
@@ -219,7 +226,7 @@ class Pump:
 
     def _count_down(self, index: int) -> None:
         self._waits[index] -= 1
-        if not self._waits[index] and self._units[index].kind is not Kind.MOVE:
+        if not self._waits[index] and self._units[index].kind is not UnitKind.MOVE:
             self._agenda.append(index)
 
     def _settle(self) -> None:
@@ -228,7 +235,7 @@ class Pump:
         while agenda:
             index = agenda.pop()
             unit = self._units[index]
-            if unit.kind is Kind.FOLD:
+            if unit.kind is UnitKind.FOLD:
                 staged = self._staged.pop(index, [])
                 held = self._memory.fold(unit, staged)  # type: ignore[arg-type] # none is None
                 if held is not None:
@@ -269,9 +276,8 @@ class Pump:
             else:
                 break
             if not sent:
-                if not writer.is_blocked:
-                    writer.is_blocked = True
-                    self._watch.want_write(channel, wanted=True)
+                writer.is_blocked = True
+                self._watch.want_write(channel, wanted=True)
                 return
             writer.is_busy = False
             index = writer.units[writer.place]
@@ -296,10 +302,10 @@ SHORT = 1 << 16
 """Bytes up to which an operation counts as short."""
 
 
-class Messenger:
+class SequentialExecutor:
     """Sends and receives in a given order, over the streams of one operation."""
 
-    def __init__(self, channels: Mapping[int, Channel], watch: Watch) -> None:
+    def __init__(self, channels: Mapping[int, Channel], watch: StreamPoller) -> None:
         self._channels = channels
         self._watch = watch
 
@@ -314,7 +320,7 @@ class Messenger:
             channel.keep()
 
     def receive(self, peer: int, target: memoryview) -> None:
-        """Return when the target is full; what could not be sent yet goes on meanwhile."""
+        """Return when the target is full; pending data continues to be sent meanwhile."""
         channel = self._channels[peer]
         if channel.pull(target):
             return
@@ -337,15 +343,17 @@ class Messenger:
         ]
 
 
-def run_straight(units: Units, memory: Memory, pool: Pool, messenger: Messenger) -> None:
+def run_straight(
+    units: CompiledProgram, memory: CallMemory, pool: SlotPool, messenger: SequentialExecutor
+) -> None:
     """Do what a program says, one unit after the other."""
     for unit in units.units:
         step, held = unit.step, None
-        if unit.kind is Kind.MOVE:
+        if unit.kind is UnitKind.MOVE:
             assert step.into is not None
-            target = memory.octets(step.into, unit.start, unit.stop)
+            target = memory.raw(step.into, unit.start, unit.stop)
             messenger.receive(step.sources[0], target)
-        elif unit.kind is Kind.FOLD:
+        elif unit.kind is UnitKind.FOLD:
             held = memory.fold(unit, _stage(unit, memory, pool, messenger))
         if step.to:
             view = memory.value(unit, held)
@@ -356,12 +364,14 @@ def run_straight(units: Units, memory: Memory, pool: Pool, messenger: Messenger)
     messenger.finish()
 
 
-def _stage(unit: Unit, memory: Memory, pool: Pool, messenger: Messenger) -> list[Slot]:
+def _stage(
+    unit: Unit, memory: CallMemory, pool: SlotPool, messenger: SequentialExecutor
+) -> list[Slot]:
     step, count = unit.step, unit.stop - unit.start
     staged: list[Slot] = []
     for source, form in zip(step.sources, step.takes, strict=True):
         slot = pool.take()
-        messenger.receive(source, slot.octets[: memory.size(form, count)])
+        messenger.receive(source, slot.raw[: memory.size(form, count)])
         staged.append(slot)
     return staged
 
@@ -376,7 +386,7 @@ SLICE = 0.02
 """Seconds of one sleep; after a sleep without an event one asks what may be wrong."""
 
 
-class Patrol(Protocol):
+class CancellationCheck(Protocol):
     """Looks whether waiting still makes sense."""
 
     def look(self, awaited: Sequence[int]) -> None:
@@ -386,15 +396,16 @@ class Patrol(Protocol):
         """Raise if an abort or the deadline does, although bytes move."""
 
 
-class Watch:
+class StreamPoller:
     """Sleeps until a stream of a group can move bytes."""
 
-    def __init__(self, poller: Poller, spin: Spin, patrol: Patrol) -> None:
+    def __init__(self, poller: Poller, spin: Spin, patrol: CancellationCheck) -> None:
         self._poller = poller
         self.spin = spin
         self._patrol = patrol
         self._channels: dict[int, Channel] = {}
         self._muted: set[int] = set()
+        self._starving: dict[int, Stream] = {}  # the credits of those who have none left
         self.slept: dict[int, float] | None = None
         """Where to count for whom we sleep, if anywhere."""
         self._last_sleep: tuple[Sequence[int], float] = (), 0.0
@@ -418,13 +429,15 @@ class Watch:
                 self._patrol.check(awaited)
             else:
                 self._patrol.look(awaited)
+        if self._starving:
+            found = [event if event[0] >= 0 else (~event[0], False, True) for event in found]
         return [event for event in found if self._is_wanted(event, awaited)]
 
     def _sleep(self, awaited: Sequence[int]) -> list[Event]:
-        """Sleep, and count it for everybody of whom something is missing.
+        """Sleep, and count it for every rank of which something is missing.
 
-        The sleep before this one is counted now: whoever is about to sleep has time for that, and
-        whoever wakes up has not.
+        The sleep before this one is counted now: a thread that is about to sleep has time for
+        that, and one that wakes up has not.
         """
         slept = self.slept
         assert slept is not None
@@ -454,7 +467,13 @@ class Watch:
 
     def want_write(self, channel: Channel, *, wanted: bool) -> None:
         """Also watch for room to write, or stop."""
-        self._poller.want_write(channel.stream, channel.peer, wanted)
+        peer, credits_ = channel.peer, channel.credits if wanted else None
+        if credits_ is None and peer in self._starving:
+            self._poller.unregister(self._starving.pop(peer))
+        elif credits_ is not None and peer not in self._starving:
+            self._starving[peer] = credits_
+            self._poller.register(credits_, ~peer)
+        self._poller.want_write(channel.stream, peer, wanted and credits_ is None)
 
     def wait_to_read(self, channel: Channel, unsent: Sequence[Channel]) -> None:
         """Return when a stream may have bytes, or one of those with something unsent has room."""

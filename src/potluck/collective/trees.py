@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from potluck._decode import printable_lines
-from potluck.arrays.adapters import lend
-from potluck.arrays.base import Access, Array, Lease
+from potluck.arrays.adapters import as_buffer
+from potluck.arrays.base import Access, Array, BufferView
 from potluck.arrays.trees import is_number_or_array, leaves_of, replaced
 from potluck.collective import call as collective_call
-from potluck.collective.call import Call, Op, Place, Purpose, Request
-from potluck.collective.compressed import COMPRESSIBLE, CompressedReduction, Exchange
+from potluck.collective.call import Call, CallSite, Op, Purpose, Request
+from potluck.collective.compressed import COMPRESSIBLE, CompressedExchange, CompressedReduction
 from potluck.collective.group import Group
 from potluck.compression.compressor import TensorCompressor
 from potluck.errors import CollectiveMismatch
@@ -82,7 +82,7 @@ LONGEST = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class TreeUnit:
     """What one collective works on: an array by itself, or several in memory of their own."""
 
     flat: Array
@@ -92,44 +92,46 @@ class Unit:
 
 
 class Tree:
-    """A tree whose arrays are lent."""
+    """A tree whose arrays are seen as flat memory."""
 
     def __init__(self, tree: Any, access: Access, dtype: Any = None) -> None:
         self._tree = tree
         self._found = leaves_of(tree, is_number_or_array)
-        self._lent = [self._lend(path, thing, access, dtype) for path, thing in self._found]
+        self._all_buffers = [
+            self._as_buffer(path, thing, access, dtype) for path, thing in self._found
+        ]
         # By name: dicts that were filled in another order are the same tree.
         order = sorted(range(len(self._found)), key=lambda place: self._found[place][0])
-        self.leases = [self._lent[place] for place in order]
+        self.buffers = [self._all_buffers[place] for place in order]
         self.paths = [self._found[place][0] for place in order]
-        self.buckets = packed([(each.flat.dtype, each.flat.size) for each in self.leases])
+        self.buckets = packed([(each.flat.dtype, each.flat.size) for each in self.buffers])
 
     @staticmethod
-    def _lend(path: str, thing: Any, access: Access, dtype: Any) -> Lease:
+    def _as_buffer(path: str, thing: Any, access: Access, dtype: Any) -> BufferView:
         with _named(path):
-            return lend(thing, access, dtype)
+            return as_buffer(thing, access, dtype)
 
-    def check(self, test: Callable[[Lease], object]) -> None:
+    def check(self, test: Callable[[BufferView], object]) -> None:
         """Make a test that raises on every array; the one it refuses is named."""
-        for path, lease in zip(self.paths, self.leases, strict=True):
+        for path, buffer in zip(self.paths, self.buffers, strict=True):
             with _named(path):
-                test(lease)
+                test(buffer)
 
     @property
     def nbytes(self) -> int:
         """Of all arrays."""
-        return sum(lease.flat.nbytes for lease in self.leases)
+        return sum(buffer.flat.nbytes for buffer in self.buffers)
 
     def description(self) -> list[str]:
         """One line for each array, such as ``layer.0.bias: float32[4]``."""
         return [
-            f"{path}: {lease.flat.dtype}{list(lease.shape)}"
-            for path, lease in zip(self.paths, self.leases, strict=True)
+            f"{path}: {buffer.flat.dtype}{list(buffer.shape)}"
+            for path, buffer in zip(self.paths, self.buffers, strict=True)
         ]
 
     def separated(self) -> list[Array]:
         """The memory of each array; a copy of what another one has too, as tied weights do."""
-        memory = [lease.flat for lease in self.leases]
+        memory = [buffer.flat for buffer in self.buffers]
         end = 0
         for place in sorted(range(len(memory)), key=lambda place: memory[place].ctypes.data):
             array = memory[place]
@@ -139,9 +141,9 @@ class Tree:
             end = max(end, start + array.nbytes)
         return memory
 
-    def give_back(self) -> Any:
+    def commit(self) -> Any:
         """The user's tree; a new one if some of its arrays had to be made anew."""
-        made = [lease.give_back() for lease in self._lent]
+        made = [buffer.commit() for buffer in self._all_buffers]
         if all(new is old for new, (_, old) in zip(made, self._found, strict=True)):
             return self._tree
         return replaced(self._tree, iter(made), is_number_or_array)
@@ -152,15 +154,15 @@ class TreeRoutine:
     """What is done when the turn of a call on a tree has come."""
 
     tree: Tree
-    place: Place
+    place: CallSite
     purpose: Purpose
     name_of: Callable[[int], str]
-    make: Callable[[Unit], Call]
+    make: Callable[[TreeUnit], Call]
     """The collective for an array or a bucket of them."""
 
     def call(self, task: Callable[[int], Task]) -> Call:
         """What a group is to do; its memory only says how much that is."""
-        dtypes = {lease.flat.dtype for lease in self.tree.leases}
+        dtypes = {buffer.flat.dtype for buffer in self.tree.buffers}
         dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
         size = self.tree.nbytes // dtype.itemsize
         extent = np.broadcast_to(np.zeros((), dtype), (size,))
@@ -169,25 +171,25 @@ class TreeRoutine:
     def __call__(self, run: Callable[[Call], None]) -> None:
         """Compare, then work on bucket after bucket."""
         if self.place.world_size > 1:
-            self._compare(Exchange(self.place.world_size, run, self.purpose))
-        leases, memory = self.tree.leases, self.tree.separated()
+            self._compare(CompressedExchange(self.place.world_size, run, self.purpose))
+        buffers, memory = self.tree.buffers, self.tree.separated()
         for number, bucket in enumerate(self.tree.buckets):
             members = [memory[place] for place in bucket.places]
             if len(members) == 1:
-                shape = leases[bucket.places[0]].shape
-                run(self.make(Unit(members[0], shape, number)))
+                shape = buffers[bucket.places[0]].shape
+                run(self.make(TreeUnit(members[0], shape, number)))
                 continue
             together = np.concatenate(members)
-            run(self.make(Unit(together, together.shape, number)))
+            run(self.make(TreeUnit(together, together.shape, number)))
             start = 0
             for member in members:
                 _store(together[start : start + member.size], member)
                 start += member.size
-        for lease, array in zip(leases, memory, strict=True):
-            if array is not lease.flat:
-                _store(array, lease.flat)
+        for buffer, array in zip(buffers, memory, strict=True):
+            if array is not buffer.flat:
+                _store(array, buffer.flat)
 
-    def _compare(self, exchange: Exchange) -> None:
+    def _compare(self, exchange: CompressedExchange) -> None:
         lines = self.tree.description()
         text = "\n".join(lines).encode()
         mark = np.frombuffer(hashlib.sha256(text).digest()[:16], np.uint64)
@@ -264,7 +266,7 @@ def _store(result: Array, target: Array) -> None:
 
 def reduction_request(
     group: Group,
-    place: Place,
+    place: CallSite,
     name_of: Callable[[int], str],
     tree: Tree,
     op: Op,
@@ -274,28 +276,28 @@ def reduction_request(
 ) -> Request[Any]:
     """Reduce all arrays of a tree, in place where they can be changed."""
     tree.check(
-        lambda lease: collective_call.reducer_for(op, lease)
+        lambda buffer: collective_call.reducer_for(op, buffer)
     )  # or it would fail in the middle
 
-    def make(unit: Unit) -> Call:
-        lease = Lease(unit.flat, unit.shape, _nothing)
-        reducer = collective_call.reducer_for(op, lease)
+    def make(unit: TreeUnit) -> Call:
+        buffer = BufferView(unit.flat, unit.shape, _nothing)
+        reducer = collective_call.reducer_for(op, buffer)
         task = place.whole(Collective.ALL_REDUCE, unit.flat.size)
         if tensor is None or unit.flat.dtype not in COMPRESSIBLE:
             return Call(task, unit.flat, unit.flat, reducer, strategy, purpose=purpose)
         part = TensorCompressor(tensor.compressor, f"{tensor.name}/{unit.number}")
-        return CompressedReduction(group, place, lease, lease, reducer, part, strategy).call()
+        return CompressedReduction(group, place, buffer, buffer, reducer, part, strategy).call()
 
     purpose = Purpose.ALL_REDUCE_TREE
     routine = TreeRoutine(tree, place, purpose, name_of, make)
     call = routine.call(lambda size: place.whole(Collective.ALL_REDUCE, size))
-    if tree.leases:
-        call = replace(call, reducer=collective_call.reducer_for(op, tree.leases[0]))
-    return Request(call, tree.give_back)
+    if tree.buffers:
+        call = replace(call, reducer=collective_call.reducer_for(op, tree.buffers[0]))
+    return Request(call, tree.commit)
 
 
 def broadcast_request(
-    place: Place,
+    place: CallSite,
     name_of: Callable[[int], str],
     tree: Any,
     root: int,
@@ -303,17 +305,17 @@ def broadcast_request(
 ) -> Request[Any]:
     """Give all ranks the arrays of one rank's tree, in place where they can be changed."""
     is_root = place.rank == root
-    lent = Tree(tree, Access.READ if is_root else Access.UPDATE)
+    seen = Tree(tree, Access.READ if is_root else Access.UPDATE)
 
-    def make(unit: Unit) -> Call:
+    def make(unit: TreeUnit) -> Call:
         task = place.whole(Collective.BROADCAST, unit.flat.size, root)
         source = unit.flat if is_root else collective_call.nothing(unit.flat.dtype)
         return Call(task, source, unit.flat, None, strategy, purpose=purpose)
 
     purpose = Purpose.BROADCAST_TREE
-    routine = TreeRoutine(lent, place, purpose, name_of, make)
+    routine = TreeRoutine(seen, place, purpose, name_of, make)
     call = routine.call(lambda size: place.whole(Collective.BROADCAST, size, root))
-    return Request(call, lent.give_back)
+    return Request(call, seen.commit)
 
 
 def _nothing() -> None:

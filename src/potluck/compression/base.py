@@ -26,19 +26,19 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from potluck.arrays.adapters import lend
+from potluck.arrays.adapters import as_buffer
 from potluck.arrays.base import Access
 from potluck.errors import MalformedFrame
 from potluck.schedule.reduce import BFLOAT16, quiet
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Octets: TypeAlias = npt.NDArray[np.uint8]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
 CHUNK = 1 << 16
 """Values that are worked on at a time: 256 KiB stay in the cache from one pass to the next."""
 
 NAN_SCALE = np.array([0x7FC00000], np.uint32)
-"""The one NaN that a scale may be: the block held something that is no number."""
+"""The one NaN that a scale may be: the block held a value that is not a number."""
 
 
 class Codec(ABC):
@@ -51,13 +51,13 @@ class Codec(ABC):
     @classmethod
     @abstractmethod
     def size(cls, count: int) -> int:
-        """Bytes for so many values."""
+        """Bytes that ``count`` values take."""
 
     @abstractmethod
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """Write values into exactly ``size(len(values))`` bytes; within ``quiet()``."""
 
-    def encode_leaving(self, values: Floats, out: Octets, left: Floats) -> bool:
+    def encode_leaving(self, values: Floats, out: ByteArray, left: Floats) -> bool:
         """The same, and write to ``left`` by how much each value is off; whether that is finite.
 
         False means that it was not looked at.
@@ -68,16 +68,16 @@ class Codec(ABC):
         return False
 
     @abstractmethod
-    def _decode(self, data: Octets, out: Floats) -> None:
+    def _decode(self, data: ByteArray, out: Floats) -> None:
         """Read them back; the length has been checked."""
 
-    def decode(self, data: Octets, out: Floats) -> None:
+    def decode(self, data: ByteArray, out: Floats) -> None:
         """Fill ``out`` with the values; the same bits on every machine."""
         self.check(data, out.size)
         self._decode(data, out)
 
-    def check(self, data: Octets, count: int) -> None:
-        """Refuse bytes of another length than so many values have."""
+    def check(self, data: ByteArray, count: int) -> None:
+        """Refuse bytes of another length than ``count`` values have."""
         expected = self.size(count)
         if data.size != expected:
             raise MalformedFrame(
@@ -86,7 +86,7 @@ class Codec(ABC):
                 got=int(data.size),
             )
 
-    def packed(self, values: Floats) -> Octets:
+    def packed(self, values: Floats) -> ByteArray:
         """The same in new memory."""
         out = np.empty(self.size(values.size), np.uint8)
         with quiet():
@@ -95,7 +95,7 @@ class Codec(ABC):
 
 
 @dataclass(slots=True)
-class Turn:
+class CompressionContext:
     """One tensor in one step: what a method may want to know besides the values."""
 
     shape: tuple[int, ...]
@@ -111,12 +111,12 @@ class Method(ABC):
     """One way to compress a tensor as a whole; what it makes may be of any size."""
 
     @abstractmethod
-    def encode(self, values: Floats, turn: Turn) -> Octets:
+    def encode(self, values: Floats, turn: CompressionContext) -> ByteArray:
         """Some bytes that stand for the values."""
 
     @abstractmethod
-    def decode(self, data: Octets, total: int) -> Floats:
-        """The ``total`` values for which somebody's bytes stand; allocates no more than these."""
+    def decode(self, data: ByteArray, total: int) -> Floats:
+        """The ``total`` values that received bytes stand for; allocates no more than these."""
 
 
 class Quantised(Method):
@@ -130,11 +130,11 @@ class Quantised(Method):
         """Made when first used: its scratch memory is more than many a gradient."""
         return self._make()
 
-    def encode(self, values: Floats, turn: Turn) -> Octets:  # noqa: ARG002 - others need it
+    def encode(self, values: Floats, turn: CompressionContext) -> ByteArray:  # noqa: ARG002 - others need it
         """All values, one after the other."""
         return self._codec.packed(values)
 
-    def decode(self, data: Octets, total: int) -> Floats:
+    def decode(self, data: ByteArray, total: int) -> Floats:
         """All values again."""
         self._codec.check(data, total)  # before anything is allocated
         values = np.empty(total, np.float32)
@@ -142,7 +142,7 @@ class Quantised(Method):
         return values
 
 
-def read_scales(data: Octets, largest: float, name: str) -> Floats:
+def read_scales(data: ByteArray, largest: float, name: str) -> Floats:
     """The scales at the front of a piece: numbers from 0 to ``largest``, or the one NaN."""
     scales: Floats = data.view(np.float32)
     bits = data.view(np.uint32)  # of numbers that are not negative, these have the same order
@@ -155,7 +155,7 @@ def read_scales(data: Octets, largest: float, name: str) -> Floats:
     return scales
 
 
-def take_front(data: Octets, size: int, what: str) -> tuple[Octets, Octets]:
+def take_front(data: ByteArray, size: int, what: str) -> tuple[ByteArray, ByteArray]:
     """Cut some bytes off the front; there must be as many."""
     if data.size < size:
         raise MalformedFrame(
@@ -170,11 +170,11 @@ def flat_floats(gradient: Any) -> tuple[tuple[int, ...], Floats]:
     """The shape of an array of any library, and its values in one row as float32."""
     if isinstance(gradient, list | tuple):
         gradient = np.asarray(gradient)
-    lease = lend(gradient, Access.READ)
-    dtype = lease.flat.dtype
-    if lease.is_raw or (dtype.kind not in "fiu" and dtype != BFLOAT16):
-        found = "raw bytes" if lease.is_raw else dtype
+    buffer = as_buffer(gradient, Access.READ)
+    dtype = buffer.flat.dtype
+    if buffer.is_raw or (dtype.kind not in "fiu" and dtype != BFLOAT16):
+        found = "raw bytes" if buffer.is_raw else dtype
         msg = f"A gradient is made of real numbers, not of {found}: convert it to float32"
         raise TypeError(msg)
     with quiet():
-        return lease.shape, lease.flat.astype(np.float32, copy=False)
+        return buffer.shape, buffer.flat.astype(np.float32, copy=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from potluck import _time
 from potluck._types import LinkMatrix
 from potluck.compression.base import Method, Quantised
-from potluck.compression.codecs import CODECS, Plain
+from potluck.compression.codecs import CODECS, Float32
 from potluck.compression.powersgd import PowerSGD
 from potluck.compression.sparse import RandomK, TopK, count_for
 from potluck.compression.strategy import CompressionStrategy
@@ -64,7 +64,7 @@ class Choice:
     strategy: CompressionStrategy
     reason: str
     is_known: bool = True
-    """False while nobody has measured the links."""
+    """False while the links are not measured."""
 
 
 def choose(
@@ -76,7 +76,7 @@ def choose(
     aggressive: bool = False,
     itemsize: int = 4,
 ) -> Choice:
-    """The compression for an all-reduce of so many values.
+    """The compression for an all-reduce of this many values.
 
     Top-k is taken if ``aggressive``, and only with error feedback.  ``itemsize`` is the bytes that
     a value takes as it is.
@@ -92,9 +92,9 @@ def choose(
     if itemsize * count < SMALL or links.size == 1:
         return Choice(none, f"none, because {size} are soon sent")
     if not slowest:
-        return Choice(none, "none, because nobody has measured the links yet", is_known=False)
+        return Choice(none, "none, because the links are not measured yet", is_known=False)
     if slowest >= FAST:
-        return Choice(none, "none, because the links are faster than the machines")
+        return Choice(none, f"none, as always on links of {_time.speed(FAST)} or more")
     planner = Planner(links)
     prices = {
         each: _price(planner, each, count, speeds.get(each), itemsize)
@@ -176,4 +176,4 @@ def method_for(strategy: CompressionStrategy) -> Method:
     if kind is not None:
         return Quantised(CODECS[kind])
     maker = _MAKERS.get(strategy.method)
-    return maker(strategy.parameter) if maker else Quantised(Plain)
+    return maker(strategy.parameter) if maker else Quantised(Float32)

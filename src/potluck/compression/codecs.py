@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from potluck.compression.base import CHUNK, NAN_SCALE, Codec, Floats, Octets, read_scales
+from potluck.compression.base import CHUNK, NAN_SCALE, ByteArray, Codec, Floats, read_scales
 from potluck.compression.strategy import QuantizationType
 from potluck.errors import MalformedFrame
 
@@ -15,7 +15,7 @@ from potluck.errors import MalformedFrame
 # What float16 and bfloat16 share: a cast to a type of 16 bits that saturates.
 
 
-class Sixteen(Codec):
+class SixteenBit(Codec):
     """Two bytes for each value, rounded to the nearest."""
 
     dtype: ClassVar[np.dtype[Any]]
@@ -27,10 +27,10 @@ class Sixteen(Codec):
 
     @classmethod
     def size(cls, count: int) -> int:
-        """Bytes for so many values."""
+        """Bytes that ``count`` values take."""
         return 2 * count
 
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """Round; what is finite stays finite."""
         halves = out.view(self.dtype)
         for start in range(0, values.size, CHUNK):
@@ -43,7 +43,7 @@ class Sixteen(Codec):
                 part = scratch
             np.copyto(halves[start : start + CHUNK], part, casting="unsafe")
 
-    def _decode(self, data: Octets, out: Floats) -> None:
+    def _decode(self, data: ByteArray, out: Floats) -> None:
         np.copyto(out, data.view(self.dtype))
 
 
@@ -51,7 +51,7 @@ class Sixteen(Codec):
 # float16: eleven significant bits, from 6e-8 to 65504.
 
 
-class Float16(Sixteen):
+class Float16(SixteenBit):
     """Two bytes for each value; exact to 1 part in 2048 within its small range."""
 
     name = "float16"
@@ -64,7 +64,7 @@ class Float16(Sixteen):
 # bfloat16: eight significant bits, in the range of float32.
 
 
-class BFloat16(Sixteen):
+class BFloat16(SixteenBit):
     """Two bytes for each value; exact to 1 part in 256, however large or small."""
 
     name = "bfloat16"
@@ -114,18 +114,18 @@ class Int8(Codec):
 
     @classmethod
     def size(cls, count: int) -> int:
-        """Bytes for so many values."""
+        """Bytes that ``count`` values take."""
         return count + 4 * -(-count // BLOCK)
 
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """Write the scales, then the values in units of them."""
         self._encode_all(values, out, None)
 
-    def encode_leaving(self, values: Floats, out: Octets, left: Floats) -> bool:
+    def encode_leaving(self, values: Floats, out: ByteArray, left: Floats) -> bool:
         """The same, and by how much each value is off, while it is in the cache."""
         return self._encode_all(values, out, left)
 
-    def _encode_all(self, values: Floats, out: Octets, left: Floats | None) -> bool:
+    def _encode_all(self, values: Floats, out: ByteArray, left: Floats | None) -> bool:
         blocks = -(-values.size // BLOCK)
         scales = out[: 4 * blocks].view(np.float32)
         codes = out[4 * blocks :].view(np.int8)
@@ -185,7 +185,7 @@ class Int8(Codec):
             np.floor(scaled, out=scaled)
             np.minimum(scaled, STEPS, out=scaled)
 
-    def _decode(self, data: Octets, out: Floats) -> None:
+    def _decode(self, data: ByteArray, out: Floats) -> None:
         blocks = -(-out.size // BLOCK)
         scales = read_scales(data[: 4 * blocks], LARGEST_SCALE, self.name)
         codes = data[4 * blocks :].view(np.int8)
@@ -233,10 +233,10 @@ class OneBit(Codec):
 
     @classmethod
     def size(cls, count: int) -> int:
-        """Bytes for so many values."""
+        """Bytes that ``count`` values take."""
         return -(-count // 8) + 4 * -(-count // ONEBIT_BLOCK)
 
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """Write the scales, then the signs."""
         blocks = -(-values.size // ONEBIT_BLOCK)
         scales, bits = out[: 4 * blocks].view(np.float32), out[4 * blocks :]
@@ -260,7 +260,7 @@ class OneBit(Codec):
             np.minimum(scales, np.float32(ONEBIT_LARGEST_SCALE), out=scales)
             scales.view(np.uint32)[~is_real] = NAN_SCALE
 
-    def _decode(self, data: Octets, out: Floats) -> None:
+    def _decode(self, data: ByteArray, out: Floats) -> None:
         blocks = -(-out.size // ONEBIT_BLOCK)
         scales = read_scales(data[: 4 * blocks], ONEBIT_LARGEST_SCALE, self.name)
         bits = data[4 * blocks :]
@@ -279,7 +279,7 @@ class OneBit(Codec):
             _onebit_spread(bits[whole // 8 :], scales[-1:, None], out[None, whole:])
 
 
-def _onebit_spread(bits: Octets, scales: Floats, out: Floats) -> None:
+def _onebit_spread(bits: ByteArray, scales: Floats, out: Floats) -> None:
     signs = np.unpackbits(bits, count=out.size, bitorder="little").view(np.int8)
     signs *= -2
     signs += 1
@@ -312,7 +312,7 @@ def codec_for(kind: QuantizationType) -> Codec:
 # None: float32 as it is.
 
 
-class Plain(Codec):
+class Float32(Codec):
     """Four bytes for each value; nothing is lost."""
 
     name = "none"
@@ -320,12 +320,12 @@ class Plain(Codec):
 
     @classmethod
     def size(cls, count: int) -> int:
-        """Bytes for so many values."""
+        """Bytes that ``count`` values take."""
         return 4 * count
 
-    def encode(self, values: Floats, out: Octets) -> None:
+    def encode(self, values: Floats, out: ByteArray) -> None:
         """Copy."""
         np.copyto(out.view(np.float32), values)
 
-    def _decode(self, data: Octets, out: Floats) -> None:
+    def _decode(self, data: ByteArray, out: Floats) -> None:
         np.copyto(out, data.view(np.float32))

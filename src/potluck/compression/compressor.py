@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from potluck.compression.base import Floats, Octets, Turn, flat_floats, take_front
+from potluck.compression.base import ByteArray, CompressionContext, Floats, flat_floats, take_front
 from potluck.compression.choice import METHODS, method_for
 from potluck.compression.sparse import seed_for
 from potluck.compression.strategy import CompressionStrategy, QuantizationType
@@ -28,10 +28,10 @@ from potluck.schedule.reduce import quiet
 # What is carried from one step to the next, and changes only when a step is committed.
 
 
-class Ledger(MutableMapping[str, Floats]):
+class StagedArrays(MutableMapping[str, Floats]):
     """Arrays by name.  What is written counts after :meth:`commit`; until then the old is read.
 
-    >>> ledger = Ledger()
+    >>> ledger = StagedArrays()
     >>> ledger["weight"] = np.ones(2, np.float32)
     >>> "weight" in ledger
     False
@@ -106,7 +106,7 @@ def _read(name: object, saved: npt.ArrayLike, dimensions: int) -> Floats:
     try:
         array = np.array(saved, np.float32)
     except (TypeError, ValueError) as error:
-        msg = f"What was saved for the tensor {name!r} is no array of numbers: {error}"
+        msg = f"The saved state of the tensor {name!r} is not an array of numbers: {error}"
         raise ValueError(msg) from None
     if array.ndim != dimensions:
         msg = (
@@ -114,7 +114,7 @@ def _read(name: object, saved: npt.ArrayLike, dimensions: int) -> Floats:
         )
         raise ValueError(msg)
     if not np.isfinite(array).all():
-        msg = f"What was saved for the tensor {name!r} holds NaN or infinity, which nobody saves"
+        msg = f"The saved state of the tensor {name!r} holds NaN or infinity"
         raise ValueError(msg)
     return array
 
@@ -151,7 +151,7 @@ class CompressedGradient:
 
     strategy: CompressionStrategy
     shape: tuple[int, ...]
-    data: Octets
+    data: ByteArray
 
     @property
     def original_size(self) -> int:
@@ -180,8 +180,8 @@ class CompressedGradient:
         cls, data: bytes | bytearray | memoryview, *, most_values: int = MOST_VALUES
     ) -> CompressedGradient:
         """Read what :meth:`to_bytes` wrote; raises ``MalformedFrame`` for anything else."""
-        octets = np.frombuffer(data, np.uint8)
-        head, rest = take_front(octets, _HEAD.size, "The head of a compressed gradient")
+        raw = np.frombuffer(data, np.uint8)
+        head, rest = take_front(raw, _HEAD.size, "The head of a compressed gradient")
         magic, version, number, dimensions, parameter = _HEAD.unpack(head.tobytes())
         if magic != _MAGIC or version != _VERSION:
             raise MalformedFrame(f"These bytes are no compressed gradient: {magic!r} {version}")
@@ -240,8 +240,8 @@ class GradientCompressor:
         self.auto_commit = auto_commit
         self.seed = _whole("seed", seed, -LARGEST, LARGEST)
         self.method = method_for(self.strategy)
-        self.residuals = Ledger()
-        self.kept = Ledger()
+        self.residuals = StagedArrays()
+        self.kept = StagedArrays()
         self._counts = [0, 0, 0]  # commits, bytes before and after; shared with what `by` makes
 
     @property
@@ -341,17 +341,17 @@ class GradientCompressor:
         return room
 
     def leave_behind(self, wanted: Floats, sent: Floats, name: str) -> None:
-        """Remember the difference; what is no number is not worth remembering."""
+        """Remember the difference; NaN and infinity are not remembered."""
         residual = self.residuals.room(name, wanted.size)
         np.subtract(wanted, sent, out=residual)
         forget_the_unreal(residual)
 
-    def turn(self, shape: tuple[int, ...], name: str) -> Turn:
+    def turn(self, shape: tuple[int, ...], name: str) -> CompressionContext:
         """What the method needs to know about a tensor in this step."""
         seed = seed_for(self.seed, self.step, name)
-        return Turn(shape, seed, self.error_feedback, self.kept.get(name))
+        return CompressionContext(shape, seed, self.error_feedback, self.kept.get(name))
 
-    def keep(self, turn: Turn, name: str) -> None:
+    def keep(self, turn: CompressionContext, name: str) -> None:
         """Remember what the method wants to keep."""
         if turn.kept is not None:
             self.kept[name] = turn.kept
@@ -397,20 +397,20 @@ class GradientCompressor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was saved with the same strategy; arrays may have become lists.
+        """Resume from what was saved with the same strategy; arrays may have become lists.
 
         Raises ``ValueError`` for anything else, and then nothing has changed.
         """
         missing = [each for each in self.state_dict() if each not in state]
         if missing:
-            msg = f"This is no state of a GradientCompressor: {', '.join(missing)} is missing"
+            msg = f"This is not the state of a GradientCompressor: {', '.join(missing)} is missing"
             raise ValueError(msg)
         if str(state["strategy"]) != str(self.strategy):
             msg = f"Saved for {state['strategy']}, but this compresses by {self.strategy}"
             raise ValueError(msg)
         seed = _whole("seed", state["seed"], -LARGEST, LARGEST)
         step = _whole("step", state["step"], 0, LARGEST)
-        residuals, kept = Ledger(), Ledger()
+        residuals, kept = StagedArrays(), StagedArrays()
         residuals.load(state["residuals"])
         kept.load(state["kept"], dimensions=2)
         self.residuals, self.kept, self.seed, self.step = residuals, kept, seed, step

@@ -17,7 +17,14 @@ from math import prod, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from potluck.compression.base import CHUNK, Floats, Method, Octets, Turn, take_front
+from potluck.compression.base import (
+    CHUNK,
+    ByteArray,
+    CompressionContext,
+    Floats,
+    Method,
+    take_front,
+)
 from potluck.errors import MalformedFrame
 
 Doubles = npt.NDArray[np.float64]
@@ -34,7 +41,7 @@ class PowerSGD(Method):
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def start(self, turn: Turn) -> tuple[tuple[int, int], Floats] | None:
+    def start(self, turn: CompressionContext) -> tuple[tuple[int, int], Floats] | None:
         """The tensor's shape as a matrix, and the ``Q`` to begin with; None if it stays."""
         shape = matrix_shape(turn.shape, self._rank)
         if shape is None:
@@ -45,7 +52,7 @@ class PowerSGD(Method):
         # What was zero once would stay so for ever: a gradient of zeros, or of a lower rank.
         return shape, np.where(warm.any(axis=0), warm, fresh)
 
-    def encode(self, values: Floats, turn: Turn) -> Octets:
+    def encode(self, values: Floats, turn: CompressionContext) -> ByteArray:
         """Both matrices, or the values."""
         begun = self.start(turn)
         if begun is None:
@@ -56,7 +63,7 @@ class PowerSGD(Method):
         turn.kept = q = np.ascontiguousarray(matrix.T @ p)
         return pack(p, q)
 
-    def decode(self, data: Octets, total: int) -> Floats:
+    def decode(self, data: ByteArray, total: int) -> Floats:
         """Their product."""
         return unpack(data, total)
 
@@ -131,15 +138,15 @@ def _blocks(p: Floats, q: Floats) -> Iterator[tuple[slice, Floats]]:
         yield slice(start, start + len(part)), block
 
 
-def pack(p: Floats, q: Floats) -> Octets:
+def pack(p: Floats, q: Floats) -> ByteArray:
     """Both, as bytes."""
     head = np.frombuffer(_HEAD.pack(len(p), len(q), p.shape[1]), np.uint8)
     parts = (head, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (p, q)))
     return np.concatenate(parts)
 
 
-def unpack(data: Octets, total: int) -> Floats:
-    """The vector of ``total`` values for which somebody's bytes stand."""
+def unpack(data: ByteArray, total: int) -> Floats:
+    """The vector of ``total`` values that received bytes stand for."""
     head, rest = take_front(data, _HEAD.size, "The head of two matrices")
     rows, columns, rank = _HEAD.unpack(head.tobytes())
     if rows == columns == rank == 0 and rest.size == 4 * total:

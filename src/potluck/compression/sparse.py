@@ -11,7 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from potluck.compression.base import CHUNK, Floats, Method, Octets, Turn, take_front
+from potluck.compression.base import (
+    CHUNK,
+    ByteArray,
+    CompressionContext,
+    Floats,
+    Method,
+    take_front,
+)
 from potluck.errors import MalformedFrame
 
 # --------------------------------------------------------------------------------------------------
@@ -36,7 +43,7 @@ def _digit(coding: Coding) -> np.dtype[Any]:
     return np.dtype(np.uint8 if coding is Coding.BYTES else "<u2")
 
 
-def encode(indices: Indices, total: int) -> tuple[Coding, Octets]:
+def encode(indices: Indices, total: int) -> tuple[Coding, ByteArray]:
     """The indices of some of ``total`` values; they ascend and differ."""
     gaps = np.diff(indices, prepend=-1) - 1
     sizes = {Coding.BITMAP: -(-total // 8)}
@@ -50,7 +57,7 @@ def encode(indices: Indices, total: int) -> tuple[Coding, Octets]:
     return best, _digits(gaps, _digit(best)).view(np.uint8)
 
 
-def _bitmap(indices: Indices, total: int) -> Octets:
+def _bitmap(indices: Indices, total: int) -> ByteArray:
     places = np.zeros(total, np.bool_)
     places[indices] = True
     return np.packbits(places, bitorder="little")
@@ -73,7 +80,7 @@ def largest_size(coding: Coding, count: int, total: int) -> int:
     return digit.itemsize * (count + total // int(np.iinfo(digit).max))
 
 
-def decode(coding: Coding, data: Octets, count: int, total: int) -> Indices:
+def decode(coding: Coding, data: ByteArray, count: int, total: int) -> Indices:
     """The indices again: ``count`` of them, ascending, each below ``total``."""
     if data.size > largest_size(coding, count, total):
         raise MalformedFrame(f"{data.size} bytes are too many for {count} indices of {total}")
@@ -90,7 +97,7 @@ def decode(coding: Coding, data: Octets, count: int, total: int) -> Indices:
     return indices
 
 
-def _from_bitmap(data: Octets, total: int) -> Indices:
+def _from_bitmap(data: ByteArray, total: int) -> Indices:
     if data.size != -(-total // 8):
         raise MalformedFrame(f"A bitmap of {total} places in {data.size} bytes")
     spare = -total % 8
@@ -124,15 +131,15 @@ class Sparse:
     indices: Indices
     values: Floats
 
-    def pack(self) -> Octets:
+    def pack(self) -> ByteArray:
         """As bytes."""
         coding, coded = encode(self.indices, self.total)
         head = np.frombuffer(_HEAD.pack(self.values.size, coded.size, coding), np.uint8)
         return np.concatenate((head, self.values.view(np.uint8), coded))
 
     @classmethod
-    def unpack(cls, data: Octets, total: int) -> Sparse:
-        """From bytes that somebody sent, for a vector of ``total``."""
+    def unpack(cls, data: ByteArray, total: int) -> Sparse:
+        """From received bytes, for a vector of ``total``."""
         head, rest = take_front(data, _HEAD.size, "The head of sparse values")
         count, size, number = _HEAD.unpack(head.tobytes())
         if number not in Coding.__members__.values():
@@ -166,7 +173,7 @@ class Sparse:
 # magnitudes the earlier places win.  Zeros are not kept.
 
 EXACT = 1 << 16
-"""Up to so many values they are sorted out exactly."""
+"""Up to this many values they are selected exactly."""
 
 SMALLEST = np.float32(2.0**-149)
 """The smallest number above zero."""
@@ -190,15 +197,15 @@ class TopK(Method):
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
 
-    def encode(self, values: Floats, turn: Turn) -> Octets:
+    def encode(self, values: Floats, turn: CompressionContext) -> ByteArray:
         """Places and values."""
         return self.select(values, turn).pack()
 
-    def select(self, values: Floats, turn: Turn) -> Sparse:
+    def select(self, values: Floats, turn: CompressionContext) -> Sparse:
         """The largest of some values."""
         return top_k(values, self._ratio, turn.seed)
 
-    def decode(self, data: Octets, total: int) -> Floats:
+    def decode(self, data: ByteArray, total: int) -> Floats:
         """Zero where nothing was kept."""
         return Sparse.unpack(data, total).dense()
 
@@ -294,15 +301,15 @@ class RandomK(Method):
     def __init__(self, probability: float) -> None:
         self._probability = probability
 
-    def encode(self, values: Floats, turn: Turn) -> Octets:
+    def encode(self, values: Floats, turn: CompressionContext) -> ByteArray:
         """The seed and the values."""
         return pack(self.drawn(values, turn), turn.seed)
 
-    def places(self, total: int, turn: Turn) -> Indices:
+    def places(self, total: int, turn: CompressionContext) -> Indices:
         """The places of this turn."""
         return draw(total, count_for(total, self._probability), turn.seed)
 
-    def drawn(self, values: Floats, turn: Turn) -> Floats:
+    def drawn(self, values: Floats, turn: CompressionContext) -> Floats:
         """The values of this turn; none of them is a number unless all values are."""
         kept = values[self.places(values.size, turn)]
         if not np.isfinite(values.sum()) and not np.isfinite(values).all():  # the sum is quicker
@@ -311,7 +318,7 @@ class RandomK(Method):
             kept *= lengths(values.size, kept.size)
         return kept
 
-    def decode(self, data: Octets, total: int) -> Floats:
+    def decode(self, data: ByteArray, total: int) -> Floats:
         """Zero where nothing was drawn."""
         return unpack(data, total).dense()
 
@@ -342,14 +349,14 @@ def _starts(total: int, count: int) -> Indices:
     return np.arange(count + 1, dtype=np.int64) * total // max(1, count)
 
 
-def pack(values: Floats, seed: int) -> Octets:
+def pack(values: Floats, seed: int) -> ByteArray:
     """What was drawn, as bytes."""
     head = np.frombuffer(_RANDOMK_HEAD.pack(seed, values.size), np.uint8)
     return np.concatenate((head, values.view(np.uint8)))
 
 
-def unpack(data: Octets, total: int) -> Sparse:
-    """From bytes that somebody sent, for a vector of ``total``."""
+def unpack(data: ByteArray, total: int) -> Sparse:
+    """From received bytes, for a vector of ``total``."""
     head, rest = take_front(data, _RANDOMK_HEAD.size, "The head of random values")
     seed, count = _RANDOMK_HEAD.unpack(head.tobytes())
     if count > total or 4 * count != rest.size or (total and not count):

@@ -81,7 +81,7 @@ class CompressionStrategy:
         """Every value in fewer bits."""
         found = cls.of(kind)
         if found.quantization is None:
-            msg = f"{kind!r} is no number format; there are {', '.join(_QUANTIZED)}"
+            msg = f"{kind!r} is not a number format: use one of {', '.join(_QUANTIZED)}"
             raise ValueError(msg)
         return found
 
@@ -114,7 +114,7 @@ class CompressionStrategy:
         try:
             return cls(name, float(number) if colon else _USUAL.get(name, 0.0))
         except ValueError as error:
-            msg = f"{text!r} is no compression: {error}"
+            msg = f"{text!r} is not a valid compression: {error}"
             raise ValueError(msg) from None
 
     @property
@@ -185,21 +185,26 @@ _ALIASES = {
 
 def _unknown(text: str, name: str | None = None) -> ValueError:
     near = difflib.get_close_matches(name or text, (*_METHODS, *_ALIASES), 1)
-    meant = f": did you mean {_ALIASES.get(near[0], near[0])!r}? In all" if near else ";"
-    return ValueError(f"{text!r} is no compression{meant} there are {', '.join(_WRITTEN)}")
+    meant = f" Did you mean {_ALIASES.get(near[0], near[0])!r}?" if near else ""
+    return ValueError(f"Unknown compression {text!r}.{meant} Use one of {', '.join(_WRITTEN)}")
 
 
 def _check_part(ratio: float) -> None:
     if not (isfinite(ratio) and 0 < ratio <= 1):
-        msg = f"a part of all values is more than 0 and at most 1, not {ratio!r}"
+        msg = f"the ratio must be greater than 0 and at most 1, got {ratio!r}"
         raise ValueError(msg)
 
 
 def _check_rank(rank: float) -> None:
     if not (1 <= rank <= LARGEST_RANK and rank == int(rank)):
-        msg = f"a rank is a whole number from 1 to {LARGEST_RANK}, not {rank:g}"
+        msg = f"the rank must be an integer from 1 to {LARGEST_RANK}, got {rank:g}"
         raise ValueError(msg)
 
 
-for _method, _name in _CONSTANTS.items():
-    setattr(CompressionStrategy, _name, CompressionStrategy(_method))
+CompressionStrategy.AUTO = CompressionStrategy("auto")
+CompressionStrategy.AUTO_AGGRESSIVE = CompressionStrategy("auto:aggressive")
+CompressionStrategy.NONE = CompressionStrategy("none")
+CompressionStrategy.FLOAT16 = CompressionStrategy("float16")
+CompressionStrategy.BFLOAT16 = CompressionStrategy("bfloat16")
+CompressionStrategy.INT8 = CompressionStrategy("int8")
+CompressionStrategy.ONE_BIT = CompressionStrategy("onebit")

@@ -6,7 +6,7 @@
                          /1731700000000.lock     held by its writer for as long as it lives
 
 A note is found within milliseconds and needs no network.  A note whose lock is free was left by a
-process that has died; whoever notices removes it.
+process that has died; the first process that notices removes it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: Annotated[list[_Text], msgspec.Meta(max_length=16)]
 
 
-class Neighbours:
+class LocalProcesses:
     """Our own note, and those of the others; used by one thread."""
 
     def __init__(self, home: Path) -> None:
@@ -121,7 +121,7 @@ class Neighbours:
             _remove(note, lock)
 
     def _sweep(self) -> None:
-        """Remove what dead processes of any job have left: nobody else might look at it again."""
+        """Remove what dead processes of any job have left: no other process may look again."""
         for entry in self._entries():
             note = self._maybe_read(entry)
             if note is not None:
@@ -162,7 +162,7 @@ class Neighbours:
 
 
 def _remove(note: Path, lock: HeldLock) -> None:
-    """The note first, so that nobody sees it without its lock; Windows removes no open file."""
+    """The note first, so that no process sees it without its lock; Windows keeps open files."""
     with contextlib.suppress(OSError):
         note.unlink(missing_ok=True)
     lock.release()

@@ -162,7 +162,7 @@ _OLD = re.compile(rb"[a-z2-7]{12}(,[a-z2-7]{12}){0,7}")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MdnsRecord:
     """What a record says, of whatever namespace and job."""
 
     tag: str
@@ -181,7 +181,7 @@ class Heard:
     @property
     def is_elsewhere(self) -> str:
         """What is said of it wherever it is seen from another namespace."""
-        return f"{self.who} belongs to another namespace"
+        return f"{self.who} belongs to another group"
 
     def sighting(self, advert: Advert) -> Sighting | None:
         """What it means for us: None if it is about another namespace, another job or ourselves."""
@@ -239,7 +239,7 @@ def properties_of(advert: Advert) -> dict[str, str]:
 
 def read_record(
     properties: Mapping[bytes, bytes | None], hosts: Sequence[str], *, loopback: bool
-) -> Heard | None:
+) -> MdnsRecord | None:
     """What a record says; None if it is not exactly of our form, or leads nowhere.
 
     ``loopback`` says whether addresses that lead back to this machine are meant that way.
@@ -252,7 +252,7 @@ def read_record(
     if not 0 < port <= MAX_PORT or not incarnation or not usable:
         return None
     old = properties.get(b"o") or b""
-    return Heard(
+    return MdnsRecord(
         tag=values[b"t"].decode(),
         job_tag=values[b"j"].decode(),
         node=NodeId(values[b"n"].decode()),
@@ -293,7 +293,7 @@ _INTERNET = 1
 MAX_RAW_HOSTS = 32  # addresses of one record that are looked at before the best are chosen
 
 
-class Listening:
+class MdnsListener:
     """The records of one service type, as one zeroconf hears them.
 
     ``on_heard`` gets a record's name and what it says, and tells whether that is of interest: only
@@ -303,7 +303,7 @@ class Listening:
     def __init__(
         self,
         service: str,
-        on_heard: Callable[[str, Heard], bool],
+        on_heard: Callable[[str, MdnsRecord], bool],
         on_gone: Callable[[str, str], None],
     ) -> None:
         self._service = service
@@ -313,7 +313,7 @@ class Listening:
         self._zeroconf: Zeroconf | None = None
         self._loopback = False
         self._browser: Any = None
-        self._names: dict[str, Heard] = {}
+        self._names: dict[str, MdnsRecord] = {}
         self._silent: set[str] = set()
         self._asked: dict[str, None] = {}
 
@@ -368,7 +368,7 @@ class Listening:
         if not is_label(name.removesuffix(f".{self._service}")):
             return
         if state_change is ServiceStateChange.Removed:
-            self._end(name, "it said goodbye")
+            self._end(name, "it left")
             return
         info = self._info(name)
         if info is None or len(info.text or b"") > MAX_TEXT:
@@ -396,7 +396,7 @@ class Listening:
         _ask(zeroconf, name, info.server)
         return None
 
-    def _keep(self, name: str, heard: Heard) -> None:
+    def _keep(self, name: str, heard: MdnsRecord) -> None:
         with self._lock:
             self._names.pop(name, None)  # the one heard last is the last in order
             self._names[name] = heard
@@ -463,21 +463,21 @@ _HINT = "Give the addresses of the other machines: POTLUCK_PEERS=host:port,host:
 class MdnsSource:
     """Shows one process on the local network and hears the others, until closed.
 
-    ``on_heard`` and ``on_gone`` are those of :class:`~potluck.discovery.mdns.Listening`.
+    ``on_heard`` and ``on_gone`` are those of :class:`~potluck.discovery.mdns.MdnsListener`.
     """
 
     def __init__(
         self,
         advert: Advert,
         config: DiscoveryConfig,
-        on_heard: Callable[[str, Heard], bool],
+        on_heard: Callable[[str, MdnsRecord], bool],
         on_gone: Callable[[str, str], None],
         *,
         service: str = SERVICE,
     ) -> None:
         self._config = config
         self._service = service
-        self._listening = Listening(service, on_heard, on_gone)
+        self._listening = MdnsListener(service, on_heard, on_gone)
         self._zeroconf: Zeroconf | None = None
         self._hosts: list[str] = []
         self._shown: ServiceInfo | None = None
@@ -506,7 +506,7 @@ class MdnsSource:
             self._news.notify()
 
     def close(self) -> None:
-        """Say goodbye and end."""
+        """Announce that we leave, and end."""
         with self._news:
             self._is_closed = True
             self._news.notify()

@@ -1,9 +1,9 @@
-"""What discovery tells and hears: an advert of ours, sightings of others, and what became of them.
+"""What discovery sends and receives: our advert, sightings of others, and what became of them.
 
-An :class:`Advert` is what a process says about itself to everybody on the network, so nothing in
+An :class:`Advert` is what a process announces about itself to the whole network, so nothing in
 it is secret: the namespace appears as its derived tag, the job as a tag that only members can
-compute from its name, the machine as its id.  A :class:`Sighting` is a hint that somebody may be
-somewhere.  It is never believed: whoever dials finds out, by TLS, who is there.
+compute from its name, the machine as its id.  A :class:`Sighting` is a hint that a process may
+be at an address.  It is never trusted: the TLS handshake shows who is really there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Advert:
 def job_tag(namespace: NetworkNamespace, job: str) -> str:
     """What stands for a job's name on the network: 16 letters and digits.
 
-    A job is usually called like its script, which is nobody else's business.  So the tag is keyed:
+    A job usually has the name of its script, which is private.  So the tag is keyed:
     without the secret of the namespace, names cannot even be guessed and compared.
 
     >>> lab, attic = NetworkNamespace.generate("lab"), NetworkNamespace.generate("attic")
@@ -113,37 +113,37 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Somebody new."""
+class PeerFound:
+    """A new process was seen."""
 
     sighting: Sighting
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """Somebody known, with other addresses, or seen by other sources."""
+class PeerChanged:
+    """A known process has other addresses, or is seen by other sources."""
 
     sighting: Sighting
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Nobody says any longer that it is there; it may well be: a connection knows better."""
+class PeerGone:
+    """No source sees the process any longer; it may still be there, and connected."""
 
     sighting: Sighting
     """As it was last."""
     reason: str
 
 
-DiscoveryEvent: TypeAlias = Found | Changed | Gone
+DiscoveryEvent: TypeAlias = PeerFound | PeerChanged | PeerGone
 
 
 # --------------------------------------------------------------------------------------------------
 # Where to look for others: what a caller said, what the environment says, and the usual port.
 #
 # Addresses by hand (``peers=[...]`` or ``POTLUCK_PEERS``) are of use only if ports can be known
-# beforehand.  So a node prefers :data:`DEFAULT_PORT` plus its slot, and an address without a port
-# means the first few of these.
+# beforehand.  So a node prefers :data:`DEFAULT_PORT` and the few ports after it, and an address
+# without a port means these.
 
 DEFAULT_PORT = 52416
 """Where the first node of a machine listens if the port is free; the second one on the next."""
@@ -155,17 +155,8 @@ MAX_GIVEN = 64
 """Addresses that may be given by hand; more are a mistake."""
 
 
-def preferred_port(slot: int) -> int:
-    """Where a node in this slot of its machine should listen if it can, so others can guess it.
-
-    >>> preferred_port(0), preferred_port(2)
-    (52416, 52418)
-    """
-    return DEFAULT_PORT + slot % 1024
-
-
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class LauncherRendezvous:
     """What a launcher's environment says about where to meet."""
 
     addresses: tuple[Address, ...] = ()
@@ -174,11 +165,11 @@ class Rendezvous:
     """Where this process has to listen to be found there: it is rank 0."""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Rendezvous:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LauncherRendezvous:
         """As MASTER_ADDR and the like tell; empty where no launcher has said anything.
 
         >>> env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "desk", "MASTER_PORT": "4711"}
-        >>> Rendezvous.from_environment(env).listen_port
+        >>> LauncherRendezvous.from_environment(env).listen_port
         4711
         """
         if "POTLUCK_RUN" in environ:  # `potluck run` has said where all are, in POTLUCK_PEERS
@@ -196,7 +187,7 @@ class DiscoveryConfig:
 
     peers: tuple[Address, ...] = ()
     """Given by hand; these are always tried."""
-    rendezvous: Rendezvous = Rendezvous()
+    rendezvous: LauncherRendezvous = LauncherRendezvous()
     interfaces: tuple[str, ...] = ()
     """Use these alone; empty means all that others may reach."""
     virtual: bool = False
@@ -224,7 +215,7 @@ class DiscoveryConfig:
         texts = list(peers) or re.split(r"[,\s]+", environ.get("POTLUCK_PEERS", "").strip())
         return cls(
             peers=given_addresses(text for text in texts if text),
-            rendezvous=Rendezvous.from_environment(environ),
+            rendezvous=LauncherRendezvous.from_environment(environ),
             interfaces=tuple(environ.get("POTLUCK_INTERFACES", "").replace(",", " ").split()),
         )
 

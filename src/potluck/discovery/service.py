@@ -5,8 +5,8 @@ run, addresses given by hand, the environment of a launcher.  They run on thread
 never call into the node but for ``wake``, which says that :meth:`Discovery.drain` has something.
 What is not drained is merged, never queued up: at most one event for each process waits.
 
-Everything here is a hint.  Hints are bounded in number and size, and nobody is believed before TLS
-has shown who he is.
+Everything here is a hint.  Hints are bounded in number and size, and no peer is trusted before TLS
+has shown who it is.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import replace
 
 from potluck import _process
 from potluck._process import Closing
-from potluck.discovery.local import KnownPeers, Neighbours
-from potluck.discovery.mdns import SERVICE, Heard, MdnsSource
+from potluck.discovery.local import KnownPeers, LocalProcesses
+from potluck.discovery.mdns import SERVICE, MdnsRecord, MdnsSource
 from potluck.discovery.records import (
     Advert,
-    Changed,
     DiscoveryConfig,
     DiscoveryEvent,
-    Found,
-    Gone,
+    PeerChanged,
+    PeerFound,
+    PeerGone,
     Sighting,
 )
 from potluck.errors import DistributedError
@@ -43,7 +43,7 @@ from potluck.net.addresses import Address, usable_hosts
 # process waits, and whoever came and went in between was never there.
 
 MAX_PER_SOURCE = 300
-"""Sightings kept of one source; more push out its oldest, and nobody else's."""
+"""Sightings kept of one source; more push out its own oldest."""
 
 MAX_ADDRESSES = 12
 """Addresses of one process, from all sources together."""
@@ -54,7 +54,7 @@ PREFERENCE = ("neighbour", "mdns", "known", "given", "environment")
 _LIVE = frozenset({"neighbour", "mdns"})  # these hear the process itself
 
 
-class Book:
+class SightingTable:
     """What all sources report; safe to use from any thread."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class Book:
         self._is_dirty = False
 
     def report(self, source: str, sighting: Sighting) -> None:
-        """A source sees somebody, or sees something new about him."""
+        """A source sees a process, or something new about it."""
         with self._lock:
             reports = self._reports[source]
             if reports.get(sighting.key) == sighting:
@@ -81,7 +81,7 @@ class Book:
         self._touch()
 
     def withdraw(self, source: str, key: str, reason: str) -> None:
-        """A source no longer sees somebody."""
+        """A source no longer sees a process."""
         with self._lock:
             if self._reports[source].pop(key, None) is None:
                 return
@@ -89,7 +89,7 @@ class Book:
         self._touch()
 
     def replace(self, source: str, sightings: Iterable[Sighting], reason: str) -> None:
-        """A source sees these and nobody else."""
+        """A source sees these processes and no others."""
         wanted = {sighting.key: sighting for sighting in sightings}
         with self._lock:
             gone = self._reports[source].keys() - wanted.keys()
@@ -99,7 +99,7 @@ class Book:
             self.report(source, sighting)
 
     def exclude(self, addresses: Iterable[Address]) -> None:
-        """These are our own: a bare address among them is nobody to be found."""
+        """These addresses are our own: a sighting of only these is ourselves."""
         own = frozenset(addresses)
         with self._lock:
             if own == self._own:
@@ -121,15 +121,15 @@ class Book:
             before, self._told = self._told, self._visible()
             reasons, self._reasons = self._reasons, {}
             events: list[DiscoveryEvent] = [
-                Gone(sighting, reasons.get(key) or "it was found under its own name")
+                PeerGone(sighting, reasons.get(key) or "it was found under its own name")
                 for key, sighting in before.items()
                 if key not in self._told
             ]
             for key, sighting in self._told.items():
                 if key not in before:
-                    events.append(Found(sighting))
+                    events.append(PeerFound(sighting))
                 elif before[key] != sighting:
-                    events.append(Changed(sighting))
+                    events.append(PeerChanged(sighting))
             return events
 
     def _touch(self) -> None:
@@ -205,14 +205,14 @@ class Discovery(Closing):
     ) -> None:
         self._advert = advert
         self._config = config
-        self._book = Book(wake)
+        self._book = SightingTable(wake)
         self._names: dict[str, str] = {}
         """Of records of multicast DNS, with the key of whom they are about."""
         self._status: dict[str, str] = {}
-        self._strangers: dict[str, Heard] = {}
+        self._strangers: dict[str, MdnsRecord] = {}
         self._to_remember: list[Sighting] = []
         self._known = KnownPeers(config.home) if config.known else None
-        self._neighbours: Neighbours | None = None
+        self._neighbours: LocalProcesses | None = None
         self._seen: list[Sighting] = []
         self._eager_until = time.monotonic() + EAGER
         self._is_closed = self._is_forked = False
@@ -252,11 +252,11 @@ class Discovery(Closing):
 
     @property
     def strangers(self) -> int:
-        """How many were heard that are of another namespace or job; of very many, so many."""
+        """How many processes of other groups or jobs were seen; bounded."""
         return len(self._strangers)
 
     @property
-    def foreigners(self) -> list[Heard]:
+    def foreigners(self) -> list[MdnsRecord]:
         """Machines of another namespace: of each the process that was heard first."""
         found = {each.node: each for each in list(self._strangers.values())[::-1]}
         return [each for each in found.values() if each.tag != self._advert.tag]
@@ -267,7 +267,7 @@ class Discovery(Closing):
         return {**self._status, **mdns}
 
     def close(self) -> None:
-        """Say goodbye and end every thread; takes about half a second."""
+        """Announce that we leave, and end every thread; takes about half a second."""
         if self._is_forked:
             return  # the threads are the parent's, and so is the goodbye
         with self._news:
@@ -283,11 +283,11 @@ class Discovery(Closing):
 
     # --- multicast DNS, on its threads ---
 
-    def _heard(self, name: str, heard: Heard) -> bool:
+    def _heard(self, name: str, heard: MdnsRecord) -> bool:
         sighting = heard.sighting(self._advert)
         before = self._names.get(name)
         if before is not None and (sighting is None or sighting.key != before):
-            self._lost(name, "it has become somebody else")
+            self._lost(name, "its address belongs to another process now")
         if sighting is None:
             if len(self._strangers) < MAX_STRANGERS and heard.node != self._advert.node:
                 self._strangers[name] = heard
@@ -345,11 +345,11 @@ class Discovery(Closing):
             hosts = advert.hosts or usable_hosts(virtual=True)
             self._book.exclude(own_addresses(hosts, advert.port))
 
-    def _open_neighbours(self) -> Neighbours | None:
+    def _open_neighbours(self) -> LocalProcesses | None:
         if not self._config.neighbours:
             return None
         try:
-            return Neighbours(self._config.home)
+            return LocalProcesses(self._config.home)
         except DistributedError as error:
             self._note("neighbour", str(error))
             return None
@@ -357,7 +357,7 @@ class Discovery(Closing):
     def _publish(self, advert: Advert) -> None:
         if self._known is not None:
             peers = self._known.recall(advert)
-            self._book.replace("known", peers, "it is not known under this namespace and job")
+            self._book.replace("known", peers, "it is not known in this group and job")
             self._note("known", f"{len(peers)} peers of earlier runs")
         if self._neighbours is not None and self._config.announce:
             try:

@@ -7,8 +7,16 @@ import ipaddress
 from collections.abc import Callable
 
 from potluck._types import NodeId
-from potluck.discovery.mdns import OLD_TAG, Heard
-from potluck.doctor.facts import LATELY, Finding, Outcome, Probe, Scene, Severity, Target
+from potluck.discovery.mdns import OLD_TAG, MdnsRecord
+from potluck.doctor.facts import (
+    LATELY,
+    DoctorFacts,
+    Finding,
+    ProbeAttempt,
+    ProbeOutcome,
+    Severity,
+    Target,
+)
 from potluck.net.addresses import is_loopback
 
 # --------------------------------------------------------------------------------------------------
@@ -18,7 +26,7 @@ FAR = 30.0
 """Seconds; a clock that is set by the network is wrong by far less."""
 
 
-def check_clocks(scene: Scene) -> list[Finding]:
+def check_clocks(scene: DoctorFacts) -> list[Finding]:
     """One that is far off does not keep nodes from meeting, but makes logs and files lie."""
     findings = []
     for target in scene.targets:
@@ -57,7 +65,7 @@ def _duration(seconds: float) -> str:
 # Whether another machine has a copy of this one's key.
 
 
-def check_clones(scene: Scene) -> list[Finding]:
+def check_clones(scene: DoctorFacts) -> list[Finding]:
     """A home directory, a disk or the image of a virtual machine that was copied."""
     clones = [target for target in scene.targets if is_clone(scene, target)]
     if not clones:
@@ -76,9 +84,9 @@ def check_clones(scene: Scene) -> list[Finding]:
     ]
 
 
-def is_clone(scene: Scene, target: Target) -> bool:
-    """Whether somebody has proved our own id, and does not accept us as the same machine."""
-    probe = target.first(Outcome.DECLINED)
+def is_clone(scene: DoctorFacts, target: Target) -> bool:
+    """Whether a peer has proved our own id, and does not accept us as the same machine."""
+    probe = target.first(ProbeOutcome.DECLINED)
     return probe is not None and probe.node == scene.node
 
 
@@ -89,18 +97,19 @@ _NO_WAY = frozenset({errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """What the system says where it has no address of that kind."""
 
 
-def check_families(scene: Scene) -> list[Finding]:
+def check_families(scene: DoctorFacts) -> list[Finding]:
     """One has only IPv4, and the other is known only by IPv6; or the other way round."""
     return [
         _families_finding(scene, target) for target in scene.targets if lacks_family(scene, target)
     ]
 
 
-def lacks_family(scene: Scene, target: Target) -> bool:
-    """Whether all addresses of somebody are of a kind that this machine has none of."""
+def lacks_family(scene: DoctorFacts, target: Target) -> bool:
+    """Whether all addresses of a peer are of a kind that this machine does not have."""
     theirs = _versions_of(target)
     no_way = all(
-        probe.outcome is Outcome.UNREACHABLE and probe.code in _NO_WAY for probe in target.probes
+        probe.outcome is ProbeOutcome.UNREACHABLE and probe.code in _NO_WAY
+        for probe in target.probes
     )
     return bool(theirs) and no_way and theirs.isdisjoint(_versions(scene.hosts))
 
@@ -124,7 +133,7 @@ def _versions(hosts: list[str]) -> set[int]:
     return found
 
 
-def _families_finding(scene: Scene, target: Target) -> Finding:
+def _families_finding(scene: DoctorFacts, target: Target) -> Finding:
     (theirs, *_) = _versions_of(target)
     ours = 4 if theirs == 6 else 6  # noqa: PLR2004 - the protocol's own number
     shown = ", ".join(str(probe.address) for probe in target.probes)
@@ -144,7 +153,7 @@ def _families_finding(scene: Scene, target: Target) -> Finding:
 # Whether there is any way into a network at all.
 
 
-def check_interfaces(scene: Scene) -> list[Finding]:
+def check_interfaces(scene: DoctorFacts) -> list[Finding]:
     """Only loopback, containers, VPNs, or cables that are not plugged in."""
     if scene.hosts:
         return _self_assigned(scene)
@@ -173,7 +182,7 @@ def _only(hidden: list[str]) -> str:
     return f", only such of containers, virtual machines or VPNs ({', '.join(hidden)})"
 
 
-def _self_assigned(scene: Scene) -> list[Finding]:
+def _self_assigned(scene: DoctorFacts) -> list[Finding]:
     """Addresses that a machine gives itself when no router gives it one."""
     if not all(_is_self_assigned(host) for host in scene.hosts):
         return []
@@ -202,7 +211,7 @@ _NAT = ipaddress.ip_network("172.16.0.0/12")
 """From where Windows takes the addresses of its virtual machines."""
 
 
-def check_platforms(scene: Scene) -> list[Finding]:
+def check_platforms(scene: DoctorFacts) -> list[Finding]:
     """Permission of macOS for the local network, Windows' public networks, and WSL2's NAT."""
     findings = []
     denied = [target for target in scene.targets if denies_local_network(scene, target)]
@@ -215,22 +224,22 @@ def check_platforms(scene: Scene) -> list[Finding]:
     return findings
 
 
-def denies_local_network(scene: Scene, target: Target) -> bool:
+def denies_local_network(scene: DoctorFacts, target: Target) -> bool:
     """Told by "no route to host" for a neighbour, to which macOS does know a route."""
     return scene.machine.system == "Darwin" and any(
-        probe.outcome is Outcome.UNREACHABLE
+        probe.outcome is ProbeOutcome.UNREACHABLE
         and probe.code == errno.EHOSTUNREACH
         and any(scene.machine.is_attached(host) for host in probe.means or (probe.address.host,))
         for probe in target.probes
     )
 
 
-def is_public_network(scene: Scene) -> bool:
+def is_public_network(scene: DoctorFacts) -> bool:
     """Windows closes all ports, and keeps multicast out, on networks that it calls public."""
     return scene.machine.system == "Windows" and "Public" in scene.machine.network_category
 
 
-def is_behind_windows(scene: Scene) -> bool:
+def is_behind_windows(scene: DoctorFacts) -> bool:
     """WSL2 has addresses that only its Windows can reach, unless its networking is mirrored."""
     is_wsl = scene.machine.system == "Linux" and "microsoft" in scene.machine.release.lower()
     hosts = [ipaddress.ip_address(host.partition("%")[0]) for host in scene.hosts]
@@ -238,8 +247,8 @@ def is_behind_windows(scene: Scene) -> bool:
     return is_wsl and bool(routed) and all(host in _NAT for host in routed)
 
 
-def _macos(scene: Scene, target: Target) -> Finding:
-    probe = target.first(Outcome.UNREACHABLE)
+def _macos(scene: DoctorFacts, target: Target) -> Finding:
+    probe = target.first(ProbeOutcome.UNREACHABLE)
     assert probe is not None
     return Finding(
         check="permission",
@@ -252,7 +261,7 @@ def _macos(scene: Scene, target: Target) -> Finding:
     )
 
 
-def _windows(scene: Scene) -> Finding:
+def _windows(scene: DoctorFacts) -> Finding:
     return Finding(
         check="firewall",
         cause="Windows treats this network as public: its firewall keeps others out",
@@ -264,7 +273,7 @@ def _windows(scene: Scene) -> Finding:
     )
 
 
-def _wsl(scene: Scene) -> Finding:
+def _wsl(scene: DoctorFacts) -> Finding:
     return Finding(
         check="wsl",
         cause="This Linux runs inside Windows (WSL2), behind an address that only Windows can "
@@ -280,12 +289,12 @@ def _wsl(scene: Scene) -> Finding:
 # --------------------------------------------------------------------------------------------------
 # Whether the network itself keeps its clients apart, as guest networks and access points do.
 
-_NO_ANSWER = {(Outcome.SILENT, 0), (Outcome.UNREACHABLE, errno.EHOSTUNREACH)}
-"""In time, or ever: the second is said where nobody has answered for an address (ARP)."""
+_NO_ANSWER = {(ProbeOutcome.SILENT, 0), (ProbeOutcome.UNREACHABLE, errno.EHOSTUNREACH)}
+"""In time, or ever: the second means that no machine answered for the address (ARP)."""
 
 
-def check_isolation(scene: Scene) -> list[Finding]:
-    """Nobody of the same network answers, not even a network card, while the router does."""
+def check_isolation(scene: DoctorFacts) -> list[Finding]:
+    """No machine of the same network answers, not even its network card, but the router does."""
     apart = [target for target in scene.targets if is_kept_apart(scene, target)]
     if not apart:
         return []
@@ -306,8 +315,8 @@ def check_isolation(scene: Scene) -> list[Finding]:
     ]
 
 
-def is_kept_apart(scene: Scene, target: Target) -> bool:
-    """Whether somebody of our own network does not answer in any way, while the router does."""
+def is_kept_apart(scene: DoctorFacts, target: Target) -> bool:
+    """Whether a machine of our own network does not answer at all, while the router does."""
     machine = scene.machine
     if not machine.gateway_life or target.origin == "known" or scene.met:
         return False
@@ -330,8 +339,8 @@ def _tried(targets: list[Target]) -> str:
 # Whether this machine's own keys can be used at all.
 
 
-def check_keys(scene: Scene) -> list[Finding]:
-    """Files that others may read or change, that belong to somebody else, or that are damaged."""
+def check_keys(scene: DoctorFacts) -> list[Finding]:
+    """Files that others may read or change, that belong to another user, or that are damaged."""
     trouble = scene.machine.trouble
     if trouble is None:
         return []
@@ -351,7 +360,7 @@ def check_keys(scene: Scene) -> list[Finding]:
 BY_HAND = "Until then give the addresses: POTLUCK_PEERS=host:port,host:port"
 
 
-def check_multicast(scene: Scene) -> list[Finding]:
+def check_multicast(scene: DoctorFacts) -> list[Finding]:
     """Blocked by this machine's firewall, or kept from passing by an access point or a switch."""
     if not scene.hosts:
         return []  # there is nothing it could pass through
@@ -388,7 +397,7 @@ def check_multicast(scene: Scene) -> list[Finding]:
     ]
 
 
-def _blocked_here(scene: Scene) -> Finding:
+def _blocked_here(scene: DoctorFacts) -> Finding:
     seen = (
         f"What this machine announced on {', '.join(scene.hosts)} did not come back to it "
         f"within {scene.seconds:g} s, as it does where nothing is in the way."
@@ -402,7 +411,7 @@ def _blocked_here(scene: Scene) -> Finding:
     )
 
 
-def _met_but_not_heard(scene: Scene) -> list[str]:
+def _met_but_not_heard(scene: DoctorFacts) -> list[str]:
     heard = {each.node for each in scene.heard}
     met = {
         target.met.node: target.met.address
@@ -420,8 +429,8 @@ def _met_but_not_heard(scene: Scene) -> list[str]:
 # Whether names lead to machines, and not back to the one that asks.
 
 
-def check_names(scene: Scene) -> list[Finding]:
-    """As Debian sets it up, a machine's own name means 127.0.1.1, which is nobody else's."""
+def check_names(scene: DoctorFacts) -> list[Finding]:
+    """As Debian sets it up, a machine's own name means 127.0.1.1, which no other machine has."""
     led_back = [target for target in scene.targets if leads_back(target)]
     if led_back:
         return [_given(target) for target in led_back]
@@ -445,7 +454,7 @@ def check_names(scene: Scene) -> list[Finding]:
 
 
 def leads_back(target: Target) -> bool:
-    """Whether somebody was given by a name that means this very machine."""
+    """Whether a peer was given by a name that means this very machine."""
     return any(
         probe.means and all(is_loopback(host) for host in probe.means) for probe in target.probes
     ) and all(probe.address.host != "localhost" for probe in target.probes)
@@ -463,7 +472,7 @@ def _given(target: Target) -> Finding:
     )
 
 
-def _addresses(scene: Scene) -> str:
+def _addresses(scene: DoctorFacts) -> str:
     return scene.hosts[0] if scene.hosts else "once it has one"
 
 
@@ -475,7 +484,7 @@ SHOWN = 8  # letters of a tag; enough to compare, and public anyway
 PAIR = "Pair the two: `potluck pair` on one of them, and type the code it shows on the other."
 
 
-def check_namespaces(scene: Scene) -> list[Finding]:
+def check_namespaces(scene: DoctorFacts) -> list[Finding]:
     """Another secret, or an earlier or later one of ours; tags are compared, never secrets."""
     findings = []
     nodes: set[NodeId] = set()
@@ -486,16 +495,16 @@ def check_namespaces(scene: Scene) -> list[Finding]:
     findings += [
         _dialled(scene, target)
         for target in scene.targets
-        if target.met is None and target.first(Outcome.OTHER_NAMESPACE) is not None
+        if target.met is None and target.first(ProbeOutcome.OTHER_NAMESPACE) is not None
     ]
     return findings
 
 
-def _heard(scene: Scene, heard: Heard) -> Finding:
+def _heard(scene: DoctorFacts, heard: MdnsRecord) -> Finding:
     name = scene.who(heard.node, heard.addresses[0])
     seen = (
         f"It shows the tag {heard.tag[:SHOWN]}…, this machine {scene.tag[:SHOWN]}… "
-        f'(namespace "{scene.namespace}").'
+        f'(group "{scene.namespace}").'
     )
     evidence = (seen,)
     if heard.tag in scene.old_tags:
@@ -517,8 +526,8 @@ def _heard(scene: Scene, heard: Heard) -> Finding:
     )
 
 
-def _dialled(scene: Scene, target: Target) -> Finding:
-    probe = target.first(Outcome.OTHER_NAMESPACE)
+def _dialled(scene: DoctorFacts, target: Target) -> Finding:
+    probe = target.first(ProbeOutcome.OTHER_NAMESPACE)
     assert probe is not None
     seen = (
         f"{probe.address} answers, but with another secret than that of "
@@ -526,9 +535,9 @@ def _dialled(scene: Scene, target: Target) -> Finding:
     )
     return Finding(
         check="namespaces",
-        cause=f"{target.name} belongs to another namespace",
+        cause=f"{target.name} belongs to another group",
         evidence=(seen,),
-        fix=f"{PAIR} If both know several namespaces, choose the same one with --namespace or "
+        fix=f"{PAIR} If both are in several groups, choose the same one with --namespace or "
         "POTLUCK_NAMESPACE.",
     )
 
@@ -537,10 +546,32 @@ def _dialled(scene: Scene, target: Target) -> Finding:
 # Whether there is anybody else.
 
 
-def check_nobody(scene: Scene) -> list[Finding]:
+def check_pairing(scene: DoctorFacts) -> list[Finding]:
+    """Alone a machine is not ill, but pairing comes before all else that others are needed for."""
+    if not _is_unpaired(scene):
+        return []
+    return [
+        Finding(
+            check="pairing",
+            cause="This machine is not paired with any other",
+            evidence=(f'It is the only machine of "{scene.namespace}".',),
+            fix="To train on several machines, pair them first: type `potluck pair` here, and on "
+            "the other machine the command that it shows.",
+            severity=Severity.NOTE,
+        )
+    ]
+
+
+def _is_unpaired(scene: DoctorFacts) -> bool:
+    """Whether no other machine belongs to this group; tells how to pair those that were heard."""
+    others = [heard for heard in scene.heard if heard.node != scene.node]
+    return set(scene.names) == {scene.node} and not others and not scene.targets
+
+
+def check_nobody(scene: DoctorFacts) -> list[Finding]:
     """An empty network is not ill, but nothing about the way to others could be checked."""
     others = [heard for heard in scene.heard if heard.node != scene.node]
-    if scene.met or others or scene.targets or not scene.hosts:
+    if scene.met or others or scene.targets or not scene.hosts or _is_unpaired(scene):
         return []
     if is_public_network(scene) or is_behind_windows(scene):
         return []  # no wonder
@@ -548,7 +579,7 @@ def check_nobody(scene: Scene) -> list[Finding]:
         Finding(
             check="nobody",
             cause="No other machine was found, so the way to others could not be checked",
-            evidence=(f"Nobody else announced itself within {scene.seconds:g} s.",),
+            evidence=(f"No other machine announced itself within {scene.seconds:g} s.",),
             fix="Run `potluck doctor` on the other machine at the same time, or give its address: "
             "potluck doctor --peer ADDRESS. If it runs there too and neither hears the other, the "
             "network keeps them apart (guest network, client isolation) or drops multicast.",
@@ -561,7 +592,7 @@ def check_nobody(scene: Scene) -> list[Finding]:
 # Whether packets of full size pass, and how much goes through.
 
 SMALL = 1280
-"""Bytes; what every link must carry (RFC 8200, 5).  A way that carries less is no usual one."""
+"""Bytes; what every link must carry (RFC 8200, 5).  A path that carries less is unusual."""
 
 SLOW = 8
 """A link is slow if it carries less than this part of what its interface says."""
@@ -572,7 +603,7 @@ BELIEVED = 1000
 MEGABIT = 125_000  # bytes
 
 
-def check_passages(scene: Scene) -> list[Finding]:
+def check_passages(scene: DoctorFacts) -> list[Finding]:
     """Large packets that are lost or not allowed; a link slower than its interface says."""
     findings = []
     for target in scene.targets:
@@ -585,7 +616,7 @@ def check_passages(scene: Scene) -> list[Finding]:
     return findings
 
 
-def loses_large_packets(target: Target) -> Probe | None:
+def loses_large_packets(target: Target) -> ProbeAttempt | None:
     """The attempt at which packets of full size were lost on the way."""
     for probe in target.probes:
         if probe.passage is not None and probe.passage.passes < probe.passage.packet:
@@ -593,7 +624,7 @@ def loses_large_packets(target: Target) -> Probe | None:
     return None
 
 
-def _lost(target: Target, probe: Probe) -> Finding:
+def _lost(target: Target, probe: ProbeAttempt) -> Finding:
     assert probe.passage is not None
     packet, passes = probe.passage.packet, probe.passage.passes
     return Finding(
@@ -609,11 +640,11 @@ def _lost(target: Target, probe: Probe) -> Finding:
     )
 
 
-def _is_small(probe: Probe) -> bool:
+def _is_small(probe: ProbeAttempt) -> bool:
     return probe.passage is not None and 0 < probe.passage.packet < SMALL
 
 
-def _small(target: Target, probe: Probe) -> Finding:
+def _small(target: Target, probe: ProbeAttempt) -> Finding:
     assert probe.passage is not None
     return Finding(
         check="packets",
@@ -627,13 +658,13 @@ def _small(target: Target, probe: Probe) -> Finding:
     )
 
 
-def _slow(scene: Scene, target: Target) -> list[Finding]:
+def _slow(scene: DoctorFacts, target: Target) -> list[Finding]:
     rate = target.rate
     if rate is None:
         return []
     interface = scene.interface_of(rate.host)
     said = scene.machine.speed_of(interface)
-    measured = rate.octets / MEGABIT
+    measured = rate.bytes_per_second / MEGABIT
     if not said or measured * SLOW >= min(said, BELIEVED):
         return []
     return [
@@ -654,8 +685,8 @@ def _slow(scene: Scene, target: Target) -> list[Finding]:
 # Whether those who were found can be reached on their port.
 
 
-def check_ports(scene: Scene) -> list[Finding]:
-    """Dropped by a firewall, nobody there, no way there, or somebody else."""
+def check_ports(scene: DoctorFacts) -> list[Finding]:
+    """Dropped by a firewall, nothing listening, no route, or another program listening."""
     return [
         finding
         for target in scene.targets
@@ -664,7 +695,7 @@ def check_ports(scene: Scene) -> list[Finding]:
     ]
 
 
-def _is_explained(scene: Scene, target: Target) -> bool:
+def _is_explained(scene: DoctorFacts, target: Target) -> bool:
     """Whether another check knows better why this one was not met."""
     return (
         leads_back(target)
@@ -679,23 +710,26 @@ def _is_explained(scene: Scene, target: Target) -> bool:
 def _judge(target: Target) -> list[Finding]:
     """The outcome that says most about why none of its addresses worked."""
     for outcome, judge in (
-        (Outcome.DECLINED, _declined),
-        (Outcome.NOT_POTLUCK, _not_potluck),
-        (Outcome.FAILED, _not_potluck),
-        (Outcome.MUTE, _mute),
-        (Outcome.SILENT, _silent),
-        (Outcome.UNREACHABLE, _unreachable),
-        (Outcome.UNKNOWN_NAME, _unreachable),
-        (Outcome.REFUSED, _refused),
+        (ProbeOutcome.DECLINED, _declined),
+        (ProbeOutcome.NOT_POTLUCK, _not_potluck),
+        (ProbeOutcome.FAILED, _not_potluck),
+        (ProbeOutcome.MUTE, _mute),
+        (ProbeOutcome.SILENT, _silent),
+        (ProbeOutcome.UNREACHABLE, _unreachable),
+        (ProbeOutcome.UNKNOWN_NAME, _unreachable),
+        (ProbeOutcome.REFUSED, _refused),
     ):
-        others = (Outcome.OTHER_NAMESPACE, Outcome.OTHER_VERSION)  # these have their own checks
+        others = (
+            ProbeOutcome.OTHER_NAMESPACE,
+            ProbeOutcome.OTHER_VERSION,
+        )  # these have their own checks
         probe = target.first(outcome)
         if probe is not None and target.first(*others) is None:
             return [judge(target, probe)]
     return []
 
 
-def _silent(target: Target, probe: Probe) -> Finding:
+def _silent(target: Target, probe: ProbeAttempt) -> Finding:
     host, port = probe.address
     if not probe.life:
         return Finding(
@@ -709,7 +743,9 @@ def _silent(target: Target, probe: Probe) -> Finding:
             "check that it is in the same network as this one.",
             severity=_severity(target),
         )
-    how = "does not answer" if probe.outcome is Outcome.SILENT else f"is refused ({probe.words})"
+    how = (
+        "does not answer" if probe.outcome is ProbeOutcome.SILENT else f"is refused ({probe.words})"
+    )
     return Finding(
         check="ports",
         cause=f"A firewall blocks TCP port {port} of {target.name}",
@@ -720,62 +756,62 @@ def _silent(target: Target, probe: Probe) -> Finding:
     )
 
 
-def _is_there(probe: Probe) -> str:
+def _is_there(probe: ProbeAttempt) -> str:
     return f"the machine is there: {probe.life}"
 
 
-def _doubt(probe: Probe) -> str:
+def _doubt(probe: ProbeAttempt) -> str:
     """Who has just gone off looks like a firewall for as long as its network card is remembered."""
     if LATELY not in probe.life:
         return ""
     return " If it has just been switched off, unplugged or put to sleep, look again in a minute."
 
 
-def _mute(target: Target, probe: Probe) -> Finding:
+def _mute(target: Target, probe: ProbeAttempt) -> Finding:
     return Finding(
         check="ports",
-        cause=f"{target.name} takes connections and says nothing: its program is stopped, or the "
-        "machine falls asleep",
+        cause=f"{target.name} accepts connections but does not respond: its process may be "
+        "suspended or the machine going to sleep",
         evidence=(_seen(target), f"{probe.address}: {probe.words}"),
-        fix="Look at the program there: let it go on if it was stopped (Ctrl-Z, a debugger), and "
-        "see that the machine does not sleep and has memory left.",
+        fix="Look at the program there: resume it if it was stopped (Ctrl-Z, a debugger), and "
+        "check that the machine does not sleep and has memory left.",
         severity=_severity(target),
     )
 
 
-def _refused(target: Target, probe: Probe) -> Finding:
+def _refused(target: Target, probe: ProbeAttempt) -> Finding:
     return Finding(
         check="ports",
-        cause=f"Nothing listens where {target.name} should be",
+        cause=f"{target.name} is on, but Potluck is not running there",
         evidence=(_seen(target), f"{probe.address} refused the connection at once."),
-        fix="Start Potluck there, or check the port: the program says where it listens.",
+        fix="That is normal while no job runs there. Otherwise start the job, or check the port.",
         severity=_severity(target),
     )
 
 
-def _unreachable(target: Target, probe: Probe) -> Finding:
+def _unreachable(target: Target, probe: ProbeAttempt) -> Finding:
     if probe.life:
         return _silent(target, probe)
     return Finding(
         check="ports",
-        cause=f"There is no way to {target.name}",
+        cause=f"There is no route to {target.name}",
         evidence=(_seen(target), f"{probe.address}: {probe.words}"),
         fix="Check the address, that both machines are in the same network, and their firewalls.",
         severity=_severity(target),
     )
 
 
-def _not_potluck(target: Target, probe: Probe) -> Finding:
+def _not_potluck(target: Target, probe: ProbeAttempt) -> Finding:
     return Finding(
         check="ports",
-        cause=f"Whoever answers at {probe.address} does not behave like a node of Potluck",
+        cause=f"The program at {probe.address} does not behave like a node of Potluck",
         evidence=(_seen(target), probe.words),
         fix="Check the address and the port; update Potluck on that machine if it is one.",
         severity=_severity(target),
     )
 
 
-def _declined(target: Target, probe: Probe) -> Finding:
+def _declined(target: Target, probe: ProbeAttempt) -> Finding:
     return Finding(
         check="ports",
         cause=f"{target.name} and this machine do not accept each other as members",
@@ -793,7 +829,7 @@ def _seen(target: Target) -> str:
 
 
 def _severity(target: Target) -> Severity:
-    """Somebody of an earlier run may simply be switched off."""
+    """A machine of an earlier run may simply be switched off."""
     return Severity.NOTE if target.origin == "known" else Severity.PROBLEM
 
 
@@ -803,7 +839,7 @@ def _severity(target: Target) -> Severity:
 FIX = "Plug it in, and let it not sleep while it trains; it is slower on battery as well."
 
 
-def check_power(scene: Scene) -> list[Finding]:
+def check_power(scene: DoctorFacts) -> list[Finding]:
     """On battery a laptop soon sleeps, and is slower."""
     findings = []
     battery = scene.machine.battery
@@ -835,7 +871,7 @@ def check_power(scene: Scene) -> list[Finding]:
 # Whether other programs have the ports on which nodes are looked for.
 
 
-def check_taken(scene: Scene) -> list[Finding]:
+def check_taken(scene: DoctorFacts) -> list[Finding]:
     """A node then takes another port, which those who are given only the address do not try."""
     taken = scene.machine.taken
     if not taken:
@@ -849,7 +885,7 @@ def check_taken(scene: Scene) -> list[Finding]:
             cause=f"Port {ports} of this machine is in use by another program"
             if len(taken) == 1
             else f"Ports {ports} of this machine are in use by other programs",
-            evidence=by or ("Somebody listens there who is no node of Potluck.",),
+            evidence=by or ("Another program listens there.",),
             fix="End that program, or let nodes listen elsewhere (POTLUCK_PORT) and give that "
             "port with the address: POTLUCK_PEERS=host:port"
             if is_all
@@ -866,7 +902,7 @@ def check_taken(scene: Scene) -> list[Finding]:
 VERSIONS_FIX = "Install the same version of potluck on every machine: pip install --upgrade potluck"
 
 
-def check_versions(scene: Scene) -> list[Finding]:
+def check_versions(scene: DoctorFacts) -> list[Finding]:
     """Announced, or said when dialled."""
     found = {}
     for heard in scene.heard:
@@ -879,7 +915,7 @@ def check_versions(scene: Scene) -> list[Finding]:
         _versions_finding(target.name, f"{probe.address}: {probe.words}")
         for target in scene.targets
         if target.met is None
-        and (probe := target.first(Outcome.OTHER_VERSION)) is not None
+        and (probe := target.first(ProbeOutcome.OTHER_VERSION)) is not None
         and target.node not in found
     ]
     return [*found.values(), *dialled]
@@ -892,7 +928,8 @@ def _versions_finding(name: str, evidence: str) -> Finding:
 
 # --------------------------------------------------------------------------------------------------
 
-CHECKS: tuple[Callable[[Scene], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[DoctorFacts], list[Finding]], ...] = (
+    check_pairing,
     check_interfaces,
     check_platforms,
     check_taken,
@@ -911,7 +948,7 @@ CHECKS: tuple[Callable[[Scene], list[Finding]], ...] = (
 )
 
 
-def diagnose(scene: Scene) -> list[Finding]:
+def diagnose(scene: DoctorFacts) -> list[Finding]:
     """What follows from what was seen; problems first, and an empty list for a healthy network."""
     unable = check_keys(scene)
     if unable:

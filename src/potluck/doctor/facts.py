@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from potluck import _platform
 from potluck._types import NodeId
 from potluck.cluster.topology import local_profile
-from potluck.discovery.mdns import Heard
+from potluck.discovery.mdns import MdnsRecord
 from potluck.identity.node import short_name
 from potluck.membership.topology import Battery
 from potluck.net.addresses import Address, Interface
-from potluck.net.tcp import unacknowledged
 
 # --------------------------------------------------------------------------------------------------
 # Whether packets of full size arrive: one is sent, and the other side's kernel must acknowledge.
@@ -51,8 +51,8 @@ _RECORD = b"\x16\x03\x01\x3f\xff"  # the header of a record of 16383 bytes, whic
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """What passes on the way to somebody."""
+class PathFacts:
+    """What passes on the way to a peer."""
 
     packet: int
     """Bytes of the largest packet that the two sides have agreed on."""
@@ -60,22 +60,22 @@ class Passage:
     """Bytes of the largest packet that was seen to arrive: smaller if the way loses larger ones."""
 
 
-def measure_passage(address: Address) -> Passage | None:
+def measure_passage(address: Address) -> PathFacts | None:
     """Try packets of full size, and if they are lost smaller ones; None if nothing can be told."""
     agreed, arrived = _try(address, 0)
     if agreed == 0 or arrived is None:
         return None
     if arrived:
-        return Passage(agreed, agreed)
+        return PathFacts(agreed, agreed)
     sizes = [size for size in SIZES if size < agreed]
     with ThreadPoolExecutor(len(SIZES), "potluck-packets") as pool:
         results = list(pool.map(lambda size: _try(address, size)[1], sizes))
     passed = [size for size, result in zip(sizes, results, strict=True) if result]
-    return Passage(agreed, passed[0]) if passed else None
+    return PathFacts(agreed, passed[0]) if passed else None
 
 
 def _try(address: Address, size: int) -> tuple[int, bool | None]:
-    """Send one packet of so many bytes, 0 for full size: the agreed size, and if it arrived."""
+    """Send one packet of this many bytes, 0 for full size: the agreed size, and if it arrived."""
     family, kind, proto, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     with contextlib.suppress(OSError), socket.socket(family, kind, proto) as sock:
         sock.settimeout(CONNECTING)
@@ -92,7 +92,7 @@ def _try(address: Address, size: int) -> tuple[int, bool | None]:
 
 def _arrives(sock: socket.socket) -> bool | None:
     deadline = time.monotonic() + ARRIVING
-    while (rest := unacknowledged(sock)) > 0:
+    while (rest := _platform.unacknowledged(sock)) > 0:
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOKING)
@@ -113,7 +113,7 @@ class TakenPort:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class StartupError:
     """What keeps this machine from taking part at all: an error, for a person."""
 
     message: str
@@ -121,7 +121,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """This machine, as far as its operating system tells; what it does not tell is empty."""
 
     system: str = ""
@@ -148,14 +148,14 @@ class Machine:
     """How many usual ports there are."""
     network_category: str = ""
     """On Windows: Public, Private or DomainAuthenticated."""
-    trouble: Trouble | None = None
+    trouble: StartupError | None = None
 
     def is_attached(self, host: str) -> bool:
         """Whether an address is in a network to which this machine is attached directly.
 
-        >>> Machine(networks=("10.0.0.1/24",)).is_attached("10.0.0.77")
+        >>> MachineFacts(networks=("10.0.0.1/24",)).is_attached("10.0.0.77")
         True
-        >>> Machine(networks=("10.0.0.1/24",)).is_attached("desk.local")
+        >>> MachineFacts(networks=("10.0.0.1/24",)).is_attached("desk.local")
         False
         """
         try:
@@ -172,11 +172,11 @@ class Machine:
 # --------------------------------------------------------------------------------------------------
 
 
-class Outcome(enum.Enum):
-    """How an attempt to meet somebody ended."""
+class ProbeOutcome(enum.Enum):
+    """How an attempt to connect to a peer ended."""
 
     MET = "met"  # it has proved to be a member, and we agree on who belongs
-    REFUSED = "refused"  # the machine answers, nobody listens on that port
+    REFUSED = "refused"  # the machine answers, nothing listens on that port
     SILENT = "silent"  # no answer at all
     UNREACHABLE = "unreachable"  # the network says that there is no way
     UNKNOWN_NAME = "unknown name"
@@ -189,11 +189,11 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeAttempt:
     """One attempt, at one address."""
 
     address: Address
-    outcome: Outcome
+    outcome: ProbeOutcome
     words: str = ""
     """The error, for a person."""
     life: str = ""
@@ -206,7 +206,7 @@ class Probe:
     """Where the address is a name: to what that leads here."""
     skew: float | None = None
     """Seconds by which the clock over there is ahead of ours; None if it was not told."""
-    passage: Passage | None = None
+    passage: PathFacts | None = None
     """What passes on the way; None if that is not known."""
 
 
@@ -214,7 +214,7 @@ class Probe:
 class Rate:
     """What another machine that looked around as well has shown: how much goes through to it."""
 
-    octets: int
+    bytes_per_second: int
     """Bytes per second."""
     host: str
     """The address of ours that it went through."""
@@ -224,35 +224,35 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Somebody whom this machine tried to meet, and how that went at each address."""
+    """A peer that this machine tried to reach, and how that went at each address."""
 
     name: str
     """For people."""
     origin: str
     """"given" by hand, "known" from an earlier run, or "heard" on the network."""
-    probes: tuple[Probe, ...]
+    probes: tuple[ProbeAttempt, ...]
     node: NodeId | None = None
     """Who it should be, where that is known."""
     rate: Rate | None = None
     """What was measured with it; None if it was not."""
 
     @property
-    def met(self) -> Probe | None:
+    def met(self) -> ProbeAttempt | None:
         """The attempt that succeeded; None if none did."""
-        return self.first(Outcome.MET)
+        return self.first(ProbeOutcome.MET)
 
-    def first(self, *outcomes: Outcome) -> Probe | None:
+    def first(self, *outcomes: ProbeOutcome) -> ProbeAttempt | None:
         """The first attempt that ended in one of these ways."""
         return next((probe for probe in self.probes if probe.outcome in outcomes), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class DoctorFacts:
     """Everything that the checks judge."""
 
     node: NodeId
     namespace: str
-    """The name of the namespace, for people."""
+    """The name of the group."""
     tag: str
     old_tags: tuple[str, ...] = ()
     version: int
@@ -263,17 +263,17 @@ class Scene:
     """Whether it could be opened."""
     heard_self: bool
     """Whether our own announcement came back to us from the network."""
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[MdnsRecord, ...] = ()
     """Everybody else's, of whatever namespace."""
     targets: tuple[Target, ...] = ()
     seconds: float = 0.0
     """For how long it was listened."""
     has_jobs: bool = False
-    """Whether somebody of this namespace seems to work on something."""
-    machine: Machine = field(default_factory=Machine)
+    """Whether a machine of this group seems to run a job."""
+    machine: MachineFacts = field(default_factory=MachineFacts)
     """What is known of this machine itself."""
     names: Mapping[NodeId, str] = field(default_factory=dict)
-    """What the machines of the namespace are called."""
+    """The names of the machines of the group."""
 
     @property
     def hosts(self) -> list[str]:
@@ -302,9 +302,9 @@ class Scene:
 # --------------------------------------------------------------------------------------------------
 # By what a machine shows that it is on, although a port of it is silent.
 
-KNOCKING = 0.4  # seconds for each of the doors that show whether anybody is at home
+PORT_TIMEOUT = 0.4  # seconds for each port that shows whether the machine is on
 
-DOORS = (9, 22, 80)
+PROBED_PORTS = (9, 22, 80)
 """Ports of which a machine that is on usually refuses or accepts one."""
 
 LATELY = "within the last minute"
@@ -312,14 +312,14 @@ LATELY = "within the last minute"
 
 def signs_of_life(host: str, *, arp: Path = Path("/proc/net/arp")) -> str:
     """By what it shows that; "" if by nothing."""
-    for door in DOORS:
+    for port in PROBED_PORTS:
         try:
-            socket.create_connection((host, door), KNOCKING).close()
+            socket.create_connection((host, port), PORT_TIMEOUT).close()
         except ConnectionRefusedError:
-            return f"it refuses port {door} at once"
+            return f"it refuses port {port} at once"
         except OSError:
             continue
-        return f"it answers on port {door}"
+        return f"it answers on port {port}"
     with contextlib.suppress(OSError):
         for line in arp.read_text().splitlines()[1:]:
             entry, _, flags, hardware, *_ = line.split()
@@ -395,12 +395,12 @@ _GATEWAY_FLAG = 2  # RTF_GATEWAY, from <linux/route.h>
 
 def gather_machine(
     interfaces: Iterable[Interface], taken: Iterable[TakenPort] = (), *, usual: int = 0
-) -> Machine:
+) -> MachineFacts:
     """Everything that can be found out without anybody else; takes seconds at most."""
     used = [each for each in interfaces if not each.skipped]
     gateway = within(ASKING, router, "")
     no_battery: Battery | None = None
-    return Machine(
+    return MachineFacts(
         system=platform.system(),
         release=platform.release(),
         program=sys.executable,
@@ -413,7 +413,7 @@ def gather_machine(
         battery=within(ASKING, lambda: local_profile().battery, no_battery),
         taken=tuple(taken),
         usual=usual,
-        network_category=within(ASKING + 1, _category, "") if sys.platform == "win32" else "",
+        network_category=within(ASKING + 1, _category, "") if _platform.IS_WINDOWS else "",
     )
 
 
@@ -465,12 +465,12 @@ def _speeds(used: Iterable[Interface]) -> tuple[tuple[str, int], ...]:
 
 
 def router(table: Path = Path("/proc/net/route")) -> str:
-    """The address of this machine's router; "" where there is none, or nobody tells."""
-    if sys.platform == "darwin":
+    """The address of this machine's router; "" where there is none, or it is unknown."""
+    if _platform.IS_MACOS:
         text = _output_of("/sbin/route", "-n", "get", "default")
         found = re.search(r"gateway: ([0-9.]+)", text)
         return found[1] if found else ""
-    if sys.platform == "win32":
+    if _platform.IS_WINDOWS:
         return ""
     return parse_route(table.read_text())
 

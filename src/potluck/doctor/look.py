@@ -25,22 +25,22 @@ from potluck.discovery.records import (
     given_addresses,
 )
 from potluck.doctor.facts import (
-    Machine,
-    Outcome,
-    Scene,
+    DoctorFacts,
+    MachineFacts,
+    ProbeOutcome,
+    StartupError,
     TakenPort,
-    Trouble,
     gather_machine,
     holder_of,
 )
-from potluck.doctor.probe import Consulting, Ears, Trying, probe, result_by
+from potluck.doctor.probe import ConnectionProbes, DoctorListener, PeerThroughput, probe, result_by
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.private_files import DamagedFile, UnsafeFile
 from potluck.net.addresses import Address, Interface, interfaces
 from potluck.net.frames import PROTOCOL_VERSION
 
 SECONDS = 3.0
-"""For how long it is listened.  Whoever has just announced himself answers only after a second
+"""How long to listen.  A machine that has just announced itself answers only after a second
 (RFC 6762, 6), everybody else at once."""
 
 LATER = 6.0
@@ -51,7 +51,7 @@ JOB = "potluck doctor"
 WORKERS = 24
 _PAUSE = 0.05  # seconds between two looks at what was heard
 
-_SOMEBODY_ELSE = frozenset({Outcome.NOT_POTLUCK, Outcome.FAILED, Outcome.MUTE})
+_ANOTHER_PROGRAM = frozenset({ProbeOutcome.NOT_POTLUCK, ProbeOutcome.FAILED, ProbeOutcome.MUTE})
 
 
 def look_around(
@@ -59,7 +59,7 @@ def look_around(
     peers: Sequence[str] = (),
     *,
     seconds: float = SECONDS,
-) -> Scene:
+) -> DoctorFacts:
     """Everything that can be seen from here; takes ``seconds``, and a few more if some are silent.
 
     Files that others may read, or that are damaged, are part of what is seen.
@@ -73,7 +73,7 @@ def look_around(
             namespace = NetworkNamespace.load_or_create(namespace)
         port, busy = _open_port(namespace)
     except (UnsafeFile, DamagedFile) as error:
-        return _unable(found, Trouble(error.message, error.hint or ""))
+        return _unable(found, StartupError(error.message, error.hint or ""))
     with port:
         return _Look(namespace, port, config, found, busy).scene(given, seconds)
 
@@ -91,9 +91,9 @@ def _open_port(namespace: NetworkNamespace) -> tuple[NodePort, list[int]]:
     return NodePort(namespace), busy
 
 
-def _unable(found: tuple[Interface, ...], trouble: Trouble) -> Scene:
+def _unable(found: tuple[Interface, ...], trouble: StartupError) -> DoctorFacts:
     """What is seen where this machine cannot even say who it is."""
-    return Scene(
+    return DoctorFacts(
         node=NodeId(""),
         namespace="",
         tag="",
@@ -102,7 +102,7 @@ def _unable(found: tuple[Interface, ...], trouble: Trouble) -> Scene:
         mdns="not tried",
         mdns_works=False,
         heard_self=False,
-        machine=Machine(system=platform.system(), trouble=trouble),
+        machine=MachineFacts(system=platform.system(), trouble=trouble),
     )
 
 
@@ -124,13 +124,13 @@ class _Look:
         self._busy = busy
         self._advert = Advert.of(namespace, port.process, job=JOB, port=port.port)
 
-    def scene(self, given: dict[str, tuple[Address, ...]], seconds: float) -> Scene:
+    def scene(self, given: dict[str, tuple[Address, ...]], seconds: float) -> DoctorFacts:
         """Look, and tell."""
-        consulting = Consulting(self._port, self._advert.job_tag, local_profile())
+        consulting = PeerThroughput(self._port, self._advert.job_tag, local_profile())
         pool = ThreadPoolExecutor(WORKERS, "potluck-probe")
         try:
             own = frozenset(host for each in self._interfaces for host in each.hosts)
-            trying = Trying(pool, self._port.members, consulting, own)
+            trying = ConnectionProbes(pool, self._port.members, consulting, own)
             return self._listen(trying, pool, given, seconds)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -138,26 +138,26 @@ class _Look:
 
     def _listen(
         self,
-        trying: Trying,
+        trying: ConnectionProbes,
         pool: ThreadPoolExecutor,
         given: dict[str, tuple[Address, ...]],
         seconds: float,
-    ) -> Scene:
+    ) -> DoctorFacts:
         machine = pool.submit(self._machine)
         for text, addresses in given.items():
             trying.start(text, "given", addresses)
         advert, config = self._advert, self._config
-        with contextlib.closing(Ears(advert, config)) as ears:
+        with contextlib.closing(DoctorListener(advert, config)) as listener:
             began = time.monotonic()
-            while time.monotonic() < ears.listen_until(began + seconds):
-                trying.start_heard(ears.others(), advert)
-                trying.measure(ears.colleagues(), advert)
+            while time.monotonic() < listener.listen_until(began + seconds):
+                trying.start_heard(listener.others(), advert)
+                trying.measure(listener.colleagues(), advert)
                 time.sleep(_PAUSE)
-            heard = ears.others()
+            heard = listener.others()
             known = KnownPeers(config.home).recall(replace(advert, job_tag=""))
             trying.start_known(known, heard)
             deadline = time.monotonic() + LATER
-            return Scene(
+            return DoctorFacts(
                 node=advert.node,
                 namespace=self._namespace.name,
                 tag=advert.tag,
@@ -165,13 +165,13 @@ class _Look:
                 version=PROTOCOL_VERSION,
                 interfaces=self._interfaces,
                 targets=trying.results(deadline),
-                mdns=ears.status,
-                mdns_works=ears.is_open,
-                heard_self=ears.heard_self,
+                mdns=listener.status,
+                mdns_works=listener.is_open,
+                heard_self=listener.heard_self,
                 heard=tuple(heard),
                 seconds=seconds,
-                has_jobs=bool(self._busy) or len(heard) > len(ears.colleagues()),
-                machine=result_by(deadline, machine, Machine()),
+                has_jobs=bool(self._busy) or len(heard) > len(listener.colleagues()),
+                machine=result_by(deadline, machine, MachineFacts()),
                 names=self._names(),
             )
 
@@ -179,15 +179,15 @@ class _Look:
         roster = self._port.members.roster
         return {each.node_id: each.name for each in roster.members} if roster else {}
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> MachineFacts:
         """What this machine says of itself, and who has the ports that nodes usually have."""
         members = self._port.members
-        doors = [Address("127.0.0.1", number) for number in self._busy]
-        with ThreadPoolExecutor(USUAL_PORTS, "potluck-doors") as pool:
-            answers = list(pool.map(lambda door: probe(members, door), doors))
+        ports = [Address("127.0.0.1", number) for number in self._busy]
+        with ThreadPoolExecutor(USUAL_PORTS, "potluck-ports") as pool:
+            answers = list(pool.map(lambda port: probe(members, port), ports))
         taken = [
             TakenPort(answer.address.port, holder_of(answer.address.port))
             for answer in answers
-            if answer.outcome in _SOMEBODY_ELSE
+            if answer.outcome in _ANOTHER_PROGRAM
         ]
         return gather_machine(self._interfaces, taken, usual=USUAL_PORTS)

@@ -1,4 +1,4 @@
-"""Trying to meet somebody, only to find out what is in the way."""
+"""Trying to reach a peer, only to find out what is in the way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import ipaddress
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -17,14 +16,15 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from potluck._platform import TCP_INFO
 from potluck._types import NodeId
 from potluck.backend.port import NodePort
 from potluck.cluster.bandwidth import steady_rate
-from potluck.discovery.mdns import SERVICE, Heard, MdnsSource
+from potluck.discovery.mdns import SERVICE, MdnsRecord, MdnsSource
 from potluck.discovery.records import Advert, DiscoveryConfig, Sighting
 from potluck.doctor.facts import (
-    Outcome,
-    Probe,
+    ProbeAttempt,
+    ProbeOutcome,
     Rate,
     Target,
     meaning_of,
@@ -32,7 +32,7 @@ from potluck.doctor.facts import (
     signs_of_life,
     within,
 )
-from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame, Timeout
+from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame, Timeout, describe
 from potluck.membership.topology import NodeProfile
 from potluck.net import tcp
 from potluck.net.addresses import Address, is_loopback, unmapped
@@ -40,41 +40,41 @@ from potluck.net.opening import RefusedByPeer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tls import AnotherNamespace
 from potluck.trust.connect import Declined, SecretChanged, say_hello
-from potluck.trust.membership_store import Membership
-from potluck.wire_messages import Control, ControlOpened, LaneOpened, Sync
+from potluck.trust.membership_store import TrustStore
+from potluck.wire_messages import ControlReply, ControlRequest, OpenReply, Sync
 
 CONNECTING = 2.0
 """Seconds for a connection; at home it takes milliseconds, or a second if a packet is lost."""
 
-TALKING = 2.5  # seconds for proving who both are; it takes milliseconds
+HANDSHAKE_TIMEOUT = 2.5  # seconds for proving who both are; it takes milliseconds
 MEASURING = 4.0  # seconds for packets of all sizes
 
 _LOOKS_ALIVE = frozenset({errno.EHOSTUNREACH, errno.ECONNABORTED})
 """What a firewall that refuses politely causes, and what a machine that is off causes as well."""
 
 
-def probe(members: Membership, address: Address) -> Probe:
+def probe(members: TrustStore, address: Address) -> ProbeAttempt:
     """Connect, prove who we are, agree on who belongs, and hang up; never raises."""
     means = () if _is_literal(address.host) else meaning_of(address.host)
     if not means and not _is_literal(address.host):
-        return Probe(address, Outcome.UNKNOWN_NAME, "nobody knows this name")
+        return ProbeAttempt(address, ProbeOutcome.UNKNOWN_NAME, "the name is unknown")
     return replace(_connect(members, address), means=means)
 
 
-def _connect(members: Membership, address: Address) -> Probe:
+def _connect(members: TrustStore, address: Address) -> ProbeAttempt:
     try:
         sock = tcp.connect(address, time.monotonic() + CONNECTING)
     except ConnectionRefusedError:
-        return Probe(address, Outcome.REFUSED)
+        return ProbeAttempt(address, ProbeOutcome.REFUSED)
     except TimeoutError:
-        return Probe(address, Outcome.SILENT, life=signs_of_life(address.host))
+        return ProbeAttempt(address, ProbeOutcome.SILENT, life=signs_of_life(address.host))
     except OSError as error:
         life = signs_of_life(address.host) if error.errno in _LOOKS_ALIVE else ""
-        words = error.strerror or str(error)
-        return Probe(address, Outcome.UNREACHABLE, words, life, code=error.errno or 0)
+        code = error.errno or 0
+        return ProbeAttempt(address, ProbeOutcome.UNREACHABLE, describe(error), life, code=code)
     with contextlib.closing(sock):
         result = _talk(members, address, sock)
-    if is_loopback(address.host) or result.outcome not in {Outcome.MET, Outcome.MUTE}:
+    if is_loopback(address.host) or result.outcome not in {ProbeOutcome.MET, ProbeOutcome.MUTE}:
         return result
     return replace(result, passage=within(MEASURING, lambda: measure_passage(address), None))
 
@@ -87,8 +87,8 @@ def _is_literal(host: str) -> bool:
     return True
 
 
-def _talk(members: Membership, address: Address, sock: socket.socket) -> Probe:
-    deadline = time.monotonic() + TALKING
+def _talk(members: TrustStore, address: Address, sock: socket.socket) -> ProbeAttempt:
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
     opened: OpeningSocket = sock
     skew: float | None = None
     try:
@@ -96,18 +96,20 @@ def _talk(members: Membership, address: Address, sock: socket.socket) -> Probe:
         with contextlib.suppress(SecretChanged):  # we had missed that, and have it now
             skew = _compare_clocks(opened, members, deadline)
     except AnotherNamespace as error:
-        return Probe(address, Outcome.OTHER_NAMESPACE, error.message)
+        return ProbeAttempt(address, ProbeOutcome.OTHER_NAMESPACE, error.message)
     except (DistributedError, OSError) as error:
         if not members.security.is_encrypted and isinstance(error, RefusedByPeer):
-            return Probe(address, Outcome.MET)  # in clear nobody agrees on members, and it said so
-        return Probe(address, _meaning(error), _words(error), node=_proved(opened))
-    return Probe(address, Outcome.MET, node=_proved(opened), skew=skew)
+            return ProbeAttempt(
+                address, ProbeOutcome.MET
+            )  # in clear nobody agrees on members, and it said so
+        return ProbeAttempt(address, _meaning(error), _words(error), node=_proved(opened))
+    return ProbeAttempt(address, ProbeOutcome.MET, node=_proved(opened), skew=skew)
 
 
-def _compare_clocks(opened: OpeningSocket, members: Membership, deadline: float) -> float | None:
+def _compare_clocks(opened: OpeningSocket, members: TrustStore, deadline: float) -> float | None:
     """Say hello; by how much the other's clock is ahead."""
     asked = time.time()
-    answer = say_hello(opened, Sync(), LaneOpened, members, deadline)
+    answer = say_hello(opened, Sync(), OpenReply, members, deadline)
     return answer.clock - (asked + time.time()) / 2 if answer.clock else None
 
 
@@ -115,26 +117,24 @@ def _proved(opened: OpeningSocket) -> NodeId | None:
     return opened.peer if isinstance(opened, SecureSocket) else None
 
 
-def _meaning(error: DistributedError | OSError) -> Outcome:
+def _meaning(error: DistributedError | OSError) -> ProbeOutcome:
     if "protocol version" in str(error):
-        return Outcome.OTHER_VERSION
+        return ProbeOutcome.OTHER_VERSION
     if isinstance(error, Declined | RefusedByPeer):
-        return Outcome.DECLINED
-    if isinstance(error, HandshakeRefused) and "our namespace" in error.message:
-        return Outcome.OTHER_NAMESPACE
+        return ProbeOutcome.DECLINED
+    if isinstance(error, HandshakeRefused) and "our group" in error.message:
+        return ProbeOutcome.OTHER_NAMESPACE
     if isinstance(error, Timeout | TimeoutError):
-        return Outcome.MUTE
+        return ProbeOutcome.MUTE
     if isinstance(error, HandshakeRefused | MalformedFrame):
-        return Outcome.NOT_POTLUCK
-    return Outcome.FAILED
+        return ProbeOutcome.NOT_POTLUCK
+    return ProbeOutcome.FAILED
 
 
 def _words(error: DistributedError | OSError) -> str:
     if isinstance(error, Timeout | TimeoutError):
-        return "It took the connection, and then said nothing."
-    if isinstance(error, DistributedError):
-        return f"{error.message}: {error.cause}" if error.cause else error.message
-    return error.strerror or str(error)
+        return "It accepted the connection and then did not respond."
+    return describe(error)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ _RATE = struct.Struct(">Q")
 
 
 @dataclass
-class Consulting:
+class PeerThroughput:
     """Serves others, and asks them; its threads end soon after :meth:`close`."""
 
     port: NodePort
@@ -180,7 +180,7 @@ class Consulting:
 
     # -- who is asked --------------------------------------------------------------------------
 
-    def _receive(self, sock: OpeningSocket, hello: Control) -> None:
+    def _receive(self, sock: OpeningSocket, hello: ControlRequest) -> None:
         self._served = [thread for thread in self._served if thread.is_alive()]
         if hello.job != self.job or len(self._served) >= SERVED:
             refuse(sock, "this process only looks around, or is busy with that", for_now=True)
@@ -193,7 +193,7 @@ class Consulting:
 
     def _serve(self, sock: OpeningSocket) -> None:
         with contextlib.closing(sock), contextlib.suppress(OSError, DistributedError):
-            opened = ControlOpened(job=self.job, profile=self.profile.to_bytes())
+            opened = ControlReply(job=self.job, profile=self.profile.to_bytes())
             self.port.answer_control(sock, opened)
             sock.settimeout(PATIENCE)
             sock.sendall(_RATE.pack(steady_rate(_count(sock, time.monotonic() + PATIENCE))))
@@ -204,7 +204,7 @@ class Consulting:
         """How much goes through to a colleague; None if it does not take part."""
         with self._asking, contextlib.suppress(OSError, DistributedError):  # one after the other
             deadline = time.monotonic() + PATIENCE
-            hello = Control(job=self.job)
+            hello = ControlRequest(job=self.job)
             sock, opened = self.port.dial_control(addresses, None, hello, deadline)
             with contextlib.closing(sock):
                 profile = NodeProfile.from_bytes(opened.profile) if opened.profile else None
@@ -262,13 +262,12 @@ def _while_the_link_was_busy(sock: socket.socket) -> int:
 
     On a busy machine a program may wait for its turn longer than for the link.
     """
-    option = getattr(socket, "TCP_INFO", None)
-    if sys.platform != "linux" or option is None:
+    if TCP_INFO is None:
         return 0
     with contextlib.suppress(OSError, struct.error):  # an old kernel tells less
-        facts = sock.getsockopt(socket.IPPROTO_TCP, option, _BUSY.size)
-        octets, busy, full = _BUSY.unpack(facts)
-        return int(octets * 1_000_000 / max(1, busy - full))
+        facts = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _BUSY.size)
+        count, busy, full = _BUSY.unpack(facts)
+        return int(count * 1_000_000 / max(1, busy - full))
     return 0
 
 
@@ -283,32 +282,32 @@ ADDRESSES_EACH = 3
 
 
 @dataclass
-class Trying:
+class ConnectionProbes:
     """Attempts under way, each target's addresses one beside the other."""
 
     pool: ThreadPoolExecutor
-    members: Membership
-    consulting: Consulting
+    members: TrustStore
+    consulting: PeerThroughput
     own: frozenset[str] = frozenset()
     """The addresses of this machine."""
-    _started: dict[str, tuple[Target, list[Future[Probe]]]] = field(default_factory=dict)
+    _started: dict[str, tuple[Target, list[Future[ProbeAttempt]]]] = field(default_factory=dict)
     _rates: dict[NodeId, Future[Rate | None]] = field(default_factory=dict)
     _addresses: set[Address] = field(default_factory=set)
 
     def start(
         self, name: str, origin: str, addresses: Iterable[Address], node: NodeId | None = None
     ) -> None:
-        """Try somebody at all of these addresses."""
+        """Try a peer at all of these addresses."""
         if name in self._started or len(self._started) >= MAX_TARGETS:
             return
         addresses = list(addresses)
         self._addresses.update(addresses)
-        silent = tuple(Probe(each, Outcome.SILENT) for each in addresses)
+        silent = tuple(ProbeAttempt(each, ProbeOutcome.SILENT) for each in addresses)
         target = Target(name, origin, silent, node)
         attempts = [self.pool.submit(probe, self.members, each) for each in addresses]
         self._started[name] = target, attempts
 
-    def start_heard(self, heard: Iterable[Heard], advert: Advert) -> None:
+    def start_heard(self, heard: Iterable[MdnsRecord], advert: Advert) -> None:
         """Try those of our namespace who announce themselves; strangers are told by their tag.
 
         One who shows our own id from somewhere else is tried too: its key may be a copy of ours.
@@ -323,7 +322,7 @@ class Trying:
                 name = f"{self.members.name_of(each.node)} at {addresses[0]}"
                 self.start(name, "heard", addresses, each.node)
 
-    def measure(self, colleagues: Iterable[Heard], advert: Advert) -> None:
+    def measure(self, colleagues: Iterable[MdnsRecord], advert: Advert) -> None:
         """Measure with those who look as well, once each."""
         for each in colleagues:
             ours = each.tag == advert.tag and each.version == advert.version
@@ -333,7 +332,7 @@ class Trying:
                 addresses = each.addresses[:ADDRESSES_EACH]
                 self._rates[each.node] = self.pool.submit(self.consulting.ask, addresses)
 
-    def start_known(self, known: Iterable[Sighting], heard: Iterable[Heard]) -> None:
+    def start_known(self, known: Iterable[Sighting], heard: Iterable[MdnsRecord]) -> None:
         """Try those of earlier runs who were not heard."""
         nodes = {each.node for each in heard}
         for each in known:
@@ -345,7 +344,7 @@ class Trying:
                 self.start(f"{name} at {addresses[0]}", "known", addresses, each.node)
 
     def results(self, deadline: float) -> tuple[Target, ...]:
-        """How it went; whoever has not answered by the deadline is silent."""
+        """How it went; a peer that has not answered by the deadline is silent."""
         return tuple(
             replace(
                 target,
@@ -382,12 +381,12 @@ LONGEST = 4.0  # seconds that others can make us stay
 MAX_HEARD = 256
 
 
-class Ears:
+class DoctorListener:
     """Listens and announces until closed."""
 
     def __init__(self, advert: Advert, config: DiscoveryConfig) -> None:
         self._advert = advert
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, MdnsRecord] = {}
         self._colleagues: set[str] = set()
         self._colleague_came = 0.0
         self.heard_self = False
@@ -397,32 +396,32 @@ class Ears:
             MdnsSource(advert, config, self._hear_colleague, self._forget, service=DOCTORS),
         ]
 
-    def _hear(self, name: str, heard: Heard) -> bool:
+    def _hear(self, name: str, heard: MdnsRecord) -> bool:
         if (heard.node, heard.incarnation) == self._advert.process:
             self.heard_self = True
         elif len(self._heard) < MAX_HEARD:
             self._heard[name] = heard
         return False
 
-    def _hear_colleague(self, name: str, heard: Heard) -> bool:
+    def _hear_colleague(self, name: str, heard: MdnsRecord) -> bool:
         if name not in self._heard and (heard.node, heard.incarnation) != self._advert.process:
             self._colleague_came = time.monotonic()
             self._colleagues.add(name)
         return self._hear(name, heard)
 
     def _forget(self, _name: str, _reason: str) -> None:
-        """Whoever was here for a moment was here."""
+        """A peer that was here for a moment was here."""
 
     def listen_until(self, planned: float) -> float:
         """When to stop: later than planned if another doctor has just come and must hear us."""
         return max(planned, min(self._colleague_came + LINGER, planned + LONGEST))
 
-    def others(self) -> list[Heard]:
+    def others(self) -> list[MdnsRecord]:
         """Everybody else, each process once."""
         found = {(each.node, each.incarnation): each for each in list(self._heard.values())}
         return list(found.values())
 
-    def colleagues(self) -> list[Heard]:
+    def colleagues(self) -> list[MdnsRecord]:
         """Those of them who look around as well."""
         return [self._heard[name] for name in list(self._colleagues) if name in self._heard]
 

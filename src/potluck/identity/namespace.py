@@ -1,10 +1,10 @@
-"""A circle of machines: a name and a 256-bit secret.
+"""A group of machines: a name and a 256-bit secret.
 
-Whoever has the secret can become a member, so it never leaves a machine except through pairing, is
-kept in a file of mode 0600, and is never used itself: every use has its own key, derived from it by
-purpose.  The discovery tag is such a key; it shows which circle somebody belongs to and gives
-nothing else away.  The name is only a label, and the salt of a passphrase: members of one circle
-may call it differently.
+A machine with the secret can become a member, so it never leaves a machine except through pairing,
+is kept in a file of mode 0600, and is never used itself: every use has its own key, derived from it
+by purpose.  The discovery tag is such a key; it shows which group a machine belongs to and reveals
+nothing else.  The name is only a label, and the salt of a passphrase: members of one group may call
+it differently.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from potluck.logs import get_logger
 #
 #     ~/.potluck/namespaces/home/secret     32 bytes
 #                               /previous   the secrets before it, newest first, 32 bytes each
-#                               /used       exists unless this is a private namespace nobody joined
+#                               /used       exists unless this is a private, unused namespace
 #                               /passphrase exists if the secret was made from a passphrase
 #                               /roster     who belongs to it (written by others)
 #                               /proposed   secrets this machine has proposed (written by others)
@@ -62,9 +62,7 @@ MAX_PREVIOUS = 8  # rotations an absentee may miss and still find its way back
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,30}[a-z0-9])?")
 # Windows keeps these for devices, in every directory and with any extension.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
-_ADVICE = (
-    "Restore it from a backup, or leave the namespace and pair this machine again: potluck unpair"
-)
+_ADVICE = "Restore it from a backup, or leave the group and pair this machine again: potluck unpair"
 
 
 class InvalidNamespaceName(DistributedError, ValueError):
@@ -86,10 +84,10 @@ class Secrets:
     current: bytes
     previous: tuple[bytes, ...] = ()
     is_passphrase: bool = False
-    """Whether it was made from a passphrase, so that whoever knows that is a member."""
+    """Whether it was made from a passphrase, so that every machine with it is a member."""
 
     def __repr__(self) -> str:
-        """Nothing anybody could use."""
+        """Without the secrets."""
         return f"Secrets(…, {len(self.previous)} previous)"
 
 
@@ -98,7 +96,7 @@ def checked_name(name: str) -> str:
     name = name.strip().lower() if name.isascii() else name  # U+212A would become a "k"
     if not _NAME.fullmatch(name) or _DEVICES.fullmatch(name):
         raise InvalidNamespaceName(
-            f"{name[:64]!r} cannot be the name of a namespace",
+            f"{name[:64]!r} is not a valid group name",
             got=name,
             hint="Use 1 to 32 letters (a to z), digits, dots, dashes and underscores, "
             "with a letter or a digit at both ends.",
@@ -120,8 +118,8 @@ def usual_name(home: Path) -> str:
         return DEFAULT_NAME
     if len(candidates) > 1:
         raise UnknownNamespace(
-            f"This machine belongs to several namespaces: {', '.join(candidates)}",
-            hint="Say which one with --namespace or POTLUCK_NAMESPACE.",
+            f"This machine is in several groups: {', '.join(candidates)}",
+            hint="Choose one with --namespace or POTLUCK_NAMESPACE.",
         )
     return candidates[0]
 
@@ -179,12 +177,12 @@ class NamespaceFiles:
             if present is not None and present.current not in (new.current, *new.previous):
                 if self.is_used and not replace:
                     raise NamespaceExists(
-                        f"This machine already uses another namespace named {self.name!r}",
+                        f"This machine is already in another group named {self.name!r}",
                         got=self.name,
-                        hint="Keep the new one under another name, or leave the other one first: "
+                        hint="Choose another name for the new one, or leave the other one first: "
                         f"potluck unpair --namespace {self.name}",
                     )
-                self._remove()  # with its roster, which says nothing about the new circle
+                self._remove()  # with its roster, which says nothing about the new group
             self._make_directory()
             # In this order a crash in between loses no tag and lets nothing be replaced silently.
             self._mark()
@@ -207,7 +205,7 @@ class NamespaceFiles:
             ensure_private_directory(path)
 
     def _remove(self) -> None:
-        """Rename first: nobody sees half a namespace."""
+        """Rename first: no process sees half a namespace."""
         doomed = self.directory.with_name(f".{self.name}.{secrets.token_hex(8)}.deleted")
         try:
             self.directory.rename(doomed)
@@ -251,10 +249,10 @@ class WeakPassphrase(DistributedError, ValueError):
     def __init__(self, bits: float) -> None:
         super().__init__(
             f"This passphrase is worth about {bits:.0f} bits and could be guessed; "
-            f"a namespace needs {MIN_BITS}, because anybody on the network can try at leisure",
+            f"a group needs {MIN_BITS}, because any machine on the network can try without limit",
             expected=MIN_BITS,
             got=bits,
-            hint="Take six or more random words that make no sentence, or 24 random characters. "
+            hint="Use six or more random words that make no sentence, or 24 random characters. "
             "Or do without one: `potluck pair` joins two machines with a short one-time code.",
         )
 
@@ -275,7 +273,7 @@ def stretch(passphrase: str, salt: bytes) -> bytes:
 
 
 def estimate_bits(passphrase: str) -> float:
-    """How many bits a passphrase is worth to somebody who knows how people choose them.
+    """How many bits a passphrase has for an attacker that knows how people choose them.
 
     >>> estimate_bits("Pa55word123") < 20 < 64 < estimate_bits("k9Fw2-xQv7r-Zp4Lm-t8Bc")
     True
@@ -304,7 +302,7 @@ def _bits(piece: dict[str, Any]) -> float:
 
 
 def _sum_of_pieces(sequence: list[dict[str, Any]]) -> float:
-    """What the pieces are worth one by one; zxcvbn adds that nobody knows how many there are."""
+    """What the pieces are worth one by one; zxcvbn adds bits for their unknown number."""
     seen: set[str] = set()
     bits = 0.0
     for piece in sequence:
@@ -403,7 +401,7 @@ _RESERVED = {Protection.OPEN.value, Protection.INSECURE.value}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NetworkNamespace:
-    """Name and secret of one circle.  Equal are those with the same secret, whatever their names.
+    """Name and secret of one group.  Equal are those with the same secret, whatever their names.
 
     >>> lab = NetworkNamespace.generate("lab")
     >>> lab == NetworkNamespace("attic", lab.secret), lab == NetworkNamespace.generate("lab")
@@ -425,9 +423,7 @@ class NetworkNamespace:
                 raise ValueError(msg)
         name = checked_name(self.name)
         if self.protection.has_own_secret and name in _RESERVED:
-            raise InvalidNamespaceName(
-                f"The name {name!r} is reserved for the namespace that is {name}", got=name
-            )
+            raise InvalidNamespaceName(f"The group name {name!r} is reserved", got=name)
         object.__setattr__(self, "name", name)
 
     @classmethod
@@ -436,7 +432,7 @@ class NetworkNamespace:
     ) -> NetworkNamespace:
         """The namespace ``name``, else ``POTLUCK_NAMESPACE``, else the one this machine uses.
 
-        What is not kept here yet is created: a private namespace, alone in it until somebody pairs.
+        What is not kept here yet is created: a private namespace with this machine alone in it.
         The names ``open`` and ``insecure`` mean :meth:`open` and :meth:`insecure`.
         """
         home = home or potluck_home()
@@ -459,9 +455,9 @@ class NetworkNamespace:
         if known is None:
             names = ", ".join(stored_names(home)) or "none"
             raise UnknownNamespace(
-                f"This machine knows no namespace {name!r}",
+                f"This machine is not in a group named {name!r}",
                 got=name,
-                hint=f"Those it knows: {names}. Join another one with `potluck pair`.",
+                hint=f"Its groups: {names}. Join another one with `potluck pair`.",
             )
         protection = Protection.PASSPHRASE if known.is_passphrase else Protection.SECRET
         return cls(name, known.current, known.previous, protection, home)
@@ -475,10 +471,10 @@ class NetworkNamespace:
     def from_passphrase(
         cls, name: str, passphrase: str, *, home: Path | None = None
     ) -> NetworkNamespace:
-        """The namespace that everybody gets who gives this name and this passphrase.
+        """The namespace of all machines that use this name and this passphrase.
 
-        Whoever knows the passphrase is a member; there is no roster, and nobody can be revoked
-        but by agreeing on another passphrase.
+        Every machine with the passphrase is a member; there is no roster, and a machine can be
+        excluded only by choosing another passphrase.
         Takes about half a second, so that guessing is expensive.  A passphrase that is easily
         guessed all the same raises :class:`WeakPassphrase`.
         """
@@ -492,9 +488,9 @@ class NetworkNamespace:
 
     @classmethod
     def open(cls) -> NetworkNamespace:
-        """Encrypted, but with a secret that everybody knows: all on this network may join."""
+        """Encrypted, but with a public secret: any machine on this network may join."""
         warnings.warn(
-            "This namespace is open: everybody on this network can join, read and take part. "
+            "This group is open: any machine on this network can join it and read its data. "
             "Use it only where you trust every device.",
             SecurityWarning,
             stacklevel=2,
@@ -506,8 +502,8 @@ class NetworkNamespace:
     def insecure(cls) -> NetworkNamespace:
         """Plain TCP: no encryption, no identities.  For measurements, and networks of one cable."""
         message = (
-            "NOTHING IS ENCRYPTED OR AUTHENTICATED: everybody on this network can read and change "
-            "all data. Leave out the insecure namespace to be protected."
+            "NOTHING IS ENCRYPTED OR AUTHENTICATED: any machine on this network can read and "
+            "change all data. Leave out the insecure namespace to be protected."
         )
         _logger.warning(message)
         warnings.warn(message, SecurityWarning, stacklevel=2)
@@ -544,12 +540,12 @@ class NetworkNamespace:
         return hmac.compare_digest(self.secret, secret)
 
     def rotated(self, secret: bytes | None = None) -> NetworkNamespace:
-        """The same circle under a new secret; the present one becomes a previous one."""
+        """The same group under a new secret; the present one becomes a previous one."""
         self._require_own_secret("rotated")
         if self.protection is Protection.PASSPHRASE:
             raise UnsupportedOperation(
                 f'The secret of "{self.name}" is its passphrase, which cannot be rotated',
-                hint="Agree on another passphrase, and give it to every machine that stays.",
+                hint="Choose another passphrase, and give it to every machine that stays.",
             )
         previous = (self.secret, *self.previous)[:MAX_PREVIOUS]
         return replace(self, secret=secret or secrets.token_bytes(KEY_SIZE), previous=previous)
@@ -576,7 +572,7 @@ class NetworkNamespace:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it was created silently and nobody has joined, so that pairing may replace it."""
+        """Whether it was created silently and has one member, so that pairing may replace it."""
         kept = self._files.maybe_read()
         return kept is not None and self.has_secret(kept.current) and not self._files.is_used
 
@@ -588,7 +584,7 @@ class NetworkNamespace:
     def save(self, *, replace: bool = False) -> None:
         """Keep it on this machine.
 
-        One of the same name makes way if it is unused, if this is the same circle under a newer
+        One of the same name is replaced if it is unused, if this is the same group under a newer
         secret, or if ``replace`` says so; otherwise :class:`NamespaceExists` is raised.
         """
         self._require_own_secret("saved")
@@ -607,7 +603,7 @@ class NetworkNamespace:
 
     def _require_own_secret(self, verb: str) -> None:
         if not self.protection.has_own_secret:
-            message = f"The {self.protection.value} namespace has no secret of its own to be {verb}"
+            message = f"The {self.protection.value} group has no secret of its own to be {verb}"
             raise UnsupportedOperation(message)
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """Who a node is: an Ed25519 key that never leaves its machine.
 
-The node's id is a hash of the public key, so whoever proves the key proves the id, and no register
+The node's id is a hash of the public key, so proving the key proves the id, and no register
 of names is needed.  The key lies in ``~/.potluck/node_keypair`` as a raw 32-byte seed, mode 0600,
 and is made on first use; processes that start at the same moment all end up with the same one.
 What tells these processes apart is their incarnation, see :mod:`potluck.identity.node`.
@@ -15,7 +15,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
+from potluck import _platform
 from potluck._process import ForkSafeLock
 from potluck._types import NodeId
 from potluck.errors import BackendUnavailable, IoError
@@ -180,7 +180,7 @@ class NodeIdentity:
             create_private(file, secrets.token_bytes(KEY_SIZE))
             seed = read_key(file, advice=_ADVICE)
         if seed is None:
-            raise IoError(f"{file} vanished while it was being read", hint="Start once more.")
+            raise IoError(f"{file} vanished while it was being read", hint="Start it again.")
         return cls(seed)
 
     @classmethod
@@ -286,7 +286,7 @@ class Incarnation:
 def claim_incarnation(
     home: Path | None = None, *, clock: Callable[[], float] = time.time
 ) -> Incarnation:
-    """A number higher than every one given out in ``home`` before, and a slot nobody else holds.
+    """A number higher than all given out in ``home`` before, and a slot of this process alone.
 
     The number is the time in milliseconds, or one more than the last if the clock is behind: the
     counter file keeps it growing when the clock is wrong, and the clock keeps it growing when the
@@ -355,7 +355,7 @@ def _free_slot(slots: Path) -> tuple[int, HeldLock]:
         if lock is not None:
             return slot, lock
     raise BackendUnavailable(
-        f"{MAX_SLOTS} Potluck processes of this user already run on this machine",
+        f"{MAX_SLOTS} Potluck processes of this user are already running on this machine",
         hint="End some of them, or give others their own POTLUCK_HOME.",
     )
 
@@ -386,7 +386,7 @@ def boot_tag(node: NodeId, *, root: Path = Path("/")) -> str:
     A disk cloned with everything on it has the same machine tag, but two machines that run at the
     same time never have the same boot tag.
     """
-    if sys.platform == "darwin":
+    if _platform.IS_MACOS:
         fact = _output_of("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
     else:
         fact = _content_of(root / "proc/sys/kernel/random/boot_id")
@@ -409,15 +409,12 @@ def _random_machine_id(file: Path) -> bytes:
 
 def _machine_facts(root: Path) -> list[bytes]:
     """What the system says about itself; empty if it does not know who it is."""
-    if sys.platform == "darwin":
+    if _platform.IS_MACOS:
         listing = _output_of("/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
         lines = [line for line in listing.splitlines() if b"IOPlatformUUID" in line]
         return [line.split(b'"')[-2] for line in lines[:1]]
-    if sys.platform == "win32":
-        import winreg
-
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key:
-            return [str(winreg.QueryValueEx(key, "MachineGuid")[0]).encode()]
+    if _platform.IS_WINDOWS:
+        return [_platform.windows_machine_id().encode()]
     known = [_content_of(root / name) for name in ("etc/machine-id", "var/lib/dbus/machine-id")]
     # "uninitialized" is what an image holds until its first boot, so it is everybody's.
     machine = [fact for fact in known if fact and fact != b"uninitialized"][:1]

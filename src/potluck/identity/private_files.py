@@ -1,9 +1,9 @@
 """Files that belong to this user alone, and locks between the processes of one machine.
 
 Everything Potluck keeps lies in one directory, ``~/.potluck`` (``POTLUCK_HOME`` moves it).  The
-rules of this file: nobody ever sees a private file half-written, because its content is forced to
-the disk under a temporary name and only then linked or renamed into place; and nothing is read from
-a file that others could have read or written, because such a secret is none.
+rules of this file: no process ever sees a private file half-written, because its content is forced
+to the disk under a temporary name and only then linked or renamed into place; and nothing is read
+from a file that others could have read or written, because such a secret is not one.
 """
 
 from __future__ import annotations
@@ -13,26 +13,18 @@ import os
 import secrets
 import shlex
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from potluck._platform import BINARY, IS_WINDOWS, lock_file, unlock_file, user_id
 from potluck._process import track
 from potluck.errors import DistributedError, IoError, Timeout, from_os_error
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 
 KEY_SIZE = 32  # bytes: an Ed25519 seed, the secret of a namespace
 LOCK_PATIENCE = 10.0  # seconds; a holder needs milliseconds, unless it is stopped or its disk hangs
 _LOCK_POLL = 0.01  # seconds
 
-_IS_POSIX = sys.platform != "win32"  # on Windows the access lists of the profile protect the files
-_BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes line ends inside a key
 _MOVE_HINT = "Set POTLUCK_HOME to a directory on a local disk that you may write to."
 
 
@@ -55,7 +47,7 @@ def potluck_home() -> Path:
 
 
 def ensure_private_directory(path: Path) -> Path:
-    """Create the directory (0700), or check that nobody else may put files into it.
+    """Create the directory (0700), or check that no other user may put files into it.
 
     Others may list a directory that existed before: every file in it is private by itself.
     """
@@ -72,11 +64,11 @@ def ensure_private_directory(path: Path) -> Path:
 def read_private(path: Path, *, limit: int) -> bytes | None:
     """At most ``limit`` bytes of a private file; None when there is no such file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _BINARY)
+        descriptor = os.open(path, os.O_RDONLY | BINARY)
     except FileNotFoundError:
         return None
     except OSError as error:
-        hint = f"See to whom it belongs with: ls -l {shlex.quote(str(path))}"
+        hint = f"Check its owner: ls -l {shlex.quote(str(path))}"
         raise from_os_error(f"{path} could not be opened", error, hint=hint) from error
     try:
         status = os.fstat(descriptor)
@@ -102,12 +94,12 @@ def read_key(path: Path, *, advice: str) -> bytes | None:
         message = f"{path} is damaged: it must have {KEY_SIZE} bytes and has {size}"
         raise DamagedFile(message, expected=KEY_SIZE, got=len(key), hint=advice)
     if not any(key):
-        raise DamagedFile(f"{path} is damaged: it holds nothing but zeros", hint=advice)
+        raise DamagedFile(f"{path} is damaged: it contains only zeros", hint=advice)
     return key
 
 
 def create_private(path: Path, content: bytes) -> bool:
-    """Create the file unless it exists, whoever else tries at the same time; tell if we did."""
+    """Create the file unless it exists, also if others try at the same time; whether we did."""
     with _temporary(path, content) as temporary:
         try:
             os.link(temporary, path)
@@ -139,7 +131,7 @@ class HeldLock:
     def release(self) -> None:
         """Let others have it, even if a forked child still holds a copy of the descriptor."""
         if self._descriptor >= 0:
-            _unlock(self._descriptor)
+            unlock_file(self._descriptor)
         self.close()
 
     def close(self) -> None:
@@ -152,11 +144,11 @@ class HeldLock:
 def maybe_lock(path: Path) -> HeldLock | None:
     """Take the lock that ``path`` stands for; None if another process or thread holds it."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o600)
     except OSError as error:
         raise from_os_error(f"{path} could not be opened", error, hint=_MOVE_HINT) from error
     try:
-        taken = _lock(descriptor)
+        taken = lock_file(descriptor)
     except OSError as error:
         os.close(descriptor)
         action = f"{path} could not be locked"
@@ -176,7 +168,7 @@ def exclusive_lock(path: Path, *, patience: float = LOCK_PATIENCE) -> Iterator[N
             raise Timeout(
                 f"Another process has kept {path} locked for {patience:g} s",
                 seconds=patience,
-                hint="A Potluck process of yours may be stopped (Ctrl-Z): let it go on, or end it.",
+                hint="A Potluck process of yours may be suspended (Ctrl-Z): resume it or end it.",
             )
         time.sleep(_LOCK_POLL)
     try:
@@ -186,10 +178,10 @@ def exclusive_lock(path: Path, *, patience: float = LOCK_PATIENCE) -> Iterator[N
 
 
 def _check(path: Path, status: os.stat_result, *, forbidden: int, fix: str) -> None:
-    if sys.platform == "win32":
+    user = user_id()
+    if user is None:  # on Windows the access lists of the profile protect the files
         return
     quoted = shlex.quote(str(path))
-    user = os.geteuid()
     if status.st_uid != user:
         raise UnsafeFile(
             f"{path} belongs to user {status.st_uid}, but this is user {user}",
@@ -215,7 +207,7 @@ def _check(path: Path, status: os.stat_result, *, forbidden: int, fix: str) -> N
 def _temporary(path: Path, content: bytes) -> Iterator[Path]:
     """A complete, synced, private file beside ``path``, gone at the end unless it was renamed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
     try:
         try:
             with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123
@@ -233,34 +225,10 @@ def _temporary(path: Path, content: bytes) -> Iterator[Path]:
 
 def _sync_directory(path: Path) -> None:
     """Make the new name survive a power cut."""
-    if not _IS_POSIX:
+    if IS_WINDOWS:  # which does that by itself and has no call for it
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Take the lock if it is free.
-
-    ``flock`` rather than ``lockf``: it also excludes another thread of this process, and closing an
-    unrelated descriptor of the same file does not drop it.
-    """
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # PermissionError is what Windows says
-        return False
-    return True
-
-
-def _unlock(descriptor: int) -> None:
-    if sys.platform == "win32":
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)

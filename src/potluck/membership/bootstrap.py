@@ -4,10 +4,11 @@ There are two kinds.  *Free* processes, which never were in a view, found a line
 parent once as many are here as each of them asked for (``min_nodes``).  *Bound* processes, which
 belong to a lineage, may only found a *child* of it, and only if they account for every member of
 the newest view that any of them knows: it is among them, or it has ended.  Under ``quorum="any"``,
-or when a person says so, nobody need be accounted for.  Time alone frees nobody.
+or when a person says so, no process need be accounted for.  Time alone frees no process.
 
-The first of a mutually connected set proposes it as the first view; all of it must agree, and a
-process that has agreed agrees to nothing else for a moment.  Each checks the rules for itself.
+The first of a mutually connected set proposes it as the first view; all of it must agree.  Each
+checks the rules for itself, the founder again when it begins.  A process that has agreed agrees to
+nothing else and enters no other view for longer than the founder waits for answers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from potluck._types import Branch, ProcessId
+from potluck._types import Branch, ProcessId, View
 from potluck.membership.election import has_quorum
 from potluck.membership.events import ClusterState, MembershipChange
 from potluck.membership.messages import (
@@ -35,8 +36,8 @@ from potluck.membership.messages import (
     clip,
     outranks,
 )
-from potluck.membership.state import Contact, Situation, view_mark
-from potluck.membership.views import Succession, Tenure, largest_linked
+from potluck.membership.state import Contact, MembershipState, Pledge, view_mark
+from potluck.membership.views import ViewInstaller, ViewProposer, largest_linked
 
 _LINEAGE_DIGITS = 32
 _CROWD = 8  # processes; up to this many every change is looked at at once
@@ -48,33 +49,30 @@ _UNPLACED = 1 << 20  # comes after every place that a launcher gives
 
 @dataclass(slots=True)
 class _Attempt:
-    lineage: str
-    proposal: Proposal
-    charter: Charter
+    message: Found
     until: float
     agreed: set[ProcessId] = field(default_factory=set)
 
 
-class Founding:
+class Bootstrap:
     """Founds a lineage where there is none that could take us in."""
 
-    def __init__(self, situation: Situation, tenure: Tenure) -> None:
-        self._situation = situation
-        self._tenure = tenure
-        self._group: frozenset[ProcessId] = frozenset({situation.id})
-        self._group_since = situation.time
+    def __init__(self, state: MembershipState, installer: ViewInstaller) -> None:
+        self._state = state
+        self._installer = installer
+        self._group: frozenset[ProcessId] = frozenset({state.id})
+        self._group_since = state.time
         self._attempt: _Attempt | None = None
         self._attempts = 0
-        self._pledge: tuple[ProcessId, float] | None = None  # to whom, and until when
         self._look_at: float | None = None
         self._searched_at = float("-inf")
-        self._known_group: tuple[ProcessId, ...] = (situation.id,)
+        self._known_group: tuple[ProcessId, ...] = (state.id,)
 
     def begin(self) -> None:
         """A view was installed or left."""
-        self._attempt = self._pledge = self._look_at = None
-        self._group = frozenset({self._situation.id})
-        self._group_since = self._situation.time
+        self._attempt = self._look_at = None
+        self._group = frozenset({self._state.id})
+        self._group_since = self._state.time
 
     @property
     def deadlines(self) -> tuple[float | None, ...]:
@@ -85,7 +83,7 @@ class Founding:
 
     def review(self) -> None:
         """Found a lineage if it is our turn and it is time."""
-        s = self._situation
+        s = self._state
         self._look_at = None
         if s.state is ClusterState.ACTIVE or s.is_observer or s.state is ClusterState.LEFT:
             return
@@ -94,8 +92,10 @@ class Founding:
             return
         if self._attempt is not None or self._is_pledged():
             return
-        held = self._held_back()
+        held, host = self._held_back()
         if held:
+            if host is not None and s.view is not None and not self._is_here(host, s.view):
+                self._installer.step_aside(f"{host.card} continues this job in another view")
             s.note_once("founding", held)
             s.reason = held if s.view is None else s.reason
         elif s.bound is None:
@@ -104,24 +104,20 @@ class Founding:
             self._maybe_branch(s.bound)
 
     def _expire(self) -> None:
-        s = self._situation
+        s = self._state
         if self._attempt is not None and s.time >= self._attempt.until:
             self._attempt = None
             self._group_since = s.time
-        if self._pledge is not None:
-            founder, until = self._pledge
-            if s.time >= until or not s.contacts.is_heard(founder):
-                self._pledge = None
 
     def _is_ready(self) -> bool:
         """Whether we may begin something: not at once after leaving a view or losing contact."""
-        s = self._situation
+        s = self._state
         if s.state is ClusterState.JOINING and s.phase is not Phase.JOINING:
             self._wait(s.ready_at, _AGAIN + s.reason.removeprefix(_AGAIN))
             return False
         if s.bound is None:
             return True
-        since = self._tenure.since if s.view is None else self._tenure.paused_at
+        since = self._installer.since if s.view is None else self._installer.paused_at
         # A view that could still decide, or take us in, has that long to do so.
         due = since if s.is_released else since + 2 * s.pause_after
         if s.time < due:
@@ -130,14 +126,19 @@ class Founding:
         return True
 
     def _is_pledged(self) -> bool:
-        if self._pledge is None:
+        s = self._state
+        if s.pledge is None or not s.is_pledged:
             return False
-        self._look_at = self._pledge[1]
+        self._look_at = s.pledge.until
         return True
 
-    def _held_back(self) -> str:
-        """Why nothing is to be founded: there is a cluster that can let us in, or may do so."""
-        s = self._situation
+    @staticmethod
+    def _is_here(contact: Contact, view: View) -> bool:
+        return contact.beat is not None and contact.beat.lineage == view.lineage
+
+    def _held_back(self) -> tuple[str, Contact | None]:
+        """Why nothing is to be founded, and which process at work can have us let in, if any."""
+        s = self._state
         for contact in s.contacts:
             beat = contact.beat
             if beat is None or not contact.is_member or not s.contacts.is_heard(contact.process):
@@ -146,22 +147,20 @@ class Founding:
                 continue
             if beat.phase is Phase.ACTIVE and s.may_enter(beat.lineage):
                 if contact.card.quorum != s.quorum:
-                    return s.why_other_quorum(contact)
-                if s.view is not None and beat.lineage != s.view.lineage:
-                    self._tenure.step_aside(f"{contact.card} continues this job in another view")
+                    return s.why_other_quorum(contact), None
                 leader = "its leader" if beat.leader is None else s.name(beat.leader)
-                return f"waiting for {leader} to let us into a cluster of {beat.size}"
+                return f"waiting for {leader} to let us into a cluster of {beat.size}", contact
             if s.bound is None and beat.bound and beat.phase is not Phase.ACTIVE:
-                return f"waiting for {contact.card}, which cannot continue yet"
-        return ""
+                return f"waiting for {contact.card}, which cannot continue yet", None
+        return "", None
 
     def _order(self, contacts: list[Contact]) -> list[ProcessId]:
         """Who is to be first: by rank in the view we are bound to, by a launcher's wish, by id."""
-        s = self._situation
+        s = self._state
         return sorted([s.id, *(c.process for c in contacts)], key=self._key)
 
     def _key(self, process: ProcessId) -> tuple[int, int, ProcessId]:
-        s = self._situation
+        s = self._state
         rank = None if s.bound is None else s.bound.view.rank_of(process)
         contact = s.contacts.get(process)
         place = (s.me if contact is None else contact.card).place
@@ -173,7 +172,7 @@ class Founding:
 
     def _mutual(self, contacts: list[Contact]) -> tuple[ProcessId, ...]:
         """The largest set with us that all hear each other, the founder first."""
-        s = self._situation
+        s = self._state
         order = self._order(contacts)
         group = self._largest(order)
         if frozenset(group) != self._group:
@@ -184,7 +183,7 @@ class Founding:
 
     def _maybe_found(self) -> None:
         """Found a lineage without a parent, with all who are free and hear each other."""
-        s = self._situation
+        s = self._state
         free = [c for c in s.joiners() if c.beat is not None and not c.beat.bound]
         others = [c for c in free if c.card.quorum != s.quorum]
         unlike = [s.why_other_quorum(c) for c in others]
@@ -200,14 +199,14 @@ class Founding:
         elif group[0] == s.id:
             self._found_when_due(group, Charter(s.quorum), "")
         else:
-            s.reason = f"{s.name(group[0])} is to begin a cluster of {len(group)}"
+            s.reason = f"{s.name(group[0])} starts a cluster of {len(group)}"
 
     def _largest(self, order: list[ProcessId]) -> tuple[ProcessId, ...]:
         """The group of these that all hear each other, with us.
 
         While a crowd gathers links come up all the time: then it is searched once in a beat.
         """
-        s = self._situation
+        s = self._state
         if len(order) > _CROWD and s.time < self._searched_at + s.interval:
             self._look_at = self._searched_at + s.interval
             return self._known_group
@@ -217,15 +216,15 @@ class Founding:
         return self._known_group
 
     def _wanted(self, joiners: list[Contact]) -> int:
-        s = self._situation
+        s = self._state
         wishes = [c.beat.wants for c in joiners if c.beat is not None and c.process in self._group]
         return max([s.config.min_nodes, *wishes])
 
     # --- bound processes ---
 
     def _maybe_branch(self, bound: Commit) -> None:
-        """Found a child of our lineage, if nobody of it can be at work without us."""
-        s = self._situation
+        """Found a child of our lineage, if no process of it can be at work without us."""
+        s = self._state
         fellows = s.fellows()
         if any(c.beat is not None and c.beat.bound_epoch > bound.epoch for c in fellows):
             self._say(f"waiting to learn of a later view than {bound.epoch}")
@@ -236,21 +235,34 @@ class Founding:
             return  # the leader of the view we have will come to a decision
         if missing and not self._is_unconditional:
             self._say(s.why_waiting(missing))
-        elif group[0] == s.id:
+        elif group[0] == s.id or (missing and self._speaks_for(group)):
             ancestry = branch_off(bound.charter.ancestry, bound.lineage, bound.epoch)
             charter = Charter(s.quorum, ancestry, s.origin or bound.charter.origin)
             self._found_when_due(group, charter, self._why_branch(bound, group))
         else:
-            s.reason = f"{s.name(group[0])} is to continue with {s.names(group)}"
+            s.reason = f"{s.name(group[0])} continues with {s.names(group)}"
+
+    def _speaks_for(self, group: tuple[ProcessId, ...]) -> bool:
+        """Whether we begin though others come first: a person told us, and perhaps not them.
+
+        Those who were told as well have begun by then, each in its turn.
+        """
+        s = self._state
+        if s.released_at is None:
+            return False
+        turn = s.released_at + 2 * s.config.election.election_timeout * group.index(s.id)
+        if s.time < turn:
+            self._look_at = turn
+        return s.time >= turn
 
     @property
     def _is_unconditional(self) -> bool:
-        s = self._situation
+        s = self._state
         return s.is_released or s.quorum == "any"
 
     def _missing(self, bound: Commit, group: tuple[ProcessId, ...]) -> list[ProcessId]:
         """Members of the newest view that may be at work without us."""
-        s = self._situation
+        s = self._state
         return [
             who
             for who in bound.view.members
@@ -262,7 +274,7 @@ class Founding:
 
     def _can_decide(self, bound: Commit, group: tuple[ProcessId, ...]) -> bool:
         """Whether those of the group that are still in the view are a quorum of it."""
-        s = self._situation
+        s = self._state
         if s.view is None:
             return False
         mark = view_mark(s.view)
@@ -274,7 +286,7 @@ class Founding:
         return has_quorum(bound.view.members, voters, s.absent)
 
     def _why_branch(self, bound: Commit, group: tuple[ProcessId, ...]) -> str:
-        s = self._situation
+        s = self._state
         others = [who for who in bound.view.members if who not in group]
         removed = [who for who in others if who in s.expelled]
         ended = [who for who in others if who in s.ended and who not in removed]
@@ -288,13 +300,13 @@ class Founding:
 
     def _causes(self, bound: Commit, group: tuple[ProcessId, ...]) -> tuple[Cause, ...]:
         """Why members of the view we were in are not in the next one."""
-        s = self._situation
+        s = self._state
         return s.causes(
             (who, *self._why_gone(who)) for who in bound.view.members if who not in group
         )
 
     def _why_gone(self, who: ProcessId) -> tuple[CauseCode, str]:
-        s = self._situation
+        s = self._state
         if who in s.expelled:
             return CauseCode.MISBEHAVED, s.expelled[who]
         if who in s.ended:
@@ -307,27 +319,27 @@ class Founding:
 
     def _say(self, reason: str) -> None:
         """Tell people what we wait for."""
-        s = self._situation
+        s = self._state
         waiting = reason if reason.startswith("waiting") else f"{reason}; waiting for the others"
         s.note_once("founding", waiting)
         s.reason = waiting
 
     def _found_when_due(self, group: tuple[ProcessId, ...], charter: Charter, why: str) -> None:
-        s = self._situation
+        s = self._state
         delay = s.config.election.connection_delay
         due = self._group_since + delay
         if len(group) == 1:
-            due = max(due, self._tenure.since + s.config.solo_delay)
+            due = max(due, self._installer.since + s.config.solo_delay)
         if self._strangers(group):
             due = max(due, self._group_since + _PATIENCE * delay)
         if s.time < due:
-            self._wait(due, f"{len(group)} here; looking for more before beginning")
+            self._wait(due, f"{len(group)} here; looking for more before starting")
             return
         self._found(group, charter, why)
 
     def _strangers(self, group: tuple[ProcessId, ...]) -> bool:
         """Whether a process is connected that could be in the group and is not yet."""
-        s = self._situation
+        s = self._state
         mine = "" if s.bound is None else s.bound.lineage
         waiting = {Phase.JOINING, Phase.WAITING, Phase.PAUSED}
         return any(
@@ -343,14 +355,14 @@ class Founding:
 
     def _wait(self, until: float, reason: str) -> None:
         self._look_at = until
-        self._situation.reason = reason
+        self._state.reason = reason
 
     def _found(self, group: tuple[ProcessId, ...], charter: Charter, why: str) -> None:
-        s = self._situation
+        s = self._state
         self._attempts += 1
         text = f"{s.id.node}/{s.id.incarnation} {self._attempts} {group}"
         lineage = hashlib.sha256(text.encode()).hexdigest()[:_LINEAGE_DIGITS]
-        reason = f"begun by {s.name(s.id)} with {s.names(group)}"
+        reason = f"started by {s.name(s.id)} with {s.names(group)}"
         causes: tuple[Cause, ...] = ()
         if s.bound is not None:
             reason = f"{reason}, continuing view {s.bound.epoch}: {why}"
@@ -360,50 +372,70 @@ class Founding:
             group, clip(reason), causes=causes, interval=interval, pause_after=pause
         )
         until = s.time + s.config.election.election_timeout
-        self._attempt = _Attempt(lineage, proposal, charter, until, {s.id})
-        s.tell(group, Found(lineage, proposal, charter, s.is_released))
+        message = Found(lineage, proposal, charter, s.is_released)
+        self._attempt = _Attempt(message, until, {s.id})
+        s.tell(group, message)
         self._maybe_begin()
 
     def _maybe_begin(self) -> None:
-        s = self._situation
+        s = self._state
         attempt = self._attempt
-        if attempt is not None and attempt.agreed >= set(attempt.proposal.members):
-            commit = Commit(attempt.lineage, 1, attempt.proposal, attempt.charter)
-            s.tell(attempt.proposal.members, commit)
-            self._tenure.install(commit)
+        if attempt is None or not attempt.agreed >= set(attempt.message.proposal.members):
+            return
+        message = attempt.message
+        refusal = self._why_not_now(s.id, message)  # what we know may have changed meanwhile
+        if refusal:
+            self._give_up(refusal, s.id)
+            return
+        commit = Commit(message.lineage, 1, message.proposal, message.charter)
+        s.tell(message.proposal.members, commit)
+        self._installer.install(commit)
+
+    def _give_up(self, why: str, process: ProcessId) -> None:
+        """This founding comes to nothing; the next one may."""
+        self._attempt = None
+        self._group_since = self._state.time
+        self._state.note_once("founding", f"waiting to start: {why}", process)
 
     # --- messages ---
 
     def take_found(self, sender: ProcessId, message: Found) -> None:
         """A process proposes to begin together."""
-        s = self._situation
+        s = self._state
         refusal = self._why_not(sender, message)
         if not refusal:
             self._attempt = None
-            self._pledge = sender, s.time + 2 * s.config.election.election_timeout
-            s.agreed = message.lineage
+            until = s.time + 2 * s.config.election.election_timeout
+            s.pledge = Pledge(sender, message.lineage, until)
         s.send(sender, Founded(message.lineage, not refusal, clip(refusal)))
 
     def _why_not(self, sender: ProcessId, message: Found) -> str:
-        s = self._situation
+        s = self._state
         members = message.proposal.members
         if message.charter.quorum != s.quorum:
             return f"it uses quorum={s.quorum!r}"
         if s.id not in members or sender not in members:
-            return "one of us is not in it"
-        if self._pledge is not None and self._pledge[0] != sender:
-            return "it has agreed to another founding"
+            return "one of the two processes is not a member of it"
+        if s.is_pledged and s.pledge is not None and s.pledge.founder != sender:
+            return "it has agreed to another start"
         if self._attempt is not None and not self._comes_first(sender):
-            return "it is founding itself"
+            return "it is starting the cluster itself"
         unheard = [who for who in members if who != s.id and not s.contacts.is_heard(who)]
         if unheard:
             return f"it does not hear {s.names(unheard)}"
-        if s.bound is None:
-            return self._why_not_free(message)
-        return self._why_not_bound(sender, message, s.bound)
+        return self._why_not_now(sender, message)
+
+    def _why_not_now(self, sender: ProcessId, message: Found) -> str:
+        """Why we may not begin this with those who agree; the founder asks itself as well."""
+        bound = self._state.bound
+        if bound is None:
+            refusal = self._why_not_free(message)
+        else:
+            refusal = self._why_not_bound(sender, message, bound)
+        return refusal or self._held_back()[0]
 
     def _why_not_free(self, message: Found) -> str:
-        s = self._situation
+        s = self._state
         if s.phase is not Phase.JOINING:
             return "it is not looking for a cluster now"
         if message.charter.ancestry:
@@ -413,7 +445,7 @@ class Founding:
         return ""
 
     def _why_not_bound(self, sender: ProcessId, message: Found, bound: Commit) -> str:
-        s = self._situation
+        s = self._state
         ancestry = message.charter.ancestry
         parent = ancestry[-1] if ancestry else Branch("", 0)
         if parent.lineage != bound.lineage:
@@ -423,30 +455,30 @@ class Founding:
                 s.send(sender, bound)
             return f"the newest view it knows is {bound.epoch}"
         if s.phase not in {Phase.JOINING, Phase.PAUSED}:
-            return "it is at work, or was until a moment ago"
+            return "it is active, or was a moment ago"
         group = message.proposal.members
         missing = self._missing(bound, group)
         if missing and not (message.is_forced or self._is_unconditional):
-            return f"it does not know what became of {s.names(missing)}"
+            return f"it does not know whether {s.names(missing)} ended"
         if self._can_decide(bound, group):
             return "the view it is in has a quorum"
         return ""
 
     def _comes_first(self, sender: ProcessId) -> bool:
-        return self._key(sender) < self._key(self._situation.id)
+        return self._key(sender) < self._key(self._state.id)
 
     def take_founded(self, sender: ProcessId, message: Founded) -> None:
         """An answer to our founding."""
         attempt = self._attempt
-        if attempt is None or message.lineage != attempt.lineage:
+        if attempt is None or message.lineage != attempt.message.lineage:
             return
+        if self._state.time >= attempt.until:
+            return  # we were held up, and others are free by now to enter something else
         if message.is_agreed:
             attempt.agreed.add(sender)
             self._maybe_begin()
         else:
-            self._attempt = None
-            self._group_since = self._situation.time
-            self._situation.note_once("founding", f"the founding waits: {message.reason}", sender)
+            self._give_up(message.reason, sender)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -463,12 +495,12 @@ _RESERVED_FOR = 5  # election timeouts; a terminal view is agreed in a fraction 
 _ASK_EVERY = 2  # election timeouts
 
 
-class Merging:
+class LineageMerge:
     """Asks for merges, reserves them, and dissolves."""
 
-    def __init__(self, situation: Situation, succession: Succession) -> None:
-        self._situation = situation
-        self._succession = succession
+    def __init__(self, state: MembershipState, proposer: ViewProposer) -> None:
+        self._state = state
+        self._proposer = proposer
         self._reserved_until = float("-inf")
         self._asked: tuple[ProcessId, str] | None = None
         self._ask_again_at = float("-inf")
@@ -479,7 +511,7 @@ class Merging:
 
     def review(self) -> None:
         """Ask for a merge where ours is the lesser of two clusters."""
-        s = self._situation
+        s = self._state
         if self._asked is not None and s.time >= self._ask_again_at:
             self._asked = None
         if not self._is_free() or s.time < self._ask_again_at:
@@ -498,20 +530,20 @@ class Merging:
 
     def _is_free(self) -> bool:
         """Whether we speak for a cluster that nothing else happens to."""
-        s = self._situation
+        s = self._state
         return (
             s.view is not None
             and s.state is ClusterState.ACTIVE
             and s.view.leader == s.id
             and s.election.is_leading
-            and not self._succession.is_busy
+            and not self._proposer.is_busy
             and not s.is_aborted
             and s.time >= self._reserved_until
         )
 
     def _greater(self) -> tuple[ProcessId, str] | None:
         """Leader and lineage of the greatest cluster we meet that is greater than ours."""
-        s = self._situation
+        s = self._state
         view = s.election.view
         best = s.claim
         found: tuple[ProcessId, str] | None = None
@@ -534,7 +566,7 @@ class Merging:
 
     def take_request(self, sender: ProcessId, message: MergeRequest) -> None:
         """A lesser cluster asks whether it may dissolve into ours."""
-        s = self._situation
+        s = self._state
         view = s.election.view
         branches = (*message.ancestry, Branch(message.lineage, message.epoch))
         theirs = Claim(branches, message.samples, message.members)
@@ -549,7 +581,7 @@ class Merging:
             duration = _RESERVED_FOR * s.config.election.election_timeout
             self._reserved_until = s.time + duration
         members = view.members if reserved else ()
-        reason = "" if reserved else "it is not free to take anybody in now"
+        reason = "" if reserved else "it cannot admit other processes now"
         charter = Charter(s.quorum) if s.bound is None else s.bound.charter
         answer = MergeAnswer(
             message.lineage,
@@ -565,7 +597,7 @@ class Merging:
 
     def take_answer(self, sender: ProcessId, message: MergeAnswer) -> None:
         """The other cluster has reserved the merge, or not."""
-        s = self._situation
+        s = self._state
         view = s.election.view
         asked, self._asked = self._asked, None
         if asked != (sender, message.into) or not message.is_reserved:
@@ -589,11 +621,11 @@ class Merging:
             message.members,
             into_charter=message.charter,
         )
-        self._succession.propose(view, terminal)
+        self._proposer.propose(view, terminal)
 
     def _apart(self, theirs: tuple[ProcessId, ...]) -> str:
         """Two processes that could not be in one view; empty if there are none."""
-        s = self._situation
+        s = self._state
         hears = s.contacts.hears
         for one in s.election.view.members:
             for other in theirs:

@@ -1,8 +1,8 @@
 """Membership and election of one process in one job, as a pure state machine.
 
-Whoever drives a :class:`ClusterCore` tells it what happens on the control lanes and when, carries
-out the effects it returns in their order, and calls ``tick`` at ``next_deadline``.  The rules, and
-why they are safe, are in ``docs/membership.md``.
+The driver of a :class:`ClusterCore` tells it what happens on the control connections and when,
+carries out the effects it returns in their order, and calls ``tick`` at ``next_deadline``.  The
+rules, and why they are safe, are in ``docs/internals/membership.md``.
 
 The parts: :mod:`~potluck.membership.state` (what a process knows, and whom it hears),
 :mod:`~potluck.membership.health`, :mod:`~potluck.membership.election` (who leads),
@@ -19,18 +19,18 @@ from typing import Any
 
 from potluck._types import Branch, ProcessId, View
 from potluck.errors import MalformedFrame
-from potluck.membership.bootstrap import Founding, Merging
+from potluck.membership.bootstrap import Bootstrap, LineageMerge
 from potluck.membership.election import ElectionManager
 from potluck.membership.events import (
     ClusterConfig,
     ClusterState,
+    ConnectTo,
     Disconnect,
     Effect,
-    Meet,
     MembershipChange,
     Note,
-    Probe,
-    Send,
+    ProbePort,
+    SendMessage,
 )
 from potluck.membership.health import HealthMonitor
 from potluck.membership.messages import (
@@ -38,8 +38,6 @@ from potluck.membership.messages import (
     MAX_CONTACTS,
     RELAYABLE,
     Accepted,
-    Acquaintances,
-    Canvass,
     Cause,
     CauseCode,
     ClusterMessage,
@@ -48,22 +46,30 @@ from potluck.membership.messages import (
     Found,
     Founded,
     Heartbeat,
-    Leaning,
+    KnownProcesses,
     Lost,
     MergeAnswer,
     MergeRequest,
     Phase,
-    ProcessCard,
+    PreVote,
+    PreVoteReply,
+    ProcessInfo,
+    ProcessRole,
     Propose,
     Relayed,
-    Role,
     Vote,
     VoteRequest,
     clip,
     decode,
 )
-from potluck.membership.state import Contact, Situation, view_mark
-from potluck.membership.views import Campaign, Planner, Succession, Tenure, never_in
+from potluck.membership.state import Contact, MembershipState, view_mark
+from potluck.membership.views import (
+    ElectionDriver,
+    NextViewPlanner,
+    ViewInstaller,
+    ViewProposer,
+    never_in,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Who is there and who is dead: connections, probes, restarts, clones.
@@ -81,11 +87,11 @@ _EXPELLED_KEPT = 256
 _WHY_LIMIT = 200  # characters; a view may have many causes
 
 
-class Evidence:
+class FailureEvidence:
     """Keeps the table of contacts, and the proofs of death."""
 
-    def __init__(self, situation: Situation) -> None:
-        self._situation = situation
+    def __init__(self, state: MembershipState) -> None:
+        self._state = state
         self._probe_at = self._ask_at = float("-inf")
         self._asked = 0  # times that we probed a process that was left out
         self._successors: dict[ProcessId, str] = {}
@@ -93,9 +99,9 @@ class Evidence:
 
     # --- coming ---
 
-    def connected(self, card: ProcessCard) -> None:
-        """A lane is open."""
-        s = self._situation
+    def connected(self, card: ProcessInfo) -> None:
+        """A connection is open."""
+        s = self._state
         process = card.process
         if process in s.expelled:  # people know
             s.out.append(Disconnect(process, s.expelled[process]))
@@ -110,7 +116,7 @@ class Evidence:
                 self._superseded(contact, card)
         self._look_for_heirs([card])
         if s.ended.pop(process, None) is not None and s.proofs.pop(process, None) is not None:
-            sentence = f"{card} was taken for dead, but it is there"
+            sentence = f"{card} was considered dead but is alive"
             s.note(MembershipChange.RETRACTED, sentence, process)
         known = s.contacts.get(process)
         if known is None or not known.is_connected:
@@ -118,12 +124,12 @@ class Evidence:
         s.contacts.connect(card, s.now)
         s.greet(process)
         self._introduce(process)
-        if s.bound is not None and card.role is Role.OBSERVER:
+        if s.bound is not None and card.role is ProcessRole.OBSERVER:
             s.send(process, s.bound)  # a member says with its first beat what it has missed
         s.is_dirty = True
 
-    def _why_refused(self, card: ProcessCard) -> str:
-        s = self._situation
+    def _why_refused(self, card: ProcessInfo) -> str:
+        s = self._state
         if card.process == s.id or (card.node == s.me.node and card.machine != s.me.machine):
             return "it has the identity of this machine; was its key copied?"
         for contact in s.contacts:
@@ -138,9 +144,9 @@ class Evidence:
             return "too many processes are connected"
         return ""
 
-    def _superseded(self, contact: Contact, card: ProcessCard) -> None:
+    def _superseded(self, contact: Contact, card: ProcessInfo) -> None:
         """A later start in the same place shows that a process has ended."""
-        s = self._situation
+        s = self._state
         process, how = contact.process, f"{card} has started in its place"
         if contact.is_connected and contact.card.boot != card.boot and s.contacts.is_heard(process):
             # Two machines with one disk?  If it was a reboot, the old one will not be heard again.
@@ -151,9 +157,9 @@ class Evidence:
             self.disconnected(process, how)
         self._has_ended(process, how)
 
-    def _look_for_heirs(self, cards: Iterable[ProcessCard]) -> None:
+    def _look_for_heirs(self, cards: Iterable[ProcessInfo]) -> None:
         """A later start in the place of a process that was left out shows that it has ended."""
-        s = self._situation
+        s = self._state
         places = [(who, s.contacts.last_card(who)) for who in self._asked_after()]
         for card in cards if places else ():
             for who, known in places:
@@ -162,13 +168,13 @@ class Evidence:
 
     def _asked_after(self) -> list[ProcessId]:
         """Those that were left out, are not here, and are not known to have ended."""
-        s = self._situation
+        s = self._state
         out = [who for who in s.left_out if who not in s.ended]
         return [who for who in out if s.contacts.get(who) is None]
 
     def _introduce(self, newcomer: ProcessId) -> None:
         """Tell a newcomer of all that are here, so that everybody meets everybody."""
-        s = self._situation
+        s = self._state
         cards = [
             contact.card
             for contact in s.contacts
@@ -177,13 +183,13 @@ class Evidence:
             and s.contacts.is_heard(contact.process)
         ]
         for start in range(0, len(cards), _CARDS_AT_ONCE):
-            s.send(newcomer, Acquaintances(tuple(cards[start : start + _CARDS_AT_ONCE])))
+            s.send(newcomer, KnownProcesses(tuple(cards[start : start + _CARDS_AT_ONCE])))
 
     # --- going ---
 
     def disconnected(self, process: ProcessId, cause: str) -> None:
-        """The last lane to a process ended."""
-        s = self._situation
+        """The last connection to a process ended."""
+        s = self._state
         contact = s.contacts.get(process)
         if contact is None or not contact.is_connected:
             return
@@ -195,11 +201,11 @@ class Evidence:
             return
         if s.is_member(process) and process not in s.gone:
             self._lose(process, f"the connection to {contact.card} ended: {cause}")
-            s.out.append(Probe(process))
+            s.out.append(ProbePort(process))
         self._review_successors()
 
     def _lose(self, process: ProcessId, sentence: str) -> None:
-        s = self._situation
+        s = self._state
         s.note(MembershipChange.LOST, sentence, process)
         s.abort(process, sentence)
         s.report_loss(process, sentence)
@@ -212,7 +218,7 @@ class Evidence:
         All members are told, unless one of them (``by``) has told us.  It stays out until it
         starts again.
         """
-        s = self._situation
+        s = self._state
         if process == s.id or process in s.expelled:
             return
         sentence = f"{s.name(process)} is removed: {why}"
@@ -235,7 +241,7 @@ class Evidence:
 
     def _accuse(self, process: ProcessId) -> None:
         """Have the other members of the view remove a process as we did."""
-        s = self._situation
+        s = self._state
         view = s.election.view
         others = [who for who in s.others() if who not in s.expelled]
         why = s.expelled[process]
@@ -244,12 +250,12 @@ class Evidence:
     def accused(self, accuser: ProcessId, process: ProcessId, why: str) -> None:
         """A member has removed another one: do so as well.
 
-        One member's word removes fewer than half of a view, and nobody else's word counts against
+        One member's word removes fewer than half of a view, and only a member's word counts against
         the one that we removed first.
         """
-        s = self._situation
+        s = self._state
         told = self._accused.setdefault(accuser, set())
-        most = max(1, (len(s.election.view.members) - 1) // 2)
+        most = (len(s.election.view.members) - 1) // 2
         if accuser in s.expelled or not s.is_member(process) or len(told | {process}) > most:
             return
         told.add(process)
@@ -257,29 +263,29 @@ class Evidence:
 
     def probed_dead(self, process: ProcessId, how: str) -> None:
         """A probe showed that it has ended: its port refuses, or its slot is free."""
-        s = self._situation
+        s = self._state
         contact = s.contacts.get(process)
         if process in s.left_out if contact is None else not contact.is_connected:
             self._has_ended(process, how)
 
     def unreachable(self, process: ProcessId, why: str) -> None:
         """A probe proved nothing."""
-        s = self._situation
+        s = self._state
         if s.is_member(process) and process not in s.gone:
-            sentence = f"what became of {s.name(process)} is not known: {why}"
+            sentence = f"it is not known whether {s.name(process)} ended: {why}"
             s.note_once(f"probe {process}", sentence, process)
 
     def take_ended(self, teller: Contact, marks: Collection[int]) -> None:
         """A process tells us who of the view that we are bound to has ended."""
-        s = self._situation
+        s = self._state
         told = set(marks)
         for process in s.kept() if told else ():
             contact = s.contacts.of(process)
             if contact.mark in told and process not in s.ended and not contact.is_connected:
-                self._has_ended(process, f"{teller.card} knows that it has ended")
+                self._has_ended(process, f"{teller.card} reports that it has ended")
 
     def _has_ended(self, process: ProcessId, how: str) -> None:
-        s = self._situation
+        s = self._state
         s.ended.setdefault(process, (how, s.time))
         if len(s.ended) > _ENDED_KEPT:
             del s.ended[next(iter(s.ended))]
@@ -295,10 +301,10 @@ class Evidence:
 
     def _is_proof(self, process: ProcessId) -> bool:
         """Whether the dead one cannot have agreed on anything without us."""
-        s = self._situation
+        s = self._state
         contact = s.contacts.of(process)
         _, learnt = s.ended[process]
-        # It waits for twice the pause that our beat announced before it goes on without us.
+        # It waits for twice the pause that our beat announced before it continues without us.
         shared = min(s.pause_after, contact.leased_for)
         return learnt - contact.leased_at < 2 * _MARGIN * shared
 
@@ -306,7 +312,7 @@ class Evidence:
 
     def begin(self) -> None:
         """A view was installed: look who of it has been lost meanwhile."""
-        s = self._situation
+        s = self._state
         self._accused.clear()
         self._look_for_heirs(contact.card for contact in list(s.contacts))
         for process in s.others():
@@ -322,11 +328,11 @@ class Evidence:
                 self._has_ended(process, how)
             if process not in s.proofs:
                 self._lose(process, f"there is no connection to {contact.card}")
-                s.out.append(Probe(process))
+                s.out.append(ProbePort(process))
 
     def _how_ended(self, contact: Contact) -> str:
         """How we know that a process has ended; empty if we do not."""
-        s = self._situation
+        s = self._state
         if contact.process in s.ended:
             return s.ended[contact.process][0]
         heirs = (other.card for other in s.contacts if other.card.succeeds(contact.card))
@@ -334,7 +340,7 @@ class Evidence:
 
     def review(self) -> None:
         """Notice who has fallen silent; probe those whose connection ended."""
-        s = self._situation
+        s = self._state
         self._review_successors()
         kept = s.kept()
         is_due = bool(kept) and s.time >= self._probe_at
@@ -343,7 +349,7 @@ class Evidence:
             if process in s.gone:
                 continue
             if is_due and not contact.is_connected and process not in s.ended:
-                s.out.append(Probe(process))
+                s.out.append(ProbePort(process))
             if s.is_member(process) and not s.is_aborted and s.is_lost(process):
                 self._lose(process, f"{contact.card} is lost: {s.why_doubtful(process)}")
         if is_due:
@@ -358,13 +364,13 @@ class Evidence:
         waiting = self._asked_after()
         first = self._asked % len(waiting) if waiting else 0
         for who in (waiting[first:] + waiting[:first])[:_ASKED_AT_ONCE]:
-            self._situation.out.append(Probe(who))
+            self._state.out.append(ProbePort(who))
             self._asked += 1
 
     def _review_successors(self) -> None:
         """Processes whose place was taken while we still heard them."""
         for process, how in list(self._successors.items()):
-            if not self._situation.contacts.is_heard(process):
+            if not self._state.contacts.is_heard(process):
                 del self._successors[process]
                 self._has_ended(process, how)
 
@@ -372,37 +378,37 @@ class Evidence:
 # --------------------------------------------------------------------------------------------------
 # What arrives is sorted here: to whom it goes, and what is answered to those who are behind.
 #
-# Messages of strangers and of views other than ours are never acted upon.  Whoever is behind in our
-# lineage, or in one that we have left, is told the newest view that we know.
+# Messages of strangers and of views other than ours are never acted upon.  A member that is
+# behind in our lineage, or in one that we have left, is told the newest view that we know.
 
 _OBSERVED_KEPT = 64  # lineages
 
 _Handler = Callable[[ProcessId, Any], None]
 
 
-class Mail:
+class MessageDispatch:
     """Sorts what arrives."""
 
     def __init__(
         self,
-        situation: Situation,
-        tenure: Tenure,
-        campaign: Campaign,
-        succession: Succession,
-        founding: Founding,
-        merging: Merging,
+        state: MembershipState,
+        installer: ViewInstaller,
+        campaign: ElectionDriver,
+        proposer: ViewProposer,
+        founding: Bootstrap,
+        merging: LineageMerge,
         *,
-        evidence: Evidence,
+        evidence: FailureEvidence,
     ) -> None:
-        self._situation = situation
-        self._tenure = tenure
+        self._state = state
+        self._installer = installer
         self._campaign = campaign
-        self._succession = succession
+        self._proposer = proposer
         self._evidence = evidence
         self.observed: dict[str, View] = {}
         self._behind: dict[ProcessId, float] = {}  # since when, of those we cannot tell all
         self._open: dict[type, _Handler] = {
-            Acquaintances: self._take_acquaintances,
+            KnownProcesses: self._take_acquaintances,
             Commit: self._take_commit,
             Departed: self._take_departed,
             Found: founding.take_found,
@@ -412,17 +418,17 @@ class Mail:
         }
         self._among_members: dict[type, _Handler] = {
             Lost: self._take_lost,
-            Canvass: campaign.take_canvass,
-            Leaning: campaign.take_leaning,
+            PreVote: campaign.take_canvass,
+            PreVoteReply: campaign.take_leaning,
             VoteRequest: campaign.take_vote_request,
             Vote: campaign.take_vote,
-            Propose: succession.take_propose,
-            Accepted: succession.take_accepted,
+            Propose: proposer.take_propose,
+            Accepted: proposer.take_accepted,
         }
 
     def take(self, sender: ProcessId, message: ClusterMessage) -> None:
-        """A message of somebody who is connected."""
-        s = self._situation
+        """A message from a connected process."""
+        s = self._state
         contact = s.contacts.get(sender)
         if contact is None or not contact.is_connected:
             return
@@ -440,14 +446,14 @@ class Mail:
 
     def _take_relayed(self, sender: ProcessId, message: Relayed) -> None:
         """Pass it on if both are members, or take it as if its origin had said it."""
-        s = self._situation
+        s = self._state
         if not (s.is_member(sender) and s.is_member(message.origin)) or message.origin == s.id:
             return
         if message.origin in s.expelled:
             return
         if message.to != s.id:
             if message.origin == sender and s.contacts.is_heard(message.to):
-                s.out.append(Send(message.to, message))
+                s.out.append(SendMessage(message.to, message))
             return
         try:
             content = decode(message.content)
@@ -457,7 +463,7 @@ class Mail:
             self._sort(message.origin, content)
 
     def _sort(self, sender: ProcessId, message: ClusterMessage) -> None:
-        s = self._situation
+        s = self._state
         kind = type(message)
         if kind in self._open:
             s.is_dirty = True
@@ -467,7 +473,7 @@ class Mail:
             self._among_members[kind](sender, message)
 
     def _is_for_our_view(self, sender: ProcessId, message: Any) -> bool:
-        s = self._situation
+        s = self._state
         view = s.view
         if view is None or (message.lineage, message.epoch) != (view.lineage, view.epoch):
             if not self._says_that_it_left(sender, message.lineage, message.epoch):
@@ -480,22 +486,22 @@ class Mail:
 
         We left it for a child, without a word.  The child has ended in the lineage it came from.
         """
-        s = self._situation
-        bound, word = s.bound, s.archive.last_word(lineage)
+        s = self._state
+        bound, word = s.bound, s.history.last_word(lineage)
         is_back = s.view is None and bound is not None and bound.lineage == lineage
-        if word is None or not (is_back and s.archive.has_come_back(lineage, epoch)):
+        if word is None or not (is_back and s.history.has_come_back(lineage, epoch)):
             return False
         s.send(who, word)
         return True
 
     def _help_along(self, who: ProcessId, lineage: str, epoch: int) -> None:
         """Tell a process that is behind what followed its view, and the newest, once in a beat."""
-        s = self._situation
+        s = self._state
         contact = s.contacts.of(who)
-        known = s.archive.following(lineage, epoch)
+        known = s.history.following(lineage, epoch)
         if not known:
             is_idle = contact.beat is not None and contact.beat.phase is not Phase.ACTIVE
-            heir = s.archive.successor(lineage, epoch) if is_idle else None
+            heir = s.history.successor(lineage, epoch) if is_idle else None
             known = () if heir is None else (heir,)
         if not known or s.time - contact.helped_at < s.interval / 2:
             return
@@ -510,14 +516,14 @@ class Mail:
 
     def _has_waited(self, who: ProcessId) -> bool:
         """Whether a process was seen to be behind a beat ago; notes it if it was not."""
-        s = self._situation
+        s = self._state
         if len(self._behind) > MAX_CONTACTS:
             self._behind.clear()
         return s.time - self._behind.setdefault(who, s.time) >= s.interval / 2
 
     def _catch_up(self, who: ProcessId, beat: Heartbeat, *, is_first: bool) -> None:
         """Tell a process where its lineage is, or where ours is if it is in none."""
-        s = self._situation
+        s = self._state
         bound = s.bound
         if beat.bound:
             self._help_along(who, beat.bound, beat.bound_epoch)
@@ -527,7 +533,7 @@ class Mail:
     # --- heartbeats ---
 
     def _take_heartbeat(self, contact: Contact, beat: Heartbeat) -> None:
-        s = self._situation
+        s = self._state
         before = contact.beat
         was_heard = s.contacts.is_heard(contact.process)
         counts, doubted = self._counts(beat), s.is_doubtful(contact.process)
@@ -548,7 +554,7 @@ class Mail:
 
     def _remind(self, contact: Contact, beat: Heartbeat, bound: Commit) -> None:
         """A member of the view that we wait for is elsewhere: it says whether it has left."""
-        s = self._situation
+        s = self._state
         who = contact.process
         is_elsewhere = beat.bound not in {"", bound.lineage}
         if is_elsewhere and who in bound.view.members and who not in s.departed:
@@ -559,26 +565,26 @@ class Mail:
         if (beat.lineage, beat.epoch) != (view.lineage, view.epoch):
             self._take_other_view(contact, beat, view)
         elif beat.view != view_mark(view):
-            self._tenure.split(contact.process, f"{contact.card} has another view {view.epoch}")
+            self._installer.split(contact.process, f"{contact.card} has another view {view.epoch}")
         elif beat.aborted and contact.process in view.members:
             self._take_abort(contact, beat, view)
 
     def _take_abort(self, contact: Contact, beat: Heartbeat, view: View) -> None:
-        """A member has ended what it did in our view, before whoever it lost, or left, told us."""
-        s = self._situation
+        """A member has ended what it did in our view, before we learned whom it lost."""
+        s = self._state
         if beat.lost is None or beat.lost not in view.members:
             sentence = f"{contact.card} has stopped its operations"
             s.abort(None, sentence, orderly=beat.orderly, by=contact.process)
         elif beat.orderly:
-            sentence = f"{s.name(beat.lost)} left, as {contact.card} says"
+            sentence = f"{s.name(beat.lost)} left, according to {contact.card}"
             s.abort(beat.lost, sentence, orderly=True, by=contact.process)
         else:
             sentence = f"{contact.card} has lost {s.name(beat.lost)}"
             s.abort(beat.lost, sentence, by=contact.process)
 
     def _counts(self, beat: Heartbeat) -> bool:
-        """Whether the sender has neither gone on without us nor agreed to."""
-        view = self._situation.view
+        """Whether the sender has neither continued without us nor agreed to."""
+        view = self._state.view
         if beat.withholds:
             return False
         if view is None:
@@ -586,8 +592,8 @@ class Mail:
         return beat.epoch <= view.epoch if beat.lineage == view.lineage else not beat.size
 
     def _take_other_view(self, contact: Contact, beat: Heartbeat, view: View) -> None:
-        """Somebody is elsewhere; if it is a member of our view, remind it."""
-        s = self._situation
+        """A process is elsewhere; if it is a member of our view, remind it."""
+        s = self._state
         process = contact.process
         if process not in view.members or process in s.election.departed:
             return
@@ -596,8 +602,8 @@ class Mail:
 
     # --- the others ---
 
-    def _take_acquaintances(self, sender: ProcessId, message: Acquaintances) -> None:  # noqa: ARG002
-        s = self._situation
+    def _take_acquaintances(self, sender: ProcessId, message: KnownProcesses) -> None:  # noqa: ARG002
+        s = self._state
         for card in message.cards:
             s.contacts.remember(card)
             known = s.contacts.get(card.process)
@@ -606,10 +612,10 @@ class Mail:
             if card.process == s.id or card.process in s.ended or s.contacts.is_full:
                 continue
             if not any(contact.card.succeeds(card) for contact in s.contacts):
-                s.out.append(Meet(card))
+                s.out.append(ConnectTo(card))
 
     def _take_lost(self, sender: ProcessId, message: Lost) -> None:
-        s = self._situation
+        s = self._state
         if message.is_expelled:
             self._evidence.accused(sender, message.who, message.reason)
             self._campaign.loss_reported(sender)
@@ -621,10 +627,10 @@ class Mail:
         self._campaign.loss_reported(sender)
 
     def _take_commit(self, sender: ProcessId, message: Commit) -> None:
-        self._tenure.take_commit(sender, message)
+        self._installer.take_commit(sender, message)
 
     def _take_departed(self, sender: ProcessId, message: Departed) -> None:
-        s = self._situation
+        s = self._state
         if message.is_leaving:
             s.ended[sender] = "it left", s.time
         view, bound = s.view, s.bound
@@ -633,10 +639,10 @@ class Mail:
         if view is None or message.lineage != view.lineage or sender not in view.members:
             return
         if message.epoch == view.epoch:
-            self._succession.take_departed(sender, message)
+            self._proposer.take_departed(sender, message)
         elif message.is_leaving and message.epoch < view.epoch:
             # What it had promised and accepted was about our view, not about the next one.
-            self._succession.take_departed(sender, never_in(view, message.reason, is_leaving=True))
+            self._proposer.take_departed(sender, never_in(view, message.reason))
         elif message.epoch < view.epoch:
             self._help_along(sender, message.lineage, message.epoch)
         else:
@@ -644,7 +650,7 @@ class Mail:
 
     def _observe(self, commit: Commit) -> None:
         """Keep what an observer is told."""
-        s = self._situation
+        s = self._state
         known = self.observed.get(commit.lineage)
         if commit.proposal.into:
             self.observed.pop(commit.lineage, None)
@@ -656,9 +662,9 @@ class Mail:
             s.note(MembershipChange.INSTALLED, f"view {commit.epoch}: {commit.proposal.reason}")
 
     def leave(self, reason: str) -> None:
-        """Say goodbye to everybody."""
-        s = self._situation
-        word = self._tenure.last_word(reason, is_leaving=True)
+        """Tell every process that we leave."""
+        s = self._state
+        word = self._installer.last_word(reason, is_leaving=True)
         s.tell([contact.process for contact in s.contacts], word)
         s.abort(None, "we left")
         s.note(MembershipChange.LEFT, f"{s.me} left")
@@ -693,29 +699,29 @@ class ClusterCore:
     """Who is in, agreed with the others.
 
     >>> from potluck._types import NodeId
-    >>> me = ProcessCard(node=NodeId("a" * 32), incarnation=1, name="attic")
+    >>> me = ProcessInfo(node=NodeId("a" * 32), incarnation=1, name="attic")
     >>> core = ClusterCore(me, ClusterConfig(solo_delay=0.5), now=0.0)
     >>> _ = core.tick(0.5)
     >>> core.state.value, core.view.members == (me.process,), core.leader == me.process
     ('active', True, True)
     """
 
-    def __init__(self, me: ProcessCard, config: ClusterConfig, now: float) -> None:
+    def __init__(self, me: ProcessInfo, config: ClusterConfig, now: float) -> None:
         self.me = me
         self.config = config
-        self._situation = Situation(me, config, now)
-        self._tenure = Tenure(self._situation)
-        self._planner = Planner(self._situation)
-        self._campaign = Campaign(self._situation)
-        self._succession = Succession(self._situation, self._tenure, self._planner, self._campaign)
-        self._founding = Founding(self._situation, self._tenure)
-        self._merging = Merging(self._situation, self._succession)
-        self._evidence = Evidence(self._situation)
-        self._mail = Mail(
-            self._situation,
-            self._tenure,
+        self._state = MembershipState(me, config, now)
+        self._installer = ViewInstaller(self._state)
+        self._planner = NextViewPlanner(self._state)
+        self._campaign = ElectionDriver(self._state)
+        self._proposer = ViewProposer(self._state, self._installer, self._planner, self._campaign)
+        self._founding = Bootstrap(self._state, self._installer)
+        self._merging = LineageMerge(self._state, self._proposer)
+        self._evidence = FailureEvidence(self._state)
+        self._dispatch = MessageDispatch(
+            self._state,
+            self._installer,
             self._campaign,
-            self._succession,
+            self._proposer,
             self._founding,
             self._merging,
             evidence=self._evidence,
@@ -730,17 +736,17 @@ class ClusterCore:
     @property
     def view(self) -> View | None:
         """The view we are in."""
-        return self._situation.view
+        return self._state.view
 
     @property
     def state(self) -> ClusterState:
         """Where we stand."""
-        return self._situation.state
+        return self._state.state
 
     @property
     def reason(self) -> str:
         """Why, in words."""
-        return self._situation.reason
+        return self._state.reason
 
     @property
     def leader(self) -> ProcessId | None:
@@ -750,44 +756,44 @@ class ClusterCore:
     @property
     def health(self) -> HealthMonitor:
         """How our contacts are."""
-        return self._situation.health
+        return self._state.health
 
     @property
     def election(self) -> ElectionManager:
         """Who leads in which term."""
-        return self._situation.election
+        return self._state.election
 
     @property
     def observed(self) -> dict[str, View]:
         """The newest view of each lineage that an observer was told of."""
-        return self._mail.observed
+        return self._dispatch.observed
 
     @property
     def samples(self) -> int:
         """Committed training samples in our state; the driver keeps it current."""
-        return self._situation.samples
+        return self._state.samples
 
     @samples.setter
     def samples(self, samples: int) -> None:
-        self._situation.samples = samples
+        self._state.samples = samples
 
     @property
     def origin(self) -> tuple[Branch, ...]:
         """Where the checkpoint that was loaded came from; the driver sets it."""
-        return self._situation.origin
+        return self._state.origin
 
     @origin.setter
     def origin(self, origin: tuple[Branch, ...]) -> None:
-        self._situation.origin = origin[-MAX_BRANCHES:]
+        self._state.origin = origin[-MAX_BRANCHES:]
 
     @property
     def bound(self) -> Commit | None:
         """The newest view known of the lineage that we belong to; None while we are free."""
-        return self._situation.bound
+        return self._state.bound
 
     def missing(self, now: float) -> tuple[Cause, ...]:
         """Members of our view that are out of contact, and why; of the last view if we wait."""
-        s = self._situation
+        s = self._state
         s.now = now
         if s.view is not None:
             return self._planner.missing(s.view)
@@ -797,6 +803,13 @@ class ClusterCore:
             if who not in s.ended and who not in s.departed and not s.contacts.is_heard(who)
         )
 
+    @property
+    def can_be_let_in(self) -> bool:
+        """Whether we hear a member at work of the view that we belong to: then we wait for it."""
+        contacts = self._state.contacts
+        heard = (contacts.of(who) for who in self._state.kept() if contacts.is_heard(who))
+        return any(each.beat is not None and each.beat.phase is Phase.ACTIVE for each in heard)
+
     def left_out(
         self, awaited: Mapping[ProcessId, str]
     ) -> tuple[dict[ProcessId, str], tuple[ProcessId, ...]]:
@@ -805,24 +818,24 @@ class ClusterCore:
         ``awaited`` are some that others have told of.  One that may be alive may have a state that
         no member has.
         """
-        s = self._situation
+        s = self._state
         found = {**awaited, **s.left_out}
         alive = {who: name for who, name in found.items() if not self.has_ended(who)}
         return alive, tuple(who for who in found if who in s.ended)
 
     def has_ended(self, process: ProcessId) -> bool:
-        """Whether a process is known to have ended, or has left our lineage."""
-        return process in self._situation.ended or process in self._situation.departed
+        """Whether a process is known to have ended; one that went to another lineage has not."""
+        return process in self._state.ended
 
     @property
     def is_insisting(self) -> bool:
         """Whether members that are left out need not be waited for, whatever they have."""
-        return self._situation.is_insisting or self._situation.quorum == "any"
+        return self._state.is_insisting or self._state.quorum == "any"
 
     @property
     def next_deadline(self) -> float | None:
         """When ``tick`` wants to be called next, by the clock of ``now``; None after leaving."""
-        s = self._situation
+        s = self._state
         if s.state is ClusterState.LEFT:
             return None
         # What is past has been looked at, or the next beat will be soon enough.
@@ -836,7 +849,7 @@ class ClusterCore:
 
     def _look_at_timers(self) -> None:
         """Note when the parts want to be looked at; only their own decisions change that."""
-        parts = self._campaign, self._succession, self._founding
+        parts = self._campaign, self._proposer, self._founding
         self._timers = [time for part in parts for time in part.deadlines if time is not None]
 
     # --- what happens ---
@@ -845,7 +858,7 @@ class ClusterCore:
         """Take in several things before deciding: what is told from now on is only noted.
 
         Each call still returns its own effects, to be carried out in order.  A driver that finds
-        much waiting tells it all and then calls :meth:`end_batch`: so nobody is accused, and no
+        much waiting tells it all and then calls :meth:`end_batch`: so no process is accused, and no
         pause begins, while the answer is among what waits.
         """
         self._is_batch = True
@@ -856,14 +869,14 @@ class ClusterCore:
         self._begin(now)
         return self._finish()
 
-    def connected(self, peer: ProcessCard, now: float) -> list[Effect]:
-        """An authenticated control lane to a process is open."""
+    def connected(self, peer: ProcessInfo, now: float) -> list[Effect]:
+        """An authenticated control connection to a process is open."""
         if self._begin(now):
             self._evidence.connected(peer)
         return self._finish()
 
     def disconnected(self, peer: ProcessId, cause: str, now: float) -> list[Effect]:
-        """The last control lane to a process ended."""
+        """The last control connection to a process ended."""
         if self._begin(now):
             self._evidence.disconnected(peer, cause)
         return self._finish()
@@ -887,15 +900,15 @@ class ClusterCore:
         return self._finish()
 
     def receive(self, sender: ProcessId, message: ClusterMessage, now: float) -> list[Effect]:
-        """A message arrived on the control lane."""
+        """A message arrived on the control connection."""
         if self._begin(now):
-            self._mail.take(sender, message)
+            self._dispatch.take(sender, message)
         return self._finish()
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed."""
         if self._begin(now):
-            s = self._situation
+            s = self._state
             events = s.health.tick(now)
             s.out.extend(Note(event) for event in events)
             self._evidence.review()
@@ -905,42 +918,42 @@ class ClusterCore:
         return self._finish()
 
     def leave(self, now: float) -> list[Effect]:
-        """Say goodbye; after this the core does nothing more."""
+        """Leave; after this the core does nothing more."""
         if self._begin(now):
-            self._mail.leave("it said goodbye")
+            self._dispatch.leave("it left the job")
         return self._finish()
 
     def step_down(self, now: float) -> list[Effect]:
         """Hand rank 0 to the next member, if it is ours."""
-        s = self._situation
+        s = self._state
         if self._begin(now) and s.view is not None:
             if s.view.leader != s.id or len(s.view.members) == 1:
-                why = "only the first of several members can hand over"
+                why = "only the leader can hand over, and only to another member"
                 s.note(MembershipChange.REFUSED, why, s.id)
             else:
                 self._planner.is_stepping_down = s.is_dirty = True
-                s.election.stepped_down(f"{s.me} hands over the first rank")
+                s.election.stepped_down(f"{s.me} hands over rank 0")
         return self._finish()
 
     def continue_without_missing(self, now: float) -> list[Effect]:
         """A person says: do not wait for members that are missing, continue with those here."""
-        s = self._situation
+        s = self._state
         if self._begin(now) and s.bound is not None:
             if s.state is ClusterState.ACTIVE:
                 s.is_insisting = True
-            else:
-                s.is_released = s.is_dirty = True
+            elif s.released_at is None:
+                s.released_at, s.is_dirty = s.time, True
         return self._finish()
 
     def call_election(self, now: float) -> list[Effect]:
         """Replace a lost leader, where that is not done without being asked to."""
         if self._begin(now):
-            self._campaign.is_called = self._situation.is_dirty = True
+            self._campaign.is_called = self._state.is_dirty = True
         return self._finish()
 
     def _begin(self, now: float) -> bool:
         """Take the time; whether anything still matters to us."""
-        s = self._situation
+        s = self._state
         s.now = now
         before = s.time
         time = s.clock.advance(now)
@@ -954,7 +967,7 @@ class ClusterCore:
 
     def _finish(self) -> list[Effect]:
         """Decide what follows from what happened."""
-        s = self._situation
+        s = self._state
         if self._is_batch:
             self._notice_view()  # the next message may be of a view that this one installed
         elif s.is_dirty:
@@ -965,15 +978,15 @@ class ClusterCore:
         return s.out
 
     def _decide(self) -> None:
-        s = self._situation
+        s = self._state
         for _ in range(_ROUNDS):
             if not s.is_dirty or s.state is ClusterState.LEFT:
                 break
             s.is_dirty = False
             self._notice_view()
             if s.view is not None:
-                self._tenure.review(s.view)
-                self._succession.review(s.view)
+                self._installer.review(s.view)
+                self._proposer.review(s.view)
                 self._notice_view()
             self._founding.review()
             self._merging.review()
@@ -981,10 +994,10 @@ class ClusterCore:
 
     def _notice_view(self) -> None:
         """Let the parts forget what belonged to another view."""
-        if self._situation.view is not self._known_view:
-            self._known_view = self._situation.view
+        if self._state.view is not self._known_view:
+            self._known_view = self._state.view
             self._campaign.begin()
-            self._succession.begin()
+            self._proposer.begin()
             self._founding.begin()
             self._merging.begin()
             self._evidence.begin()

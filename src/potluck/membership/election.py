@@ -1,8 +1,8 @@
 """Who leads: terms, explicit votes and pre-votes within one epoch, each with its reason.
 
-The members of a view elect whoever proposes the next one.  Term 0 belongs to the view's first
+The members of a view elect the one that proposes the next one.  Term 0 belongs to the view's first
 member without a vote.  When it is lost, a member first *canvasses*: only if a quorum would vote for
-it, which nobody does who still hears the leader, the term rises and votes are asked for.  Each
+it, which no member does that still hears the leader, the term rises and votes are asked for.  Each
 member votes once per term and reports what it accepted before.
 
 The manager decides and counts; who is heard, and who is proved dead, its owner tells it.
@@ -23,7 +23,7 @@ from potluck.membership.events import (
     ElectionRole,
     ElectionState,
 )
-from potluck.membership.messages import Canvass, Departed, Leaning, Proposal, Vote, VoteRequest
+from potluck.membership.messages import Departed, PreVote, PreVoteReply, Proposal, Vote, VoteRequest
 
 # --------------------------------------------------------------------------------------------------
 # What one member has promised and accepted in one epoch: the acceptor of single-decree Paxos.
@@ -33,7 +33,7 @@ from potluck.membership.messages import Canvass, Departed, Leaning, Proposal, Vo
 
 
 @dataclass(slots=True)
-class Ballot:
+class AcceptorState:
     """Promises bind: after a vote in a term nothing is accepted in an earlier one."""
 
     promised: int = 0
@@ -69,7 +69,7 @@ class Ballot:
 # Who may decide: the quorum of a view, as a pure function.
 #
 # Any two quorums of one view have a living member in common, or all who were in one of them are
-# dead; see ``docs/membership.md`` for why that is enough.
+# dead; see ``docs/internals/membership.md`` for why that is enough.
 
 
 def has_quorum(
@@ -78,7 +78,7 @@ def has_quorum(
     """Whether those present may decide for a view.
 
     ``gone`` are the members proved dead, or departed with their last word known: they never vote,
-    so they are not counted as present, whoever says so.
+    so they are not counted as present, even if others say so.
 
     >>> from potluck._types import NodeId
     >>> a, b, c, d = (ProcessId(NodeId(letter), 1) for letter in "abcd")
@@ -142,14 +142,14 @@ class ElectionManager:
         """What happened since the owner last took them."""
         self.slack = 0.0
         """Seconds by which members ran late recently: so much longer an answer may take."""
-        self._enter(_NO_VIEW, ElectionRole.IDLE, "we are in no view")
+        self._enter(_NO_VIEW, ElectionRole.IDLE, "not in a view yet")
 
     def _enter(self, view: View, role: ElectionRole, reason: str) -> None:
         """Begin an epoch, or the time without one: nothing that was said in another counts."""
         self.view, self.role, self.reason = view, role, reason
         self.term = 0
         self.leader: ProcessId | None = view.leader if view.members else None
-        self.ballot = Ballot(voted_for=self.leader)
+        self.ballot = AcceptorState(voted_for=self.leader)
         self.departed: dict[ProcessId, Departed] = {}
         """Members that left the lineage, with their last words in this epoch."""
         self.until: float | None = None  # when the present attempt is given up
@@ -174,7 +174,7 @@ class ElectionManager:
 
     @property
     def gone(self) -> frozenset[ProcessId]:
-        """Who departed with a last word that binds nobody beyond the current term."""
+        """Who departed with a last word that binds no one beyond the current term."""
         return frozenset(who for who, word in self.departed.items() if word.promised <= self.term)
 
     @property
@@ -211,7 +211,7 @@ class ElectionManager:
         due = max(self._rest_until, now + share * self._timeout)
         self.not_before = due if self.not_before is None else min(due, self.not_before)
 
-    def canvass(self, now: float, reason: str) -> Canvass:
+    def pre_vote(self, now: float, reason: str) -> PreVote:
         """Ask whether a campaign would succeed.  No term rises by this."""
         self.role, self.reason, self.not_before = ElectionRole.CANVASSING, reason, None
         self._attempts += 1
@@ -219,12 +219,12 @@ class ElectionManager:
         self._count = _Count({self.me: frozenset()})
         self.until = now + self._timeout * (1 + 0.5 * self._jitter())
         if self._attempts == 1:
-            self._event(ElectionKind.STARTED, f"an election begins: {reason}")
+            self._event(ElectionKind.STARTED, f"an election starts: {reason}")
         return self.canvass_again()
 
-    def canvass_again(self) -> Canvass:
-        """The question once more, for somebody who may have changed their mind."""
-        return Canvass(self.view.lineage, self.view.epoch, self.asked)
+    def canvass_again(self) -> PreVote:
+        """The question once more, for a member that may have changed its mind."""
+        return PreVote(self.view.lineage, self.view.epoch, self.asked)
 
     def campaign(self, now: float) -> VoteRequest:
         """Raise the term, vote for ourselves and ask for votes."""
@@ -248,10 +248,10 @@ class ElectionManager:
         """The attempt had no quorum in time; try again later."""
         leader = self.leader if self.role is ElectionRole.CANVASSING else None
         self.role, self.leader, self.until = ElectionRole.FOLLOWING, leader, None
-        self.reason = "our campaign had no quorum in time"
+        self.reason = "no quorum voted for us in time"
         self._rest_until = now + self._timeout * (0.5 + self._jitter())
         if self._attempts == 1:
-            self._event(ElectionKind.TIMEOUT, f"nobody was elected: {self.reason}")
+            self._event(ElectionKind.TIMEOUT, f"no leader was elected: {self.reason}")
 
     def encourage(self) -> None:
         """A quorum is in contact again: attempts that had none before say nothing any more."""
@@ -260,7 +260,7 @@ class ElectionManager:
             self._follow(self.leader, "a quorum is in contact again")
 
     def resume_following(self) -> None:
-        """The leader is there after all: our canvass has changed nothing."""
+        """The leader is there after all: our pre-vote has changed nothing."""
         self._follow(self.leader, "the leader is heard again")
 
     def has_won(self, proofs: AbstractSet[ProcessId]) -> bool:
@@ -272,16 +272,16 @@ class ElectionManager:
 
     # --- answering ---
 
-    def answer_canvass(
-        self, sender: ProcessId, message: Canvass, *, refusal: str, proofs: AbstractSet[ProcessId]
-    ) -> Leaning:
+    def answer_pre_vote(
+        self, sender: ProcessId, message: PreVote, *, refusal: str, proofs: AbstractSet[ProcessId]
+    ) -> PreVoteReply:
         """Say whether we would vote; ``refusal`` is why not, e.g. that we hear the leader."""
         promised = self.ballot.promised
         if message.term <= promised and not (
             message.term == promised and self.ballot.voted_for == sender
         ):
             refusal = refusal or f"a vote was already given in term {promised}"
-        return Leaning(
+        return PreVoteReply(
             message.lineage,
             message.epoch,
             message.term,
@@ -317,8 +317,8 @@ class ElectionManager:
             self._follow(sender, f"{sender} was elected")
             self._event(ElectionKind.NEW_LEADER, f"{sender} leads: it was elected")
 
-    def take_leaning(self, sender: ProcessId, message: Leaning) -> None:
-        """Count an answer to our canvass."""
+    def take_leaning(self, sender: ProcessId, message: PreVoteReply) -> None:
+        """Count an answer to our pre-vote."""
         self._seen = max(self._seen, message.promised)
         if self.role is ElectionRole.CANVASSING and message.term == self.asked:
             if message.is_granted:
@@ -339,7 +339,7 @@ class ElectionManager:
         return member in self._count.voters
 
     def preempted(self, promised: int, reason: str) -> None:
-        """Somebody refused because of a later term: our own is over."""
+        """A member refused because of a later term: our own is over."""
         self._seen = max(self._seen, promised)
         if promised > self.term:
             self._follow(None, reason)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from potluck._types import ProcessId, View, settle_seconds
 from potluck.membership.health import HealthConfig, HealthEvent
-from potluck.membership.messages import MAX_MEMBERS, ClusterMessage, Commit, ProcessCard
+from potluck.membership.messages import MAX_MEMBERS, ClusterMessage, Commit, ProcessInfo
 
 
 class ClusterState(Enum):
@@ -22,7 +22,7 @@ class ClusterState(Enum):
     ACTIVE = "active"
     """A member of a view, with a quorum of it in contact."""
     PAUSED = "paused"
-    """A member of a view without a quorum in contact: somebody else may be going on."""
+    """A member of a view without a quorum in contact: the others may continue without it."""
     LEFT = "left"
     """Gone for good."""
 
@@ -38,7 +38,7 @@ class MembershipChange(Enum):
     RETRACTED = "retracted"
     """A proof of death was wrong: the process is there."""
     DEPARTED = "departed"
-    """A member said goodbye."""
+    """A member left the job."""
     EXPELLED = "expelled"
     """A process was removed for what it sent; the sentence says what that was."""
     REFUSED = "refused"
@@ -49,7 +49,7 @@ class MembershipChange(Enum):
     PAUSED = "paused"
     RESUMED = "resumed"
     WAITING = "waiting"
-    """Why we, or somebody who wants to enter, are not in a view yet."""
+    """Why we, or a process that wants to enter, are not in a view yet."""
     MERGING = "merging"
     LEFT = "left"
 
@@ -148,7 +148,7 @@ class ElectionKind(Enum):
     ELECTED = "elected"
     """We lead."""
     NEW_LEADER = "new leader"
-    """Somebody else leads."""
+    """Another member leads."""
     TIMEOUT = "timeout"
     STEPPED_DOWN = "stepped down"
     SPLIT_BRAIN = "split brain"
@@ -177,26 +177,26 @@ class ElectionEvent:
 # --------------------------------------------------------------------------------------------------
 # What a :class:`~potluck.membership.core.ClusterCore` wants done, in the order in which to do it.
 #
-# A core decides and nothing else; whoever drives it carries these out.
+# A core decides and nothing else; its driver carries these out.
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message on the control lane to a connected process; drop it if there is none."""
+class SendMessage:
+    """Send a message on the control connection to a connected process; drop it if there is none."""
 
     to: ProcessId
     message: ClusterMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class ConnectTo:
     """Connect to this process, of which an acquaintance told; nothing is lost if it fails."""
 
-    card: ProcessCard
+    card: ProcessInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbePort:
     """Try the port of a process whose connection ended.
 
     Answer with ``refused()`` if a directly attached network refused the connection and the link
@@ -219,13 +219,13 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Do nothing that counts until ``Resumed``, ``Installed`` or ``Removed``."""
+    """Do nothing that counts until ``ViewResumed``, ``Installed`` or ``Removed``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ViewResumed:
     """The view we have holds again."""
 
     reason: str
@@ -242,7 +242,7 @@ class Abort:
     lost: ProcessId | None
     """The member for which they stop, as seen here; None where it is not known."""
     reason: str
-    orderly: bool = False
+    orderly: bool
     """Whether it left, so that what it had begun may be finished."""
 
 
@@ -271,7 +271,16 @@ class Note:
 
 
 Effect: TypeAlias = (
-    Send | Meet | Probe | Installed | Paused | Resumed | Abort | Disconnect | Removed | Note
+    SendMessage
+    | ConnectTo
+    | ProbePort
+    | Installed
+    | Paused
+    | ViewResumed
+    | Abort
+    | Disconnect
+    | Removed
+    | Note
 )
 
 
@@ -286,26 +295,23 @@ class ClusterConfig:
     min_nodes: int = 1
     """With fewer processes no cluster is founded.  It says nothing about later losses."""
     quorum: Literal["majority", "any"] = "majority"
-    """With "any", those who are cut off from the quorum go on by themselves, as a new lineage."""
+    """With "any", members that are cut off from the quorum continue alone, as a new lineage."""
     solo_delay: float = 1.0
-    """How long a process that meets nobody looks around before it founds a cluster of one."""
+    """How long a process that finds no other one looks around before it founds a cluster of one."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
         if type(self.min_nodes) is not int:
-            msg = f"min_nodes is a whole number of nodes, not {self.min_nodes!r}"
+            msg = f"min_nodes must be an integer, got {self.min_nodes!r}"
             raise TypeError(msg)
         if not 1 <= self.min_nodes <= MAX_MEMBERS:
-            msg = (
-                f"A cluster has at least one node and at most {MAX_MEMBERS}; "
-                f"got min_nodes={self.min_nodes}"
-            )
+            msg = f"min_nodes must be between 1 and {MAX_MEMBERS}, got {self.min_nodes}"
             raise ValueError(msg)
         if self.quorum not in {"majority", "any"}:
-            msg = f'quorum is "majority" or "any"; got {self.quorum!r}'
+            msg = f'quorum must be "majority" or "any", got {self.quorum!r}'
             raise ValueError(msg)
         if not 0 <= self.solo_delay < float("inf"):
-            msg = f"solo_delay is a number of seconds; got {self.solo_delay}"
+            msg = f"solo_delay must be a number of seconds, got {self.solo_delay}"
             raise ValueError(msg)

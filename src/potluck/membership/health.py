@@ -1,6 +1,6 @@
 """Who is well: statuses learned from arrivals, each with its reason, as a pure state machine.
 
-Whoever drives a :class:`HealthMonitor` tells it what was heard and when, and calls ``tick`` at
+The driver of a :class:`HealthMonitor` tells it what was heard and when, and calls ``tick`` at
 ``next_deadline``.  From the driver's own lateness the monitor learns whether it may accuse others
 at all (see :mod:`potluck.membership.health`); from the arrivals how long a peer's silences usually
 are (:mod:`potluck.membership.health`).
@@ -58,7 +58,7 @@ class HealthConfig:
         if not 0 < 2 * self.interval <= self.least_patience <= self.pause_after < float("inf"):
             msg = (
                 "Health needs 0 < 2 × interval ≤ least_patience ≤ pause_after, so that one late "
-                f"heartbeat accuses nobody; got interval={self.interval}, "
+                f"heartbeat accuses no peer; got interval={self.interval}, "
                 f"least_patience={self.least_patience}, pause_after={self.pause_after}"
             )
             raise ValueError(msg)
@@ -126,7 +126,7 @@ class HealthConfig:
 # normal distribution to the same samples; on Wi-Fi the gaps are anything but normal, one burst
 # inflates the variance for the whole window, and its threshold says nothing to a person.  Median
 # and longest silence are robust against both, and the sentence "silent for 0.9 s, never more than
-# 0.4 s before" can be checked by whoever reads it.
+# 0.4 s before" can be checked by the reader.
 
 _WINDOW = 64  # silences remembered: about 13 s of heartbeats with the wired preset
 _ENOUGH = 8  # silences from which on they are trusted
@@ -139,16 +139,16 @@ _GAIN = 1 / 8  # of a new round trip in the smoothed one, as TCP does (RFC 6298)
 _JITTER_GAIN = 1 / 4
 
 
-class Arrivals:
-    """The silences and round trips of one peer; times in lived seconds."""
+class ArrivalTimes:
+    """The silences and round trips of one peer; times in awake seconds."""
 
-    def __init__(self, config: HealthConfig, lived: float) -> None:
+    def __init__(self, config: HealthConfig, awake: float) -> None:
         self._config = config
         self._silences: deque[float] = deque(maxlen=_WINDOW)
         self._learned: tuple[float, float] | None = None  # None: to be computed
         self._longest = 0.0  # the longest silence at the last lesson
         self._unlearned = 0  # silences since then
-        self.heard_at = lived
+        self.heard_at = awake
         self._trips = 0
         self.round_trip: float | None = None
         """Smoothed, seconds."""
@@ -161,10 +161,10 @@ class Arrivals:
             self._silences.clear()
         self._config, self._learned = config, None
 
-    def arrived(self, lived: float, round_trip: float | None, *, is_late: bool = False) -> None:
+    def arrived(self, awake: float, round_trip: float | None, *, is_late: bool = False) -> None:
         """Something came from the peer; if we ran late ourselves, the round trip is partly ours."""
-        silence = lived - self.heard_at
-        self.heard_at = lived
+        silence = awake - self.heard_at
+        self.heard_at = awake
         if silence >= self._config.interval / 2:  # messages in between say nothing about the beat
             self._silences.append(min(silence, self._config.pause_after))
             self._unlearned += 1
@@ -180,7 +180,6 @@ class Arrivals:
         self._trips += 1
         if self.round_trip is None or self.jitter is None:
             self.round_trip, self.jitter = round_trip, 0.0
-            return
         first = 1 / self._trips  # at first the mean of all, so that the first one weighs no more
         self.jitter += max(_JITTER_GAIN, first) * (abs(round_trip - self.round_trip) - self.jitter)
         self.round_trip += max(_GAIN, first) * (round_trip - self.round_trip)
@@ -222,12 +221,12 @@ class Arrivals:
 
 
 def _missed(intervals: float) -> int:
-    """Heartbeats that did not come in a silence of so many intervals."""
-    return min(max(0, round(intervals) - 1), _MOST_MISSED)
+    """Heartbeats that did not come in a silence of this many intervals, one and a half or more."""
+    return min(round(intervals) - 1, _MOST_MISSED)
 
 
 # --------------------------------------------------------------------------------------------------
-# Time as this node lived it: while its own loop was held up, nobody else's silence counts.
+# The time for which this node was awake: while its own loop was held up, no peer's silence counts.
 #
 # A process that got no processor for five seconds finds five seconds of silence of everybody, and
 # they of it; accusing them would tear a healthy cluster apart.  So the clock here stands still for
@@ -235,10 +234,10 @@ def _missed(intervals: float) -> int:
 # late that was: neighbours on the same machine were probably held up for as long.
 
 
-class LivedClock:
-    """Turns the caller's ``now`` into lived time; jumps of ``now`` in either direction do no harm.
+class StallAwareClock:
+    """Turns the caller's ``now`` into awake time; jumps of ``now`` in either direction do no harm.
 
-    >>> clock = LivedClock(grace=0.1, half_life=1.0)
+    >>> clock = StallAwareClock(grace=0.1, half_life=1.0)
     >>> clock.advance(100.0)
     0.0
     >>> clock.due = 101.0               # the loop means to wake up again in a second
@@ -250,10 +249,10 @@ class LivedClock:
 
     def __init__(self, *, grace: float, half_life: float, most: float = float("inf")) -> None:
         self._grace = grace  # seconds of lateness, or of a step back, that are everyday life
-        self._half_life = half_life  # lived seconds after which half of the lateness is forgotten
-        self._most = most  # seconds of lateness that are remembered: more helps nobody
+        self._half_life = half_life  # awake seconds after which half of the lateness is forgotten
+        self._most = most  # seconds of lateness that are remembered: more does not help
         self._wall: float | None = None
-        self.lived = 0.0
+        self.awake = 0.0
         """Seconds, held-up time and steps back of the clock left out."""
         self.elapsed = 0.0
         """Seconds, only steps back of the clock left out."""
@@ -265,6 +264,7 @@ class LivedClock:
     def adopt(self, *, grace: float, half_life: float, most: float) -> None:
         """Use other bounds from now on."""
         self._grace, self._half_life, self._most = grace, half_life, most
+        self.lateness = min(self.lateness, most)
 
     @property
     def wall(self) -> float:
@@ -272,24 +272,22 @@ class LivedClock:
         return 0.0 if self._wall is None else self._wall
 
     def advance(self, now: float) -> float:
-        """Go on to ``now``; the lived time."""
+        """Advance to ``now``; the time without stalls."""
         step = 0.0 if self._wall is None else now - self._wall
         if step < -self._grace and self.due is not None:
             self.due += step  # the caller's clock was set back
         if self._wall is None or step > 0 or step < -self._grace:
             self._wall = now
         if step <= 0:
-            return self.lived
+            return self.awake
         late = 0.0 if self.due is None else min(step, now - self.due)
         if late <= self._grace:
             late = 0.0
-        else:
-            self.due = now
         self.elapsed += step
-        self.lived += step - late
+        self.awake += step - late
         faded = self.lateness * 0.5 ** ((step - late) / self._half_life)
         self.lateness = min(self._most, max(late, faded))
-        return self.lived
+        return self.awake
 
     def elapsed_at(self, now: float) -> float:
         """What ``elapsed`` is at ``now``, without going there."""
@@ -385,8 +383,8 @@ class PeerHealth:
 class HealthSummary:
     """The health of all peers at one moment.
 
-    >>> nobody = HealthSummary(peers=(), lateness=0.0)
-    >>> nobody.is_cluster_healthy, nobody.health_percentage
+    >>> empty = HealthSummary(peers=(), lateness=0.0)
+    >>> empty.is_cluster_healthy, empty.health_percentage
     (True, 100.0)
     """
 
@@ -437,25 +435,25 @@ _SHORTEST_SLEEP = 0.001  # seconds; rounding must not make the driver spin
 class _Watched:
     """One peer as the monitor knows it."""
 
-    def __init__(self, name: str, arrivals: Arrivals, elapsed: float) -> None:
+    def __init__(self, name: str, arrivals: ArrivalTimes, elapsed: float) -> None:
         self.name = name
         self.arrivals = arrivals
         self.heard_elapsed = elapsed
         self.lateness = 0.0  # seconds by which it ran late recently, as it says
         self.cause = HealthCause.FINE
-        self.reason = "nothing has been missed since it is watched"
+        self.reason = "no heartbeat was missed so far"
         self.told = HealthStatus.HEALTHY  # the status of the last event
         self.untold = False  # an event is due at the next tick
         self._poor: tuple[HealthCause, float] | None = None  # what the link shows, and since when
 
-    def lasting(self, cause: HealthCause, lived: float, least: float) -> HealthCause:
+    def lasting(self, cause: HealthCause, awake: float, least: float) -> HealthCause:
         """The quality of the link, unless it became so poor only now."""
         if cause is self.cause or cause is HealthCause.FINE:
             self._poor = None
             return cause
         if self._poor is None or self._poor[0] is not cause:
-            self._poor = (cause, lived)
-        return cause if lived - self._poor[1] >= least else self.cause
+            self._poor = (cause, awake)
+        return cause if awake - self._poor[1] >= least else self.cause
 
     def become(self, cause: HealthCause, reason: str) -> None:
         self.cause, self.reason, self.untold = cause, reason, True
@@ -481,13 +479,13 @@ class HealthMonitor:
     >>> while not events:                    # from here on, silence
     ...     events = monitor.tick(monitor.next_deadline)
     >>> print(events[0])
-    attic is suspect: nothing was heard for 0.6 s, and 0.6 s is the longest normal silence
+    attic is suspect: no heartbeat for 0.6 s, and 0.6 s is the longest normal gap
     """
 
     def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 - frozen
         self.config = config
         self._negligible = config.interval / 10  # seconds of lateness that are everyday life
-        self._clock = LivedClock(**_bounds(config))
+        self._clock = StallAwareClock(**_bounds(config))
         self._peers: dict[ProcessId, _Watched] = {}
         self._next: float | None = None  # the deadline, if nothing happened that makes it earlier
 
@@ -521,11 +519,10 @@ class HealthMonitor:
         """Begin to expect heartbeats of a peer; its silence counts from now."""
         if peer in self._peers:
             return
-        lived = self._clock.advance(now)
+        awake = self._clock.advance(now)
         if self._clock.due is None:
             self._clock.due = self._clock.wall + self.config.interval
-        self._next = None
-        arrivals = Arrivals(self.config, lived)
+        arrivals = ArrivalTimes(self.config, awake)
         self._peers[peer] = _Watched(name or str(peer), arrivals, self._clock.elapsed)
 
     def forget(self, peer: ProcessId) -> None:
@@ -533,7 +530,7 @@ class HealthMonitor:
         self._peers.pop(peer, None)
         self._next = None
         if not self._peers:
-            self._clock.due = None  # nobody to watch: no loop that could be late
+            self._clock.due = None  # no peer to watch: no loop that could be late
 
     def heard(
         self,
@@ -547,12 +544,12 @@ class HealthMonitor:
 
         It may say how late it ran itself: then it is given more time before it is accused.
         """
-        lived = self._clock.advance(now)
+        awake = self._clock.advance(now)
         watched = self._peers.get(peer)
         if watched is None:
             return
         silence = self._clock.elapsed - watched.heard_elapsed
-        watched.arrivals.arrived(lived, round_trip, is_late=self._stretch > 0)
+        watched.arrivals.arrived(awake, round_trip, is_late=self._stretch > 0)
         watched.heard_elapsed = self._clock.elapsed
         if lateness is not None:
             watched.lateness = min(lateness, self.config.stretch_limit)
@@ -575,16 +572,16 @@ class HealthMonitor:
 
     def tick(self, now: float) -> list[HealthEvent]:
         """Judge everybody; what changed since the last tick, in the order of ``peers``."""
-        lived = self._clock.advance(now)
+        awake = self._clock.advance(now)
         for watched in self._peers.values():
-            self._judge(watched, lived)
+            self._judge(watched, awake)
         self._clock.due = self._clock.wall + self.config.interval if self._peers else None
         self._next = None
         untold = [(peer, watched) for peer, watched in self._peers.items() if watched.untold]
         return [watched.tell(peer, now) for peer, watched in untold]
 
-    def _judge(self, watched: _Watched, lived: float) -> None:
-        silence = lived - watched.arrivals.heard_at
+    def _judge(self, watched: _Watched, awake: float) -> None:
+        silence = awake - watched.arrivals.heard_at
         if silence >= self._dead_after(watched):
             cause = HealthCause.GIVEN_UP
         elif not watched.cause.is_operational:
@@ -592,7 +589,7 @@ class HealthMonitor:
         elif silence >= self._patience(watched):
             cause = HealthCause.SILENT
         else:
-            cause = watched.lasting(self._quality(watched), lived, _LASTING * self.config.interval)
+            cause = watched.lasting(self._quality(watched), awake, _LASTING * self.config.interval)
         if cause is not watched.cause:
             watched.become(cause, self._reason(watched, cause, silence))
 
@@ -612,20 +609,19 @@ class HealthMonitor:
 
     def _reason(self, watched: _Watched, cause: HealthCause, silence: float) -> str:
         link, config = watched.arrivals, self.config
-        late = f" (we ran {_time(self.lateness)} late ourselves)" if self._stretch else ""
+        late = f" (this machine ran {_time(self.lateness)} late itself)" if self._stretch else ""
         if watched.lateness > self._negligible:
-            late += f" (it said that it ran {_time(watched.lateness)} late)"
+            late += f" (it reported that it ran {_time(watched.lateness)} late)"
         sentences = {
             HealthCause.FINE: "its link is good again",
-            HealthCause.LOSSY: f"{link.loss:.0%} of its heartbeats do not come in time",
+            HealthCause.LOSSY: f"{link.loss:.0%} of its heartbeats are lost or late",
             HealthCause.SLOW: f"a round trip takes {_time(link.round_trip)}, "
             f"more than {_time(config.slow_round_trip)}",
             HealthCause.UNEVEN: f"its round trips vary by {_time(link.jitter)}, "
             f"more than {_time(config.high_jitter)}",
-            HealthCause.SILENT: f"nothing was heard for {_time(silence)}, and "
-            f"{_time(self._patience(watched))} is the longest normal silence{late}",
-            HealthCause.GIVEN_UP: f"nothing was heard for {_time(silence)}; if it is alive, it "
-            f"paused itself after {_time(config.pause_after)}{late}",
+            HealthCause.SILENT: f"no heartbeat for {_time(silence)}, and "
+            f"{_time(self._patience(watched))} is the longest normal gap{late}",
+            HealthCause.GIVEN_UP: f"no heartbeat for {_time(silence)}{late}",
         }
         return sentences[cause]
 
@@ -653,7 +649,7 @@ class HealthMonitor:
         """Seconds until silence alone makes the peer's status worse."""
         if watched.cause is HealthCause.GIVEN_UP:
             return self.config.interval
-        silence = self._clock.lived - watched.arrivals.heard_at
+        silence = self._clock.awake - watched.arrivals.heard_at
         if watched.cause.is_operational:
             return self._patience(watched) - silence
         return self._dead_after(watched) - silence
@@ -662,15 +658,12 @@ class HealthMonitor:
     def _stretch(self) -> float:
         """What our own lateness adds to every patience, seconds."""
         lateness = self._clock.lateness
-        return min(lateness, self.config.stretch_limit) if lateness > self._negligible else 0.0
+        return lateness if lateness > self._negligible else 0.0
 
     def _allowance(self, watched: _Watched) -> float:
         """What our own lateness, or that of the peer, adds to the patience with it, seconds."""
-        ours, lateness, negligible = self._clock.lateness, watched.lateness, self._negligible
-        if ours <= negligible:
-            return lateness if lateness > negligible else 0.0
-        stretch = min(ours, self.config.stretch_limit)
-        return max(stretch, lateness if lateness > negligible else 0.0)
+        theirs = watched.lateness if watched.lateness > self._negligible else 0.0
+        return max(self._stretch, theirs)
 
     def _dead_after(self, watched: _Watched) -> float:
         return self.config.dead_after + 2 * self._allowance(watched)
@@ -743,7 +736,7 @@ def _time(seconds: float | None) -> str:
 #
 # Each member sends n-1 heartbeats in an interval and receives as many.  The interval grows with the
 # group, so that there are about 33 of each in a second at most; a pause is at least five intervals,
-# so that a few lost beats pause nobody.  The proposer of a view computes both once
+# so that a few lost beats pause no member.  The proposer of a view computes both once
 # and writes them into the proposal: all members of the view compute with the same numbers.
 
 BEATS_PER_SECOND = 33.0

@@ -1,13 +1,13 @@
-"""What the members of a cluster say to each other on the control lane: typed and bounded.
+"""What the members of a cluster say to each other on the control connection: typed and bounded.
 
 ::
 
     everybody   Heartbeat      who I am with, whom I hear, and which of your beats I heard last
-                Acquaintances  cards of those I am connected to, for a process that has just come
+                KnownProcesses  cards of those I am connected to, for a process that has just come
                 Lost           a member of our view is gone for me: end what you are doing
                 Departed       I am out of this lineage for good; this is what I had accepted
                 Relayed        one of the following, between two members that do not hear each other
-    election    Canvass → Leaning      would you vote for me?  (pre-vote: changes nothing)
+    election    PreVote → PreVoteReply      would you vote for me?  (pre-vote: changes nothing)
                 VoteRequest → Vote     one vote per term, with what was accepted before
     change      Propose → Accepted     the next view, in the term of its leader
                 Commit                 the next view is agreed
@@ -132,7 +132,7 @@ Ancestry = Annotated[tuple[Branch, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
 Members = Annotated[tuple[ProcessId, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class MembershipMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Positional on the wire: heartbeats are frequent."""
 
 
@@ -162,7 +162,7 @@ class CauseCode(Enum):
     """It sent a member something that no correct process sends, and was removed for that."""
 
 
-class Cause(Message, frozen=True):
+class Cause(MembershipMessage, frozen=True):
     """Why one member of the last view is not in the next one, as the proposer decided."""
 
     who: ProcessId
@@ -177,7 +177,7 @@ class Cause(Message, frozen=True):
     """What was seen, in words: which link, which port."""
 
 
-class Charter(Message, frozen=True):
+class Charter(MembershipMessage, frozen=True):
     """What is fixed for a lineage when it is founded."""
 
     quorum: Literal["majority", "any"] = "majority"
@@ -187,7 +187,7 @@ class Charter(Message, frozen=True):
     """Where the checkpoint came from with which its first ancestor began, oldest first."""
 
 
-class Proposal(Message, frozen=True):
+class Proposal(MembershipMessage, frozen=True):
     """What the members of a view are to agree on: who is in the next one."""
 
     members: Members
@@ -207,7 +207,7 @@ class Proposal(Message, frozen=True):
     """Of the lineage into which this one dissolves."""
 
 
-class Canvass(Message, frozen=True, tag="canvass"):
+class PreVote(MembershipMessage, frozen=True, tag="canvass"):
     """Would you vote for me in this term?  Nothing changes by the answer."""
 
     lineage: Lineage
@@ -215,8 +215,8 @@ class Canvass(Message, frozen=True, tag="canvass"):
     term: Count
 
 
-class Leaning(Message, frozen=True, tag="leaning"):
-    """The answer to a canvass."""
+class PreVoteReply(MembershipMessage, frozen=True, tag="leaning"):
+    """The answer to a pre-vote."""
 
     lineage: Lineage
     epoch: Count
@@ -228,7 +228,7 @@ class Leaning(Message, frozen=True, tag="leaning"):
     reason: Sentence = ""
 
 
-class VoteRequest(Message, frozen=True, tag="request"):
+class VoteRequest(MembershipMessage, frozen=True, tag="request"):
     """Vote for me in this term."""
 
     lineage: Lineage
@@ -236,7 +236,7 @@ class VoteRequest(Message, frozen=True, tag="request"):
     term: Count
 
 
-class Vote(Message, frozen=True, tag="vote"):
+class Vote(MembershipMessage, frozen=True, tag="vote"):
     """The answer to a vote request; reports any proposal accepted earlier in this epoch."""
 
     lineage: Lineage
@@ -249,7 +249,7 @@ class Vote(Message, frozen=True, tag="vote"):
     proofs: Members
 
 
-class Propose(Message, frozen=True, tag="propose"):
+class Propose(MembershipMessage, frozen=True, tag="propose"):
     """The leader of a term asks to accept the next view."""
 
     lineage: Lineage
@@ -258,7 +258,7 @@ class Propose(Message, frozen=True, tag="propose"):
     proposal: Proposal
 
 
-class Accepted(Message, frozen=True, tag="accepted"):
+class Accepted(MembershipMessage, frozen=True, tag="accepted"):
     """The answer to a proposal."""
 
     lineage: Lineage
@@ -272,7 +272,7 @@ class Accepted(Message, frozen=True, tag="accepted"):
     have departed."""
 
 
-class Commit(Message, frozen=True, tag="commit"):
+class Commit(MembershipMessage, frozen=True, tag="commit"):
     """A view is agreed: ``proposal`` is view ``epoch`` of the lineage."""
 
     lineage: Lineage
@@ -287,11 +287,11 @@ class Commit(Message, frozen=True, tag="commit"):
 
 
 # --------------------------------------------------------------------------------------------------
-# The card of a process: what it says about itself when it opens a control lane.
+# The card of a process: what it says about itself when it opens a control connection.
 #
-# A card travels in the first message of a control lane and is passed on among acquaintances, so it
-# is typed and bounded.  The node id in it is proved by the connection; the rest is the word of an
-# authenticated member.
+# A card travels in the first message of a control connection and is passed on among acquaintances,
+# so it is typed and bounded.  The node id in it is proved by the connection; the rest is the word
+# of an authenticated member.
 
 MAX_HOSTS = 16
 _HOST_LIMIT = 255  # characters, as long as a host name may be
@@ -303,7 +303,7 @@ _Host = Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
-class Role(Enum):
+class ProcessRole(Enum):
     """What a process is there for."""
 
     MEMBER = "member"
@@ -311,12 +311,12 @@ class Role(Enum):
     """Looks on; never counted, never a member."""
 
 
-class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Who a process is and where it can be reached.
 
-    >>> card = ProcessCard(node=NodeId("a" * 32), incarnation=7, name="attic")
+    >>> card = ProcessInfo(node=NodeId("a" * 32), incarnation=7, name="attic")
     >>> card.process, str(card)
-    (ProcessId(node='aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', incarnation=7), 'attic (aaaaaaaa/7)')
+    (ProcessId(node='aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', incarnation=7), 'attic')
     """
 
     node: _Node
@@ -332,7 +332,7 @@ class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     hosts: Annotated[tuple[_Host, ...], msgspec.Meta(max_length=MAX_HOSTS)] = ()
     """Its addresses, best first."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    role: Role = Role.MEMBER
+    role: ProcessRole = ProcessRole.MEMBER
     schema: _Tag = ""
     """Names the shape of the state it trains; only equal ones become one cluster."""
     pause_after: _Seconds = 1.0
@@ -347,7 +347,7 @@ class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         """Its id."""
         return ProcessId(self.node, self.incarnation)
 
-    def succeeds(self, other: ProcessCard) -> bool:
+    def succeeds(self, other: ProcessInfo) -> bool:
         """Whether this is a later start in the same place, so that the other must have ended."""
         return (
             self.node == other.node
@@ -357,15 +357,15 @@ class ProcessCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         )
 
     def __str__(self) -> str:
-        """Name and short id, for sentences."""
-        return f"{self.name} ({self.process})" if self.name else str(self.process)
+        """What people call it, for sentences; without a name its short id."""
+        return self.name or str(self.process)
 
 
 def mark(process: ProcessId) -> int:
     """A process id in 63 bits, for lists in heartbeats; equal marks mean equal ids in practice.
 
-    >>> mark(ProcessId(NodeId("a" * 32), 7)) == mark(ProcessId(NodeId("a" * 32), 7))
-    True
+    >>> mark(ProcessId(NodeId("a" * 32), 7))
+    2424896524347195162
     """
     digest = hashlib.sha256(f"{process.node}/{process.incarnation}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
@@ -386,7 +386,7 @@ class Phase(IntEnum):
     OBSERVING = 4
 
 
-class Heartbeat(Message, frozen=True, tag="heartbeat"):
+class Heartbeat(MembershipMessage, frozen=True, tag="heartbeat"):
     """Sent to every connected process at every beat, and at once when something changes."""
 
     sequence: Count
@@ -412,7 +412,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     lost: ProcessId | None = None
     """Whose loss they were aborted for, so that all of them end with the same error."""
     orderly: bool = False
-    """Whether that one said goodbye."""
+    """Whether that one left in an orderly way."""
     wants: Count = 1
     """While I am free, I found no cluster with fewer processes."""
     withholds: bool = False
@@ -434,13 +434,13 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The longest time without contact that I have announced to pause after; 0 for the preset."""
 
 
-class Acquaintances(Message, frozen=True, tag="acquaintances"):
+class KnownProcesses(MembershipMessage, frozen=True, tag="acquaintances"):
     """Cards of processes that the sender is connected to now."""
 
-    cards: Annotated[tuple[ProcessCard, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    cards: Annotated[tuple[ProcessInfo, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class Lost(Message, frozen=True, tag="lost"):
+class Lost(MembershipMessage, frozen=True, tag="lost"):
     """The sender has lost a member of the view."""
 
     lineage: Lineage
@@ -453,7 +453,7 @@ class Lost(Message, frozen=True, tag="lost"):
     """Whether the sender has removed it for what it sent; ``reason`` then says what that was."""
 
 
-class Departed(Message, frozen=True, tag="departed"):
+class Departed(MembershipMessage, frozen=True, tag="departed"):
     """The sender takes no part in the lineage any more, and this is its last word in it."""
 
     lineage: Lineage
@@ -467,17 +467,17 @@ class Departed(Message, frozen=True, tag="departed"):
     """Whether the process ends, so that it will not be back."""
 
 
-class Found(Message, frozen=True, tag="found"):
+class Found(MembershipMessage, frozen=True, tag="found"):
     """Let us begin this lineage."""
 
     lineage: Lineage
     proposal: Proposal
     charter: Charter = Charter()
     is_forced: bool = False
-    """Whether a person asked for it: then nobody is waited for."""
+    """Whether a person asked for it: then no process is waited for."""
 
 
-class Founded(Message, frozen=True, tag="founded"):
+class Founded(MembershipMessage, frozen=True, tag="founded"):
     """The answer to a founding."""
 
     lineage: Lineage
@@ -485,7 +485,7 @@ class Founded(Message, frozen=True, tag="founded"):
     reason: Sentence = ""
 
 
-class MergeRequest(Message, frozen=True, tag="merge"):
+class MergeRequest(MembershipMessage, frozen=True, tag="merge"):
     """The leader of ``lineage`` asks the leader of ``into`` to reserve a merge."""
 
     lineage: Lineage
@@ -497,7 +497,7 @@ class MergeRequest(Message, frozen=True, tag="merge"):
     members: Count = 0
 
 
-class MergeAnswer(Message, frozen=True, tag="reserved"):
+class MergeAnswer(MembershipMessage, frozen=True, tag="reserved"):
     """The answer; ``members`` are those to whom all of the asking lineage need links."""
 
     lineage: Lineage
@@ -511,7 +511,7 @@ class MergeAnswer(Message, frozen=True, tag="reserved"):
     """Of the lineage that answers."""
 
 
-class Relayed(Message, frozen=True, tag="relayed"):
+class Relayed(MembershipMessage, frozen=True, tag="relayed"):
     """A message of ``origin`` for ``to``, by way of a member that hears both."""
 
     origin: ProcessId
@@ -521,11 +521,11 @@ class Relayed(Message, frozen=True, tag="relayed"):
 
 ClusterMessage: TypeAlias = (
     Heartbeat
-    | Acquaintances
+    | KnownProcesses
     | Lost
     | Departed
-    | Canvass
-    | Leaning
+    | PreVote
+    | PreVoteReply
     | VoteRequest
     | Vote
     | Propose
@@ -538,7 +538,7 @@ ClusterMessage: TypeAlias = (
     | Relayed
 )
 
-RELAYABLE = Canvass, Leaning, VoteRequest, Vote, Propose, Accepted, Commit, Departed, Lost
+RELAYABLE = PreVote, PreVoteReply, VoteRequest, Vote, Propose, Accepted, Commit, Departed, Lost
 """What members that do not hear each other may say by way of a third."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -561,8 +561,8 @@ def encode(message: ClusterMessage) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> ClusterMessage:
     """A message from bytes that an authenticated peer sent; :class:`MalformedFrame` if it is odd.
 
-    >>> decode(encode(Canvass("f" * 32, 3, 1)))
-    Canvass(lineage='ffffffffffffffffffffffffffffffff', epoch=3, term=1)
+    >>> decode(encode(PreVote("f" * 32, 3, 1)))
+    PreVote(lineage='ffffffffffffffffffffffffffffffff', epoch=3, term=1)
     """
     if len(data) > MAX_MESSAGE:
         raise MalformedFrame(

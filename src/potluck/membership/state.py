@@ -23,7 +23,7 @@ from potluck.membership.events import (
     MembershipChange,
     MembershipEvent,
     Note,
-    Send,
+    SendMessage,
 )
 from potluck.membership.health import (
     LENGTHENED,
@@ -47,10 +47,10 @@ from potluck.membership.messages import (
     Heartbeat,
     Lost,
     Phase,
-    ProcessCard,
+    ProcessInfo,
+    ProcessRole,
     Proposal,
     Relayed,
-    Role,
     clip,
     encode,
     mark,
@@ -59,7 +59,7 @@ from potluck.membership.messages import (
 # --------------------------------------------------------------------------------------------------
 # Whom this process is in contact with, and for how long it may rely on that.
 #
-# A heartbeat says which of ours the sender heard last.  So we know not only that we hear somebody,
+# A heartbeat says which of ours the sender heard last.  So we know not only that we hear a process,
 # but since when at the latest *they* cannot have counted us as silent: from the moment at which we
 # sent the beat that they have heard.  Promises between members hang on that moment, and on nothing
 # about how long messages travel.  Each beat announces for how long its sender relies on an answer
@@ -76,7 +76,7 @@ LONGEST_ANNOUNCED = 3600.0  # seconds, as on cards
 class Contact:
     """What is known of one process.  Times are those of :class:`SteadyTime`."""
 
-    card: ProcessCard
+    card: ProcessInfo
     process: ProcessId
     mark: int
     is_connected: bool = False
@@ -107,18 +107,18 @@ class Contact:
     @property
     def is_member(self) -> bool:
         """Whether it came to take part."""
-        return self.card.role is Role.MEMBER
+        return self.card.role is ProcessRole.MEMBER
 
 
 @dataclass(slots=True)
 class Contacts:
     """The table of all contacts, and the times at which our beats were sent."""
 
-    me: ProcessCard
+    me: ProcessInfo
     health: HealthMonitor
     sequence: int = 0
     _table: dict[ProcessId, Contact] = field(default_factory=dict)
-    _cards: dict[ProcessId, ProcessCard] = field(default_factory=dict)
+    _cards: dict[ProcessId, ProcessInfo] = field(default_factory=dict)
     _sent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _id: ProcessId = field(init=False)
     _mark: int = field(init=False)
@@ -144,17 +144,17 @@ class Contacts:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else can be taken in."""
+        """Whether no other process can be taken in."""
         return len(self._table) >= MAX_CONTACTS
 
-    def connect(self, card: ProcessCard, now: float) -> Contact:
-        """A lane is open."""
+    def connect(self, card: ProcessInfo, now: float) -> Contact:
+        """A connection is open."""
         contact = self.know(card, now)
         contact.card = card
         contact.is_connected = True
         return contact
 
-    def know(self, card: ProcessCard, now: float) -> Contact:
+    def know(self, card: ProcessInfo, now: float) -> Contact:
         """Keep a contact of a process, connected or not."""
         contact = self._table.get(card.process)
         if contact is None:
@@ -164,7 +164,7 @@ class Contacts:
         return contact
 
     def disconnect(self, contact: Contact, cause: str, now: float) -> None:
-        """The last lane to it ended."""
+        """The last connection to it ended."""
         contact.is_connected = False
         contact.beat = None
         contact.hears = frozenset()
@@ -177,16 +177,16 @@ class Contacts:
         if contact is not None:
             self.remember(contact.card)
 
-    def remember(self, card: ProcessCard) -> None:
+    def remember(self, card: ProcessInfo) -> None:
         """Keep a card for when its process becomes a member of a view that we know of."""
         self._cards.pop(card.process, None)
         self._cards[card.process] = card
         if len(self._cards) > _CARDS_KEPT:
             del self._cards[next(iter(self._cards))]
 
-    def last_card(self, process: ProcessId) -> ProcessCard:
+    def last_card(self, process: ProcessId) -> ProcessInfo:
         """The card of a process that was here before; one that says nothing if it was not."""
-        stub = ProcessCard(node=process.node, incarnation=process.incarnation)
+        stub = ProcessInfo(node=process.node, incarnation=process.incarnation)
         return self._cards.get(process, stub)
 
     # --- beats ---
@@ -203,7 +203,7 @@ class Contacts:
     ) -> bool:
         """Take in a heartbeat; whether it is newer than all before.
 
-        It ``counts`` unless the sender has gone on without us, or doubts us, or is about to.
+        It ``counts`` unless the sender has continued without us, or doubts us, or is about to.
         """
         sent, pause = self._sent.get(beat.echo, (None, 0.0))
         round_trip = None if sent is None else max(0.0, time - sent - beat.held)
@@ -225,7 +225,7 @@ class Contacts:
         contact.relied_until = max(contact.relied_until, contact.beat_at + 2 * pause)
 
     def write_off(self, contact: Contact) -> None:
-        """It has gone on without us: that it once heard us counts for nothing."""
+        """It has continued without us: that it once heard us counts for nothing."""
         contact.leased_at = _NEVER
 
     def unhear(self, one: ProcessId, other: ProcessId) -> None:
@@ -288,13 +288,11 @@ class Contacts:
     def _heard_bits(
         self, one: ProcessId, processes: Sequence[ProcessId], bits: dict[int, int]
     ) -> int:
-        own = bits[self._mark_of(one)]
         if one == self._id:
-            heard = [i for i, other in enumerate(processes) if self.is_heard(other)]
-            return sum(1 << i for i in heard) & ~own
+            return sum(1 << i for i, other in enumerate(processes) if self.is_heard(other))
         contact = self._table.get(one)
         marks = frozenset[int]() if contact is None else contact.hears
-        return sum(bits[mark] for mark in marks.intersection(bits)) & ~own
+        return sum(bits[mark] for mark in marks.intersection(bits))
 
     def _mark_of(self, process: ProcessId) -> int:
         contact = self._table.get(process)
@@ -304,10 +302,8 @@ class Contacts:
 
     def heard_marks(self, but: Collection[ProcessId]) -> tuple[int, ...]:
         """The marks of all that we hear, but some, for our heartbeats."""
-        heard = [c for c in self._table.values() if c.beat is not None and c.is_member]
-        return tuple(
-            sorted(c.mark for c in heard if c.process not in but and self.is_heard(c.process))
-        )
+        members = [c for c in self._table.values() if c.is_member and c.process not in but]
+        return tuple(sorted(c.mark for c in members if self.is_heard(c.process)))
 
     def joiners(self) -> list[Contact]:
         """Those without a view who would enter one, and hear us as we hear them."""
@@ -334,8 +330,8 @@ class SteadyTime:
     >>> time = SteadyTime(100.0)
     >>> time.advance(101.5), time.advance(60.0), time.advance(61.0)
     (101.5, 101.5, 102.5)
-    >>> time.on_the_wall(103.0)
-    61.5
+    >>> time.on_the_wall(102.5), time.on_the_wall(103.0)
+    (61.0, 61.5)
     """
 
     def __init__(self, now: float) -> None:
@@ -344,7 +340,7 @@ class SteadyTime:
         self.current = now
 
     def advance(self, now: float) -> float:
-        """Go on to ``now``; the steady time."""
+        """Advance to ``now``; the steady time."""
         if now < self._wall:
             self._shift += self._wall - now
         self._wall = now
@@ -359,153 +355,11 @@ class SteadyTime:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a process knows of itself, of the time, and of the others around it.
-
-_GIVEN_UP = 3  # the same until it counts as silent: it may have a lease for the first of them
-_DEAF = 1.5  # pauses without a confirmation from somebody we hear, before operations are aborted
-
-
-class Surroundings:
-    """Who is around, how they are, and what time it is."""
-
-    def __init__(self, me: ProcessCard, config: ClusterConfig, now: float) -> None:
-        self.me = me
-        self.id = me.process
-        self.config = config
-        self.clock = SteadyTime(now)
-        self.now = now
-        self.health = HealthMonitor(config.health)
-        self.contacts = Contacts(me, self.health)
-        self.interval, self.pause_after = pace(1, config.health)
-        """Seconds from one heartbeat to the next, and without contact until we pause ourselves: as
-        the view says, and without one by the number of processes around."""
-        self.former_pause = 0.0
-        """The pause of the view before this one; members that have not entered yet may use it."""
-        self.woke_at = float("-inf")
-        """When we last ran again after not running for a pause or longer."""
-        self._crowd = 0  # processes that the pace was worked out for; 0 in a view
-
-    @property
-    def time(self) -> float:
-        """The caller's time, except that it never goes back."""
-        return self.clock.current
-
-    # --- pace ---
-
-    def pace_for(self, members: Iterable[ProcessId]) -> tuple[float, float]:
-        """Interval and pause of a view with these members, as its proposer fills them in."""
-        who = list(members)
-        contacts = (self.contacts.get(process) for process in who)
-        slowest = [contact.card.pause_after for contact in contacts if contact is not None]
-        return pace(len(who), self.config.health, slowest)
-
-    def keep_pace(self, proposal: Proposal | None) -> None:
-        """Beat as a view says that we enter; None without one: as the crowd around allows."""
-        if proposal is None or not (proposal.interval and proposal.pause_after):
-            self._crowd = 0 if proposal is not None else self._around()
-            size = len(proposal.members) if proposal is not None else self._crowd
-            self._adopt(*pace(size, self.config.health))
-        else:
-            self._crowd = 0
-            self._adopt(proposal.interval, proposal.pause_after)
-
-    def follow_crowd(self) -> None:
-        """Without a view: beat more slowly the more processes are around."""
-        if self._crowd != (around := self._around()):
-            self._crowd = around
-            self._adopt(*pace(around, self.config.health))
-
-    def _around(self) -> int:
-        return max(1 + len(self.contacts), self.config.min_nodes)
-
-    def _adopt(self, interval: float, pause_after: float) -> None:
-        self.former_pause = self.pause_after
-        self.interval, self.pause_after = interval, pause_after
-        self.health.adopt(self.config.health.paced(interval, pause_after))
-
-    @property
-    def lateness(self) -> float:
-        """How late this process ran recently, or another that it hears."""
-        latest = self.health.lateness
-        for contact in self.contacts:
-            if contact.beat is not None and contact.beat.lateness > latest:
-                latest = contact.beat.lateness
-        return latest
-
-    def pause_of(self, contact: Contact) -> float:
-        """For how long a process may rely on its newest heartbeat, if we confirm that."""
-        asked = contact.announced or contact.card.pause_after
-        return max(self.pause_after, asked)
-
-    def has_lease(self, contact: Contact) -> bool:
-        """Whether a process cannot have given us up, nor will before we pause."""
-        age = self.time - contact.leased_at
-        return age <= contact.leased_for and age <= LENGTHENED * self.pause_after
-
-    @property
-    def longest_lease(self) -> float:
-        """Seconds after which nobody relies any more on what a process of our view said."""
-        return LENGTHENED * max(self.pause_after, self.former_pause)
-
-    @property
-    def is_observer(self) -> bool:
-        """Whether we only look on."""
-        return self.me.role is Role.OBSERVER
-
-    def name(self, process: ProcessId) -> str:
-        """Somebody's name, for sentences."""
-        if process == self.id:
-            return str(self.me)
-        contact = self.contacts.get(process)
-        return str(process if contact is None else contact.card)
-
-    def names(self, processes: Iterable[ProcessId]) -> str:
-        """Several names, for sentences."""
-        return ", ".join(self.name(process) for process in processes)
-
-    def joiners(self) -> list[Contact]:
-        """Those without a view who would enter one with us, and hold to us as we to them."""
-        return [c for c in self.contacts.joiners() if self.has_lease(c)]
-
-    # --- doubts ---
-
-    def is_doubtful(self, process: ProcessId, pauses: float = 1) -> bool:
-        """Whether a process has not confirmed hearing us for so many times its pause."""
-        contact = self.contacts.of(process)
-        # While we did not run, nobody could have confirmed anything to us.
-        since = max(self.woke_at, contact.echoed_at)
-        limit = self.pause_of(contact) + self.health.allowance(process)
-        return self.time - since >= pauses * limit
-
-    def is_lost(self, process: ProcessId) -> bool:
-        """Whether nothing can be done together with a member now."""
-        if self.health.is_operational(process):
-            return self.is_doubtful(process, _DEAF)
-        return self.is_doubtful(process)
-
-    def is_silent(self, process: ProcessId) -> bool:
-        """Whether a member has paused itself, if it is alive, for all that we hear of it."""
-        if self.time < self.contacts.of(process).relied_until:
-            return False
-        if self.is_doubtful(process, _GIVEN_UP):
-            return True
-        return self.health.status(process) is HealthStatus.DEAD and self.health.silence(
-            process, self.now
-        ) >= 2 * self.pause_of(self.contacts.of(process))
-
-    def why_doubtful(self, process: ProcessId) -> str:
-        """Why a member is out of contact, in words."""
-        if not self.health.is_operational(process):
-            return self.health.reason(process)
-        return "it does not confirm that it hears us"
-
-
-# --------------------------------------------------------------------------------------------------
 # Lineages this process has been in: its last word in each, and the newest views known of each.
 #
-# Whoever asks about a lineage that we left gets the same answer for ever, so that nobody counts on
-# us there, and nobody stays behind in a view that has a successor.  Several views are kept, so that
-# a process that missed some of them also learns what followed its own.
+# A question about a lineage that we left gets the same answer for ever, so that no process
+# counts on us there, and none stays behind in a view that has a successor.  Several views are kept,
+# so that a process that missed some of them also learns what followed its own.
 
 T = TypeVar("T")
 
@@ -513,7 +367,7 @@ _LIMIT = 64  # lineages; a process leaves one when it is removed, merged or cut 
 _VIEWS = 16  # of one lineage
 
 
-class Archive:
+class LineageHistory:
     """Last words and newest views, by lineage; the oldest are dropped."""
 
     def __init__(self) -> None:
@@ -602,67 +456,221 @@ _EAGER_BURST = 10  # beats out of turn at once,
 _EAGER_RATE = 4.0  # and in a second after that
 _EAGER_CROWD = 8  # contacts; with more, a round costs as many times more
 _NOBODY: frozenset[ProcessId] = frozenset()
+_GIVEN_UP = 3  # the same until it counts as silent: it may have a lease for the first of them
+_DEAF = 1.5  # pauses without a confirmation from a process we hear, before operations are aborted
 _TOLD_OF_LOSSES = 3  # members that hear of a loss: the leader, and who would succeed it
 
 
-class Situation(Surroundings):
+@dataclass(frozen=True, slots=True)
+class Pledge:
+    """That we agreed to begin a lineage, with whom, and until when we keep to it."""
+
+    founder: ProcessId
+    lineage: str
+    until: float
+
+
+class MembershipState:
     """Everything that more than one part of a core needs."""
 
+    interval: float
+    """Seconds from one heartbeat to the next: as the view says, and without one by the number of
+    processes around."""
+    pause_after: float
+    """The same without contact until we pause ourselves."""
     left_out: dict[ProcessId, str]
     """Names of members of our lineage that a later view left out, though they may be alive."""
     is_insisting: bool
     """Whether a person asked us, while at work, to continue without those left out."""
+    former_pause: float
+    """The pause of the view before this one; members that have not entered yet may use it."""
+    woke_at: float
+    """When we last ran again after not running for a pause or longer."""
+    bound: Commit | None
+    """The newest view known of the lineage that we belong to; None while we are free."""
+    departed: set[ProcessId]
+    """Members of that view that have left the lineage."""
+    pledge: Pledge | None
+    """The last founding that we have agreed to, since we entered a view."""
+    released_at: float | None
+    """When a person asked us to continue without those who are missing, since we were last at work;
+    None if that did not happen."""
+    samples: int
+    """Committed training samples in our state."""
+    announced_samples: int
+    """What our last heartbeats said of that: two leaders must compare the same numbers."""
+    origin: tuple[Branch, ...]
+    """Where the checkpoint that was loaded came from, if there was one."""
+    proofs: dict[ProcessId, str]
+    """Members whose death we can prove, and how."""
+    reported: set[ProcessId]
+    """Members whose death another one can prove."""
+    ended: dict[ProcessId, tuple[str, float]]
+    """Processes that have ended, proved or not, with how and when we learnt it."""
+    expelled: dict[ProcessId, str]
+    """Processes that were removed for what they sent, and what it was; until they restart."""
+    is_aborted: bool
+    """Whether operations of the view have been aborted, so that it needs a successor."""
+    lost: ProcessId | None
+    """For whose loss; the first that we learnt of."""
+    lost_by: ProcessId | None
+    """Which process reported that; our own id if we saw it."""
+    stopped_because: str
+    """Why operations were stopped, in words."""
+    ready_at: float
+    """When we may enter a view again."""
+    is_dirty: bool
+    """Whether something changed that decisions hang on."""
 
-    def __init__(self, me: ProcessCard, config: ClusterConfig, now: float) -> None:
-        super().__init__(me, config, now)
+    def __init__(self, me: ProcessInfo, config: ClusterConfig, now: float) -> None:
+        self.me = me
+        self.id = me.process
+        self.config = config
+        self.clock = SteadyTime(now)
+        self.now = now
+        self.health = HealthMonitor(config.health)
+        self.contacts = Contacts(me, self.health)
+        self.interval, self.pause_after = pace(1, config.health)
+        self.former_pause = self.pause_after
+        self.woke_at = float("-inf")
         self.left_out, self.is_insisting = {}, False
         self.election = ElectionManager(self.id, config.election)
-        self.archive = Archive()
+        self.history = LineageHistory()
         self.view: View | None = None
         self.state = ClusterState.JOINING
-        self.reason = "it has met nobody yet"
-        self.bound: Commit | None = None
-        """The newest view known of the lineage that we belong to; None while we are free."""
-        self.departed: set[ProcessId] = set()
-        """Members of that view that have left the lineage."""
-        self.agreed = ""
-        """The last founding that we have agreed to."""
-        self.is_released = False
-        """Whether a person asked us to continue without waiting for those who are missing."""
+        self.reason = "no other machine has joined yet"
+        self.bound = None
+        self.departed = set()
+        self.pledge = None
+        self.released_at = None
         self.samples = 0
-        """Committed training samples in our state."""
         self.announced_samples = 0
-        """What our last heartbeats said of that: two leaders must compare the same numbers."""
-        self.origin: tuple[Branch, ...] = ()
-        """Where the checkpoint that was loaded came from, if there was one."""
-        self.proofs: dict[ProcessId, str] = {}
-        """Members whose death we can prove, and how."""
-        self.reported: set[ProcessId] = set()
-        """Members whose death somebody else can prove."""
-        self.ended: dict[ProcessId, tuple[str, float]] = {}
-        """Processes that have ended, proved or not, with how and when we learnt it."""
-        self.expelled: dict[ProcessId, str] = {}
-        """Processes that were removed for what they sent, and what it was; until they restart."""
+        self.origin = ()
+        self.proofs = {}
+        self.reported = set()
+        self.ended = {}
+        self.expelled = {}
         self.is_aborted = False
-        """Whether operations of the view have been aborted, so that it needs a successor."""
         self.aborted_at = now
-        self.lost: ProcessId | None = None
-        """For whose loss; the first that we learnt of."""
-        self.lost_by: ProcessId | None = None
-        """Which process reported that; our own id if we saw it."""
+        self.lost = None
+        self.lost_by = None
         self.stopped_because = ""
-        """Why operations were stopped, in words."""
         self.is_loss_orderly = False
         self.ready_at = now
-        """When we may enter a view again."""
         self.out: list[Effect] = []
         self.is_dirty = True
-        """Whether something changed that decisions hang on."""
         self.next_beat = now
         self._last_beat = float("-inf")
         self._regular_beat = now  # when the next beat is due that is not out of turn
         self._eager = TokenBucket(_EAGER_RATE, _EAGER_BURST, now)
         self._told: dict[str, str] = {}
+
+    @property
+    def time(self) -> float:
+        """The caller's time, except that it never goes back."""
+        return self.clock.current
+
+    # --- pace ---
+
+    def pace_for(self, members: Iterable[ProcessId]) -> tuple[float, float]:
+        """Interval and pause of a view with these members, as its proposer fills them in."""
+        who = list(members)
+        contacts = (self.contacts.get(process) for process in who)
+        slowest = [contact.card.pause_after for contact in contacts if contact is not None]
+        return pace(len(who), self.config.health, slowest)
+
+    def keep_pace(self, proposal: Proposal | None) -> None:
+        """Beat as a view says that we enter; without one more slowly the more are around."""
+        if proposal is None:
+            self._adopt(*pace(self._around(), self.config.health))
+        elif proposal.interval and proposal.pause_after:
+            self._adopt(proposal.interval, proposal.pause_after)
+        else:
+            self._adopt(*pace(len(proposal.members), self.config.health))
+
+    def _around(self) -> int:
+        return max(1 + len(self.contacts), self.config.min_nodes)
+
+    def _adopt(self, interval: float, pause_after: float) -> None:
+        self.former_pause = self.pause_after
+        self.interval, self.pause_after = interval, pause_after
+        self.health.adopt(self.config.health.paced(interval, pause_after))
+
+    @property
+    def lateness(self) -> float:
+        """How late this process ran recently, or another that it hears."""
+        latest = self.health.lateness
+        for contact in self.contacts:
+            if contact.beat is not None and contact.beat.lateness > latest:
+                latest = contact.beat.lateness
+        return latest
+
+    def pause_of(self, contact: Contact) -> float:
+        """For how long a process may rely on its newest heartbeat, if we confirm that."""
+        asked = contact.announced or contact.card.pause_after
+        return max(self.pause_after, asked)
+
+    def has_lease(self, contact: Contact) -> bool:
+        """Whether a process cannot have given us up, nor will before we pause."""
+        age = self.time - contact.leased_at
+        return age <= contact.leased_for and age <= LENGTHENED * self.pause_after
+
+    @property
+    def longest_lease(self) -> float:
+        """Seconds after which no process relies any more on what one of our view said."""
+        return LENGTHENED * max(self.pause_after, self.former_pause)
+
+    @property
+    def is_observer(self) -> bool:
+        """Whether we only look on."""
+        return self.me.role is ProcessRole.OBSERVER
+
+    def name(self, process: ProcessId) -> str:
+        """The name of a process, for sentences."""
+        if process == self.id:
+            return str(self.me)
+        contact = self.contacts.get(process)
+        return str(process if contact is None else contact.card)
+
+    def names(self, processes: Iterable[ProcessId]) -> str:
+        """Several names, for sentences."""
+        return ", ".join(self.name(process) for process in processes)
+
+    def joiners(self) -> list[Contact]:
+        """Those without a view who would enter one with us, and hold to us as we to them."""
+        return [c for c in self.contacts.joiners() if self.has_lease(c)]
+
+    # --- doubts ---
+
+    def is_doubtful(self, process: ProcessId, pauses: float = 1) -> bool:
+        """Whether a process has not confirmed hearing us for this many times its pause."""
+        contact = self.contacts.of(process)
+        # While we did not run, no process could have confirmed anything to us.
+        since = max(self.woke_at, contact.echoed_at)
+        limit = self.pause_of(contact) + self.health.allowance(process)
+        return self.time - since >= pauses * limit
+
+    def is_lost(self, process: ProcessId) -> bool:
+        """Whether nothing can be done together with a member now."""
+        if self.health.is_operational(process):
+            return self.is_doubtful(process, _DEAF)
+        return self.is_doubtful(process)
+
+    def is_silent(self, process: ProcessId) -> bool:
+        """Whether a member has paused itself, if it is alive, for all that we hear of it."""
+        if self.time < self.contacts.of(process).relied_until:
+            return False
+        if self.is_doubtful(process, _GIVEN_UP):
+            return True
+        return self.health.status(process) is HealthStatus.DEAD and self.health.silence(
+            process, self.now
+        ) >= 2 * self.pause_of(self.contacts.of(process))
+
+    def why_doubtful(self, process: ProcessId) -> str:
+        """Why a member is out of contact, in words."""
+        if not self.health.is_operational(process):
+            return self.health.reason(process)
+        return "our messages do not seem to reach it"
 
     @property
     def phase(self) -> Phase:
@@ -707,6 +715,21 @@ class Situation(Surroundings):
         self.bound, self.departed = commit, set()
         self.keep_only_known()
 
+    @property
+    def is_released(self) -> bool:
+        """Whether a person asked us to continue without waiting for those who are missing."""
+        return self.released_at is not None
+
+    @property
+    def is_pledged(self) -> bool:
+        """Whether a founder may still begin because we agreed: until then we enter nothing else."""
+        pledge = self.pledge
+        return pledge is not None and self.time < pledge.until and pledge.founder not in self.ended
+
+    def has_agreed_to(self, lineage: str) -> bool:
+        """Whether this is the founding that we agreed to last."""
+        return self.pledge is not None and self.pledge.lineage == lineage
+
     def kept(self) -> list[ProcessId]:
         """The other members of our view, or of the newest one that we are bound to."""
         members = () if self.bound is None else self.bound.view.members
@@ -722,7 +745,7 @@ class Situation(Surroundings):
         bound = self.bound
         if bound is None or lineage == bound.lineage:
             return True
-        newest = self.archive.newest(lineage)
+        newest = self.history.newest(lineage)
         return newest is not None and self.is_descendant(newest.charter)
 
     def is_descendant(self, charter: Charter) -> bool:
@@ -782,7 +805,7 @@ class Situation(Surroundings):
         is_me = who == self.id  # a leader may have to leave itself out
         card = self.me if is_me else self.contacts.of(who).card
         host = card.hosts[0] if card.hosts else ""
-        silence = 0.0 if is_me else max(0.0, self.health.silence(who, self.now))
+        silence = 0.0 if is_me else self.health.silence(who, self.now)
         return Cause(who, code, card.name, host, silence, clip(reason, _REASON_LIMIT))
 
     @property
@@ -813,7 +836,7 @@ class Situation(Surroundings):
             return
         contact = self.contacts.get(to)
         if contact is not None and contact.is_connected:
-            self.out.append(Send(to, message))
+            self.out.append(SendMessage(to, message))
         if (
             isinstance(message, RELAYABLE)
             and self.is_member(to)
@@ -826,7 +849,7 @@ class Situation(Surroundings):
             if member in self.election.departed:
                 continue  # it passes nothing on in a view that it has left
             if self.contacts.is_mutual(member) and self.contacts.hears(member, to):
-                self.out.append(Send(member, Relayed(self.id, to, encode(message))))
+                self.out.append(SendMessage(member, Relayed(self.id, to, encode(message))))
                 return
 
     def tell(self, recipients: Iterable[ProcessId], message: ClusterMessage) -> None:
@@ -908,7 +931,7 @@ class Situation(Surroundings):
     def _compose(self) -> Heartbeat:
         """What a round of heartbeats says to everybody."""
         if self.view is None:
-            self.follow_crowd()
+            self.keep_pace(None)
         lateness = self.lateness
         self.election.slack = lateness if lateness > self.interval / 4 else 0.0
         pause = lengthened(self.pause_after, lateness)
@@ -958,7 +981,7 @@ class Situation(Surroundings):
         view = self.view
         if view is not None and view.leader == self.id and contact.process not in view.members:
             message = msgspec.structs.replace(message, ancestry=self.ancestry)
-        self.out.append(Send(contact.process, message))
+        self.out.append(SendMessage(contact.process, message))
 
     def _ended_marks(self) -> tuple[int, ...]:
         """Whom of the view that we are bound to we know to have ended, while that matters."""
@@ -967,7 +990,7 @@ class Situation(Surroundings):
         return tuple(sorted(mark(who) for who in self.kept() if who in self.ended))
 
     def _withholds(self, process: ProcessId) -> bool:
-        """Whether nobody may rely on this beat: we have doubts, or have accepted a next view.
+        """Whether no process may rely on this beat: we have doubts, or have accepted a next view.
 
         In the latter case those may who are in it with us, and have accepted it as well.
         """
@@ -990,7 +1013,7 @@ class Situation(Surroundings):
         beat = contact.beat
         if beat is None:
             return True
-        newest = self.archive.newest(beat.lineage)
+        newest = self.history.newest(beat.lineage)
         return newest is not None and newest.epoch > beat.epoch
 
     @property

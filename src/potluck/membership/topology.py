@@ -287,14 +287,14 @@ class NodeProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         """Read what a peer sent; anything odd is refused."""
         if len(data) > PROFILE_LIMIT:
             raise MalformedFrame(
-                f"A node profile of {len(data)} bytes; {PROFILE_LIMIT} are allowed",
+                f"A node profile of {len(data)} bytes is too long: {PROFILE_LIMIT} is the limit",
                 expected=PROFILE_LIMIT,
                 got=len(data),
             )
         try:
             return decode_msgpack(data, cls)
         except msgspec.MsgspecError as error:
-            raise MalformedFrame(f"A node profile that makes no sense: {error}") from None
+            raise MalformedFrame(f"Invalid node profile: {error}") from None
 
     def __str__(self) -> str:
         """One line for people, with what is known."""
@@ -315,7 +315,7 @@ def _charge(battery: Battery) -> str:
 
 def _refuse_unprintable(*texts: str) -> None:
     if not all(text.isprintable() for text in texts):
-        msg = "a node profile is written in printable characters"
+        msg = "a node profile must consist of printable characters"
         raise ValueError(msg)
 
 
@@ -376,7 +376,7 @@ class ClusterTopology:
         profile: NodeProfile | None = None,
         addresses: Iterable[Endpoint] | None = None,
     ) -> None:
-        """Somebody is there, or still is; what is not told stays as it was known."""
+        """A process is there, or still is; what is not told stays as it was known."""
         known = self._info(node)
         if known is None:
             self._paths[node] = Paths()
@@ -399,13 +399,13 @@ class ClusterTopology:
             self.add_node(node, now=now)
 
     def remove_node(self, node: ProcessId) -> None:
-        """Somebody is gone, with all its links.  We ourselves never are."""
+        """A process is gone, with all its links.  We ourselves never are."""
         if node != self.me and node in self._graph:
             self._graph.remove_node(node)
             del self._paths[node]
 
     def prune(self, now: float, *, max_age: Seconds) -> tuple[ProcessId, ...]:
-        """Remove whoever was not seen for ``max_age`` seconds; who that was."""
+        """Remove processes not seen for ``max_age`` seconds; which ones."""
         age = in_seconds(max_age)
         stale = tuple(node for node in self.remote_nodes if now - self.node(node).last_seen > age)
         for node in stale:
@@ -432,7 +432,7 @@ class ClusterTopology:
         return iter(self.nodes)
 
     def node(self, node: ProcessId) -> NodeInfo:
-        """What is known of somebody; KeyError for a stranger."""
+        """What is known of a process; KeyError for a stranger."""
         info = self._info(node)
         if info is None:
             raise KeyError(node)
@@ -484,17 +484,17 @@ class ClusterTopology:
         return min(ways.values(), key=lambda way: way.seconds_for_message, default=None)
 
     def addresses(self, target: ProcessId, now: float) -> tuple[Endpoint, ...]:
-        """Under which addresses to try to reach somebody, fastest first; none for a stranger."""
+        """Under which addresses to try to reach a process, fastest first; none for a stranger."""
         paths = self._paths.get(target)
         return () if paths is None else paths.order(self._ways(self.me, target), now)
 
     def used(self, target: ProcessId, address: Endpoint) -> None:
-        """We are connected with somebody by this address."""
+        """We are connected with a process by this address."""
         if target in self._paths:
             self._paths[target].used(address)
 
     def failed(self, target: ProcessId, address: Endpoint, now: float) -> None:
-        """Nobody was reached by this address: others are tried first for a while."""
+        """No process was reached by this address: others are tried first for a while."""
         if target in self._paths:
             self._paths[target].failed(address, now)
 

@@ -1,7 +1,10 @@
-"""Cells: the numbers that metrics are made of.
+"""Instruments: counters, gauges, histograms, and the counts of frequent operations.
 
-Any thread may write and read them.  They take a lock for an instant, so they are for what happens
-now and then; :mod:`potluck.metrics.instruments` has a journal for what happens all the time.
+Any thread may write and read them.  Cells (:class:`Counter`, :class:`Histogram` and so on) take a
+lock for an instant: they are for rare events.  :class:`OperationMetrics` is for frequent ones: an
+operation that succeeds is appended to a journal, which is atomic and takes no lock.  A reader
+counts the journal before it reads a number, and a writer does so when the journal has become long.
+Failures are rare and are counted at once.
 """
 
 from __future__ import annotations
@@ -9,44 +12,44 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from potluck._process import call_in_children
+from potluck._platform import call_in_children
 
 Entry = TypeVar("Entry")
 
 WINDOW = 1000
-"""Values of which a histogram knows more than their number."""
+"""Values that a histogram keeps, for percentiles."""
 
 BOUNDS = tuple(
     digit * 10.0**power for power in range(-2, 5) for digit in (1.0, 2.5, 5.0)
 )  # milliseconds, from 10 µs to 50 s
-"""Where the buckets of a histogram end; what is larger is in one more."""
+"""Upper bounds of the buckets of a histogram; one more bucket has the larger values."""
 
 _BOUNDS = np.array(BOUNDS)
 
 FEW = 64
-"""Values up to which it is not worth while to make an array of them."""
+"""Below this number of values a loop is faster than making an array."""
 
 OTHER = "other"
-"""Where everything is counted for which there is no place of its own."""
+"""The name under which everything beyond a limit of names is counted."""
 
-# Not a ForkSafeLock, which is slower: it is taken for every number.  Re-entrant, since a signal's
-# handler may end works, which are counted, while the thread that it interrupts counts.
+# Not a ForkSafeLock, which is slower: it is taken for every number.  Re-entrant, because a signal
+# handler may end operations, which are counted, while the interrupted thread is counting.
 _lock = threading.RLock()
 
 
 def hold() -> threading.RLock:
-    """The lock of all cells, to write or read several at once."""
+    """The lock of all cells, to write or read several of them at once."""
     return _lock
 
 
 def drain(journal: list[Entry]) -> list[Entry]:
-    """Take out what is in a journal; for whoever has the lock, while others append."""
+    """Take all entries out of a journal.  The caller holds the lock; others may append."""
     count = len(journal)
     taken = journal[:count]
     del journal[:count]
@@ -54,7 +57,7 @@ def drain(journal: list[Entry]) -> list[Entry]:
 
 
 class Counter:
-    """A number that only grows."""
+    """A number that only increases."""
 
     __slots__ = ("value",)
 
@@ -62,18 +65,18 @@ class Counter:
         self.value: int = value
 
     def inc(self) -> None:
-        """One more."""
+        """Add one."""
         with _lock:
             self.value += 1
 
     def add(self, amount: int) -> None:
-        """So many more."""
+        """Add an amount."""
         with _lock:
             self.value += amount
 
 
 class Gauge:
-    """A number that is what it is now; None while nobody has said."""
+    """The latest value of a number; None before the first."""
 
     __slots__ = ("value",)
 
@@ -81,44 +84,26 @@ class Gauge:
         self.value: float | None = value
 
     def set(self, value: float) -> None:
-        """From now on this."""
+        """Replace the value."""
         self.value = value
 
 
-class Tally:
-    """Counters by name; of more names than a limit the later ones are counted together.
+def count(counts: dict[str, float], name: str, *, limit: int = 32) -> None:
+    """Add one to the count of a name; names beyond a limit are counted together as ``other``.
 
-    >>> tally = Tally(limit=2)
-    >>> for name in ("mdns", "known", "given", "mdns"): tally.inc(name)
-    >>> tally.counts
+    >>> sources: dict[str, float] = {}
+    >>> for name in ("mdns", "known", "given", "mdns"): count(sources, name, limit=2)
+    >>> sources
     {'mdns': 2, 'known': 1, 'other': 1}
     """
-
-    __slots__ = ("_counts", "_limit")
-
-    def __init__(self, names: Iterable[str] = (), limit: int = 32) -> None:
-        self._counts: dict[str, float] = dict.fromkeys(names, 0)
-        self._limit = limit
-
-    def inc(self, name: str, amount: float = 1) -> None:
-        """So many more of these."""
-        with _lock:
-            self.take(name, amount)
-
-    def take(self, name: str, amount: float = 1) -> None:
-        """The same, for those who hold the lock."""
-        if name not in self._counts and len(self._counts) >= self._limit:
+    with _lock:
+        if name not in counts and len(counts) >= limit:
             name = OTHER
-        self._counts[name] = self._counts.get(name, 0) + amount
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """All of them, as they are now."""
-        return dict(self._counts)
+        counts[name] = counts.get(name, 0) + 1
 
 
 class Histogram:
-    """How large values were: all of them in buckets, and the last ones as they are.
+    """A distribution of values: all of them in buckets, and the latest ones as they are.
 
     >>> times = Histogram()
     >>> for time in (1.0, 2.0, 9.0): times.observe(time)
@@ -131,18 +116,18 @@ class Histogram:
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
-        """The sum of all values there were."""
+        """The sum of all values."""
         self.buckets = [0] * (len(BOUNDS) + 1)
-        """How many values there were up to each of :data:`BOUNDS`, and above the bound before."""
+        """Values in each bucket: up to its bound in :data:`BOUNDS`, above the bound before it."""
         self.recent: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, value: float) -> None:
-        """Take note of a value."""
+        """Count a value."""
         with _lock:
             self.take((value,))
 
     def take(self, values: Sequence[float]) -> None:
-        """Take note of values; for those who hold the lock."""
+        """Count values, for a caller that holds the lock."""
         if len(values) < FEW:
             for value in values:
                 self.buckets[bisect_left(BOUNDS, value)] += 1
@@ -156,16 +141,16 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Of the last values; 0 where there are none."""
+        """The mean of the latest values; 0 if there are none."""
         recent = list(self.recent)
         return sum(recent) / len(recent) if recent else 0.0
 
     def percentile(self, percent: float) -> float:
-        """The value that so many percent of the last ones do not exceed; 0 where there are none."""
+        """The value that this percentage of the latest values does not exceed; 0 if none."""
         return self.percentiles(percent)[0]
 
     def percentiles(self, *percents: float) -> list[float]:
-        """Several of them at once."""
+        """Several percentiles at once."""
         ordered = sorted(self.recent)
         if not ordered:
             return [0.0] * len(percents)
@@ -175,7 +160,7 @@ class Histogram:
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock  # noqa: PLW0603 - a lock cannot be freed by another than its owner
     _lock = threading.RLock()
 
@@ -183,17 +168,7 @@ def _renew_lock() -> None:
 call_in_children(_renew_lock)
 
 
-# --------------------------------------------------------------------------------------------------
-# Snapshots: all numbers at one moment, typed; they can be written as JSON as they are.
-#
-# ``msgspec.json.encode(snapshot)`` does.
-
-
-class _Section(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Numbers that belong together."""
-
-
-class OperationSnapshot(_Section, frozen=True, kw_only=True):
+class OperationSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One kind of operation at one moment; times in ms and the rate are of the last operations."""
 
     completed: int = 0
@@ -201,7 +176,7 @@ class OperationSnapshot(_Section, frozen=True, kw_only=True):
     retried: int = 0
     bytes_processed: int = 0
     seconds: float = 0.0
-    """Spent in all of them together."""
+    """The total duration of all of them."""
     bytes_per_second: float = 0.0
     mean_ms: float = 0.0
     p50_ms: float = 0.0
@@ -213,182 +188,8 @@ class OperationSnapshot(_Section, frozen=True, kw_only=True):
     """Durations, in the buckets of a :class:`~potluck.metrics.instruments.Histogram`."""
 
 
-class PeerSnapshot(_Section, frozen=True, kw_only=True):
-    """One peer, by the name of its machine; of very many, the last ones together as ``other``."""
-
-    peer: str
-    rank: int = -1
-    """In the present view; -1 for one that is in none, and for ``other``."""
-    status: str = ""
-    """healthy, degraded, suspect or dead; empty where nobody watches."""
-    round_trip: float | None = None
-    """Seconds, as heartbeats see it."""
-    jitter: float | None = None
-    loss: float = 0.0
-    """Share of the heartbeats that did not come in time, from 0 to 1."""
-    waiting: float = 0.0
-    """Seconds that operations here have slept because bytes of this peer were missing."""
-
-
-class CompressionSnapshot(_Section, frozen=True, kw_only=True):
-    """Sums whose values travelled in fewer bytes."""
-
-    operations: int = 0
-    raw_bytes: int = 0
-    sent_bytes: int = 0
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller; 1 where nothing was compressed."""
-        return self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0
-
-
-class HealthSnapshot(_Section, frozen=True, kw_only=True):
-    """How the peers are."""
-
-    peers: Mapping[str, int] = {}
-    """How many have each status."""
-    changes: Mapping[str, float] = {}
-    """How often a peer got each status."""
-    lateness: float = 0.0
-    """Seconds by which this node's own loop ran late recently."""
-
-
-class ElectionSnapshot(_Section, frozen=True, kw_only=True):
-    """Who leads."""
-
-    events: Mapping[str, float] = {}
-    """How often each kind of event happened: started, elected, new leader, timeout …"""
-    term: int = 0
-    is_leader: bool = False
-
-
-class ViewSnapshot(_Section, frozen=True, kw_only=True):
-    """Who is in."""
-
-    state: str = ""
-    """joining, active, paused or left; empty outside of a cluster."""
-    epoch: int = 0
-    members: int = 0
-    rank: int = -1
-    installed: int = 0
-    changes: Mapping[str, float] = {}
-    """Views by what brought them: founded, joined, left, lost, merged, other."""
-    events: Mapping[str, float] = {}
-    """How often each kind of event of the membership happened."""
-    pauses: int = 0
-    paused_seconds: float = 0.0
-
-
-class DiscoverySnapshot(_Section, frozen=True, kw_only=True):
-    """Who is seen."""
-
-    visible: int = 0
-    arrivals: int = 0
-    departures: int = 0
-    strangers: int = 0
-    """Seen, but of another namespace, job or protocol."""
-    refused: int = 0
-    """Callers that were sent away at the door: strangers, and who said nothing sensible."""
-    attempts: int = 0
-    """Connections that this process tried to open to others of its job."""
-    unreachable: int = 0
-    """Of these, the ones that failed."""
-
-
-class RpcSnapshot(_Section, frozen=True, kw_only=True):
-    """Remote calls: those made, and those answered."""
-
-    calls: OperationSnapshot = OperationSnapshot()
-    in_flight: int = 0
-    served: OperationSnapshot = OperationSnapshot()
-
-
-class TrainingSnapshot(_Section, frozen=True, kw_only=True):
-    """Steps of training."""
-
-    step: int = 0
-    committed: int = 0
-    repeated: int = 0
-    """Averagings that had to be begun again, because somebody came or went."""
-    discarded: int = 0
-    """Steps whose gradients were for a state that is gone."""
-    withdrawn: int = 0
-    """Committed steps that were discarded when this member's cluster met another one."""
-    samples: float = 0.0
-    """Of all members together."""
-    loss: float | None = None
-    """As this member said last."""
-    duration: OperationSnapshot = OperationSnapshot()
-    samples_per_second: float = 0.0
-    """Of all members together, over the last steps."""
-
-
-class StateSnapshot(_Section, frozen=True, kw_only=True):
-    """Exchanges of the state, and checkpoints."""
-
-    syncs: int = 0
-    received_bytes: int = 0
-    sync_seconds: float = 0.0
-    saved: int = 0
-    failed: int = 0
-    saved_bytes: int = 0
-    save_seconds: float = 0.0
-
-
-class MetricsSnapshot(_Section, frozen=True, kw_only=True):
-    """All numbers at one moment.
-
-    >>> from potluck import DistributedMetrics
-    >>> DistributedMetrics().snapshot().all_reduce.completed
-    0
-    """
-
-    time: float = 0.0
-    """Seconds since 1970."""
-    uptime: float = 0.0
-    """Seconds since counting began."""
-    all_reduce: OperationSnapshot = OperationSnapshot()
-    reduce: OperationSnapshot = OperationSnapshot()
-    broadcast: OperationSnapshot = OperationSnapshot()
-    all_gather: OperationSnapshot = OperationSnapshot()
-    reduce_scatter: OperationSnapshot = OperationSnapshot()
-    gather: OperationSnapshot = OperationSnapshot()
-    scatter: OperationSnapshot = OperationSnapshot()
-    all_to_all: OperationSnapshot = OperationSnapshot()
-    barrier: OperationSnapshot = OperationSnapshot()
-    peers: list[PeerSnapshot] = []
-    compression: CompressionSnapshot = CompressionSnapshot()
-    health: HealthSnapshot = HealthSnapshot()
-    elections: ElectionSnapshot = ElectionSnapshot()
-    views: ViewSnapshot = ViewSnapshot()
-    discovery: DiscoverySnapshot = DiscoverySnapshot()
-    rpc: RpcSnapshot = RpcSnapshot()
-    training: TrainingSnapshot = TrainingSnapshot()
-    state: StateSnapshot = StateSnapshot()
-
-    @property
-    def operations(self) -> dict[str, OperationSnapshot]:
-        """Every kind of collective by its name."""
-        return {name: getattr(self, name) for name in OPERATIONS}
-
-
-OPERATIONS = (
-    *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"),
-    *("gather", "scatter", "all_to_all", "barrier"),
-)
-"""The kinds of collectives."""
-
-
-# --------------------------------------------------------------------------------------------------
-# What is counted about operations that happen all the time: collectives and remote calls.
-#
-# An operation that ends well is appended to a journal, which is atomic and takes no lock.
-# Whoever reads a number works off the journal first; if nobody reads, so does the one who finds it
-# long.  What fails is rare, and is counted at once.
-
 LONG = 512
-"""Entries after which the one who writes works off the journal: what fits into a cache."""
+"""Entries after which a writer counts the journal: few enough to stay in the CPU cache."""
 
 WINDOWED = 256
 """Operations over which rates are taken."""
@@ -396,34 +197,34 @@ WINDOWED = 256
 RETRYABLE = frozenset(
     {"Aborted", "PeerLost", "ViewChanged", "LeftOut", "Disconnected", "Timeout", "NoQuorum"}
 )
-"""After these a program is expected to call again."""
+"""Errors after which a program is expected to repeat the call."""
 
 
 class OperationMetrics:
-    """What is counted about one kind of operation."""
+    """Counts of one kind of operation: outcomes, bytes, durations, errors."""
 
     __slots__ = (
         *("_bytes", "_completed", "_duration", "_errors", "_failed", "_rate", "_retried"),
-        *("_work_off_before",),
+        *("_count_before",),
         *("is_interrupted", "seconds", "sizes"),
     )
 
-    def __init__(self, work_off_before: Callable[[], None] | None = None) -> None:
-        self._work_off_before = work_off_before
+    def __init__(self, count_before: Callable[[], None] | None = None) -> None:
+        self._count_before = count_before
         self.seconds: list[float] = []
-        """The journal: how long those took that have ended well and are not counted yet."""
+        """The journal: durations of operations that succeeded and are not counted yet."""
         self.sizes: list[int] = []
-        """And how large they were."""
+        """The sizes of the same operations, in bytes."""
         self.is_interrupted = False
-        """Whether the last one failed so that the next one is another try."""
+        """Whether the last operation was interrupted, so that the next one is a retry."""
         self._completed, self._failed, self._retried = Counter(), Counter(), Counter()
         self._bytes = Counter()
         self._duration = Histogram()
-        self._errors = Tally(limit=24)
+        self._errors: dict[str, float] = {}
         self._rate: deque[int] = deque(maxlen=WINDOWED)
 
     def note(self, seconds: float, nbytes: int, error: str = "") -> None:
-        """An operation has ended: how long it took, how large it was, and the name of its error."""
+        """Count an operation that has ended: its duration, size, and the name of its error."""
         if error:
             self._note_failure(seconds, nbytes, error)
             return
@@ -433,32 +234,32 @@ class OperationMetrics:
             self.tidy()
 
     def tidy(self) -> None:
-        """After something was noted: count it as another try, work off a long journal."""
+        """After a success was appended: count a retry, and count a long journal."""
         if self.is_interrupted:
             with hold():
                 self._retried.value += self.is_interrupted
                 self.is_interrupted = False
         if len(self.sizes) > LONG:
-            self.work_off()
+            self.count_journal()
 
     def _note_failure(self, seconds: float, nbytes: int, error: str) -> None:
         with hold():
             self._failed.value += 1
             self._retried.value += self.is_interrupted
             self.is_interrupted = error in RETRYABLE
-            self._errors.take(error)
+            count(self._errors, error, limit=24)
             self._duration.take([seconds * 1e3])
             self._bytes.value += nbytes
 
-    def work_off(self) -> None:
-        """Count what is in the journal, and in the one before it, if there is one."""
-        if self._work_off_before is not None:
-            self._work_off_before()
+    def count_journal(self) -> None:
+        """Count the journal, and the shared journal of all collectives before it."""
+        if self._count_before is not None:
+            self._count_before()
         with hold():
             self._count(drain(self.seconds), drain(self.sizes))
 
     def take(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
-        """Several operations have ended well, one at least; for whoever has the cells' lock."""
+        """Count several successes, at least one, for a caller that holds the lock."""
         self._retried.value += self.is_interrupted
         self.is_interrupted = False
         self._count(seconds, sizes)
@@ -471,41 +272,41 @@ class OperationMetrics:
         self._bytes.value += sum(sizes)
         self._rate.extend(sizes[-WINDOWED:])
 
-    # -- numbers, with everything that has happened ------------------------------------------------
+    # -- numbers that include the journal ----------------------------------------------------------
 
     @property
     def completed(self) -> Counter:
-        """Operations that ended well."""
-        self.work_off()
+        """Operations that succeeded."""
+        self.count_journal()
         return self._completed
 
     @property
     def failed(self) -> Counter:
         """Operations that raised."""
-        self.work_off()
+        self.count_journal()
         return self._failed
 
     @property
     def retried(self) -> Counter:
-        """Operations that were called after one of their kind had been interrupted."""
-        self.work_off()
+        """Operations called after the previous one of their kind was interrupted."""
+        self.count_journal()
         return self._retried
 
     @property
     def bytes_processed(self) -> Counter:
-        """Of the arrays given, whatever went over the wire for them."""
-        self.work_off()
+        """Bytes of the arrays given, regardless of how many bytes were sent."""
+        self.count_journal()
         return self._bytes
 
     @property
     def duration_ms(self) -> Histogram:
-        """From the call to its end."""
-        self.work_off()
+        """Milliseconds from the call of an operation to its end."""
+        self.count_journal()
         return self._duration
 
     def snapshot(self) -> OperationSnapshot:
         """The numbers as they are now."""
-        self.work_off()
+        self.count_journal()
         times = self._duration
         with hold():
             recent = list(times.recent)[-len(self._rate) :] if self._rate else []
@@ -522,6 +323,6 @@ class OperationMetrics:
                 p50_ms=p50,
                 p95_ms=p95,
                 p99_ms=p99,
-                errors=self._errors.counts,
+                errors=dict(self._errors),
                 buckets=list(times.buckets) if times.count else [],
             )

@@ -1,4 +1,9 @@
-"""DistributedMetrics: everything that a process counts, in one place."""
+"""DistributedMetrics: everything that a process counts, and its snapshot.
+
+A section such as :class:`ViewMetrics` is counted in place, and copied into a snapshot.  Its plain
+numbers belong to one writer, the control thread of a node, unless a method writes them.
+``msgspec.json.encode(snapshot)`` makes JSON of a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -7,150 +12,154 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
+import msgspec
+
+from potluck._decode import printable
 from potluck.metrics.instruments import (
-    OPERATIONS,
     OTHER,
-    CompressionSnapshot,
-    Counter,
-    DiscoverySnapshot,
-    ElectionSnapshot,
     Gauge,
-    HealthSnapshot,
-    MetricsSnapshot,
     OperationMetrics,
-    PeerSnapshot,
-    RpcSnapshot,
-    StateSnapshot,
-    Tally,
-    TrainingSnapshot,
-    ViewSnapshot,
+    OperationSnapshot,
     drain,
     hold,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Sections: what is counted about everything but collectives, one class for each layer.
-#
-# Attributes that are plain numbers belong to one writer, the control thread of a node.
+OPERATIONS = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"),
+    *("gather", "scatter", "all_to_all", "barrier"),
+)
+"""The kinds of collectives."""
 
 STATUSES = ("healthy", "degraded", "suspect", "dead")
 CAUSES = ("founded", "joined", "left", "lost", "merged")
 RECENT_STEPS = 64
 """Steps over which samples per second are taken."""
 
+Agent = TypeVar("Agent")
 
-class CompressionMetrics:
-    """Sums whose values travelled in fewer bytes."""
 
-    def __init__(self) -> None:
-        self._operations, self._raw, self._sent = Counter(), Counter(), Counter()
+class _Section(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Numbers that belong together."""
+
+    def snapshot(self) -> Self:
+        """A copy of the numbers as they are now."""
+        with hold():
+            fields = msgspec.structs.asdict(self)
+            tables = {name: dict(each) for name, each in fields.items() if isinstance(each, dict)}
+            return msgspec.structs.replace(self, **tables)
+
+
+class CompressionMetrics(_Section):
+    """Sums whose values were sent compressed."""
+
+    operations: int = 0
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller; 1 where nothing was compressed."""
+        return self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0
 
     def note(self, raw: int, sent: int) -> None:
-        """A sum of so many bytes travelled in so many."""
+        """Count a sum: its bytes before and after compression."""
         with hold():
-            self._operations.value += 1
-            self._raw.value += raw
-            self._sent.value += sent
-
-    def snapshot(self) -> CompressionSnapshot:
-        """The numbers as they are now."""
-        with hold():
-            return CompressionSnapshot(
-                operations=self._operations.value,
-                raw_bytes=self._raw.value,
-                sent_bytes=self._sent.value,
-            )
+            self.operations += 1
+            self.raw_bytes += raw
+            self.sent_bytes += sent
 
 
-class HealthMetrics:
-    """How the peers are; written by the control thread."""
+class HealthMetrics(_Section):
+    """The health of the peers."""
 
-    def __init__(self) -> None:
-        self.changes = Tally(STATUSES)
-        self.peers: dict[str, int] = {}
-        self.lateness = 0.0
-
-    def snapshot(self) -> HealthSnapshot:
-        """The numbers as they are now."""
-        return HealthSnapshot(
-            peers=dict(self.peers), changes=self.changes.counts, lateness=self.lateness
-        )
+    peers: dict[str, int] = {}
+    """The number of peers with each status."""
+    changes: dict[str, float] = msgspec.field(default_factory=lambda: dict.fromkeys(STATUSES, 0.0))
+    """How often a peer got each status."""
+    lateness: float = 0.0
+    """The recent delay of this node's control loop, in seconds."""
 
 
-class ElectionMetrics:
-    """Who leads; written by the control thread."""
+class ElectionMetrics(_Section):
+    """Elections of a leader."""
 
-    def __init__(self) -> None:
-        self.events = Tally()
-        self.term = 0
-        self.is_leader = False
-
-    def snapshot(self) -> ElectionSnapshot:
-        """The numbers as they are now."""
-        return ElectionSnapshot(events=self.events.counts, term=self.term, is_leader=self.is_leader)
+    events: dict[str, float] = {}
+    """How often each kind of event happened: started, elected, new leader, timeout …"""
+    term: int = 0
+    is_leader: bool = False
 
 
-class ViewMetrics:
-    """Who is in; written by the control thread."""
+class ViewMetrics(_Section):
+    """The view of a cluster that this process is in."""
 
-    def __init__(self) -> None:
-        self.installed = Counter()
-        self.changes = Tally(CAUSES)
-        self.events = Tally()
-        self.state = ""
-        self.epoch = self.members = 0
-        self.rank = -1
-        self._pauses = Counter()
-        self._paused = 0.0
-        self._since: float | None = None
+    state: str = ""
+    """joining, active, paused or left; empty outside of a cluster."""
+    epoch: int = 0
+    members: int = 0
+    rank: int = -1
+    installed: int = 0
+    changes: dict[str, float] = msgspec.field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    """Views by cause: founded, joined, left, lost, merged, other."""
+    events: dict[str, float] = {}
+    """How often each kind of membership event happened."""
+    pauses: int = 0
+    paused_seconds: float = 0.0
+    paused_since: float | None = None
+    """When the current pause began, on the monotonic clock; always None in a snapshot."""
 
     def pause(self, *, paused: bool) -> None:
-        """Calls wait from now on, or no longer."""
-        since, now = self._since, time.monotonic()
+        """Count the beginning of a pause, in which calls wait, or its end."""
+        since, now = self.paused_since, time.monotonic()
         if paused and since is None:
-            self._since = now
-            self._pauses.inc()
+            self.paused_since = now
+            self.pauses += 1
         elif not paused and since is not None:
-            self._since = None
-            self._paused += now - since
+            self.paused_since = None
+            self.paused_seconds += now - since
 
-    def snapshot(self) -> ViewSnapshot:
-        """The numbers as they are now."""
-        since = self._since
-        return ViewSnapshot(
-            state=self.state,
-            epoch=self.epoch,
-            members=self.members,
-            rank=self.rank,
-            installed=self.installed.value,
-            changes=self.changes.counts,
-            events=self.events.counts,
-            pauses=self._pauses.value,
-            paused_seconds=self._paused + (0.0 if since is None else time.monotonic() - since),
-        )
+    def snapshot(self) -> Self:
+        """A copy of the numbers as they are now, with the current pause counted."""
+        found = super().snapshot()
+        if found.paused_since is not None:
+            found.paused_seconds += time.monotonic() - found.paused_since
+            found.paused_since = None
+        return found
 
 
-class DiscoveryMetrics:
-    """Who is seen."""
+class DiscoveryMetrics(_Section):
+    """Processes that discovery sees, and connections to them."""
 
-    def __init__(self) -> None:
-        self.visible = self.strangers = self.refused = 0
-        self.arrivals, self.departures = Counter(), Counter()
-        self.attempts, self.unreachable = Counter(), Counter()
+    visible: int = 0
+    arrivals: int = 0
+    departures: int = 0
+    strangers: int = 0
+    """Seen, but of another group, job or protocol."""
+    refused: int = 0
+    """Incoming connections that were refused."""
+    attempts: int = 0
+    """Connections that this process tried to open to others of its job."""
+    unreachable: int = 0
+    """Attempts that failed."""
 
-    def snapshot(self) -> DiscoverySnapshot:
-        """The numbers as they are now."""
-        return DiscoverySnapshot(
-            visible=self.visible,
-            arrivals=self.arrivals.value,
-            departures=self.departures.value,
-            strangers=self.strangers,
-            refused=self.refused,
-            attempts=self.attempts.value,
-            unreachable=self.unreachable.value,
-        )
+    def add(
+        self, *, arrivals: int = 0, departures: int = 0, attempts: int = 0, unreachable: int = 0
+    ) -> None:
+        """Count events, from any thread."""
+        with hold():
+            self.arrivals += arrivals
+            self.departures += departures
+            self.attempts += attempts
+            self.unreachable += unreachable
+
+
+class RpcSnapshot(_Section):
+    """Remote calls that this process made, and those that it answered."""
+
+    calls: OperationSnapshot = OperationSnapshot()
+    in_flight: int = 0
+    served: OperationSnapshot = OperationSnapshot()
 
 
 class RpcMetrics:
@@ -158,80 +167,105 @@ class RpcMetrics:
 
     def __init__(self) -> None:
         self.calls = OperationMetrics()
-        """Those that this process made."""
+        """Calls that this process made."""
         self.served = OperationMetrics()
-        """Those that it answered; how long its functions took."""
-        self._agents: weakref.WeakSet[object] = weakref.WeakSet()
+        """Calls that it answered; the durations are those of its functions."""
+        self._agents: weakref.WeakKeyDictionary[Any, Callable[[Any], int]]
+        self._agents = weakref.WeakKeyDictionary()
 
-    def follow(self, agent: object) -> None:
-        """Ask this one, while it is there, for its number ``in_flight``."""
-        self._agents.add(agent)
+    def follow(self, agent: Agent, in_flight: Callable[[Agent], int]) -> None:
+        """Count the calls in flight of an agent for as long as it exists."""
+        self._agents[agent] = in_flight
 
     def snapshot(self) -> RpcSnapshot:
         """The numbers as they are now."""
         return RpcSnapshot(
             calls=self.calls.snapshot(),
-            in_flight=sum(int(getattr(each, "in_flight", 0)) for each in list(self._agents)),
+            in_flight=sum(read(agent) for agent, read in list(self._agents.items())),
             served=self.served.snapshot(),
         )
 
 
+class TrainingSnapshot(_Section):
+    """Training steps."""
+
+    step: int = 0
+    committed: int = 0
+    repeated: int = 0
+    """Averagings that were repeated because a member joined or left."""
+    discarded: int = 0
+    """Steps that discarded this member's gradients because they were out of date."""
+    withdrawn: int = 0
+    """Committed steps that were discarded when two parts of a split job merged."""
+    samples: float = 0.0
+    """Samples of all members together."""
+    loss: float | None = None
+    """The loss that this member reported last."""
+    duration: OperationSnapshot = OperationSnapshot()
+    samples_per_second: float = 0.0
+    """Samples of all members together, over the last steps."""
+    seconds_per_step: float = 0.0
+    """From one step to the next, over the last steps; ``duration`` is that of the call alone."""
+
+
 class TrainingMetrics:
-    """Steps of training; written by the thread that trains."""
+    """Training steps; written by the training thread."""
 
     def __init__(self) -> None:
         self.steps = OperationMetrics()
-        """From the call of a step to its being applied."""
-        self.committed, self.repeated, self.discarded = Counter(), Counter(), Counter()
-        self.withdrawn = Counter()
+        """Durations from submitting the gradients of a step to the end of its update."""
         self.loss = Gauge()
-        self.step = 0
-        self._samples = 0.0
+        self._counts = TrainingSnapshot()
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def commit(self, step: int, samples: float, tries: int, *, counted: bool = True) -> None:
-        """A step is done; of all members together it had so many samples.
+        """Count a step, with the samples of all members.
 
-        It is not counted if this member's gradients were for a state that is gone.
+        ``counted`` is false if this member's gradients were out of date and not used.
         """
+        counts = self._counts
         with hold():
-            self.repeated.value += max(0, tries - 1)
-            self.step = step
+            counts.repeated += max(0, tries - 1)
+            counts.step = step
             if not counted:
-                self.discarded.value += 1
+                counts.discarded += 1
                 return
-            self.committed.value += 1
-            self._samples += samples
-            self._recent.append((time.monotonic(), self._samples))
+            counts.committed += 1
+            counts.samples += samples
+            self._recent.append((time.monotonic(), counts.samples))
 
     def withdraw(self, steps: int) -> None:
-        """Committed steps were discarded: another cluster's state replaced this member's."""
+        """Count committed steps that were discarded when another state replaced this member's."""
         with hold():
-            self.withdrawn.value += steps
+            self._counts.withdrawn += steps
 
     def snapshot(self) -> TrainingSnapshot:
         """The numbers as they are now."""
-        steps = self.steps.snapshot()
+        found = self._counts.snapshot()
+        found.duration, found.loss = self.steps.snapshot(), self.loss.value
         with hold():
-            rate = 0.0
-            if len(self._recent) > 1:
-                (began, before), (ended, after) = self._recent[0], self._recent[-1]
-                rate = (after - before) / max(ended - began, 1e-9)
-            return TrainingSnapshot(
-                step=self.step,
-                committed=self.committed.value,
-                repeated=self.repeated.value,
-                discarded=self.discarded.value,
-                withdrawn=self.withdrawn.value,
-                samples=self._samples,
-                loss=self.loss.value,
-                duration=steps,
-                samples_per_second=rate,
-            )
+            recent = list(self._recent)
+        if len(recent) > 1:
+            (began, before), (ended, after) = recent[0], recent[-1]
+            found.samples_per_second = (after - before) / max(ended - began, 1e-9)
+            found.seconds_per_step = (ended - began) / (len(recent) - 1)
+        return found
+
+
+class StateSnapshot(_Section):
+    """Exchanges of the training state, and checkpoints."""
+
+    syncs: int = 0
+    received_bytes: int = 0
+    sync_seconds: float = 0.0
+    saved: int = 0
+    failed: int = 0
+    saved_bytes: int = 0
+    save_seconds: float = 0.0
 
 
 class StateMetrics:
-    """Exchanges of the state, and checkpoints."""
+    """Exchanges of the training state, and checkpoints."""
 
     def __init__(self) -> None:
         self.syncs = OperationMetrics()
@@ -251,24 +285,39 @@ class StateMetrics:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Peers in metrics: who they are in a bounded number of labels, how they are, who is waited for.
-#
-# A label is the name of a machine, not an id: those who restart keep theirs.  Only so many peers
-# have one; the others, and those who are gone, are counted together.
-
 MAX_PEERS = 64
-"""Peers that have a label of their own."""
+"""Peers that have their own label."""
 
 MAX_LABEL = 63
-"""Characters of a label, as many as a part of a host name has."""
+"""Characters of a label, the limit of one part of a host name."""
 
 MAX_WATCHES = 64
-"""Groups that count whom they wait for at once; of more, the oldest ones do it in vain."""
+"""Groups whose waiting times are read; with more, the oldest ones are no longer read."""
 
 
-class PeerBook:
-    """The peers of one process."""
+class PeerSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One peer, by the name of its machine; peers beyond a limit are together in ``other``."""
+
+    peer: str
+    rank: int = -1
+    """In the current view; -1 for a peer outside it, and for ``other``."""
+    status: str = ""
+    """healthy, degraded, suspect or dead; empty where health is not monitored."""
+    round_trip: float | None = None
+    """Seconds, as heartbeats measure it."""
+    jitter: float | None = None
+    loss: float = 0.0
+    """Share of the heartbeats that did not arrive in time, from 0 to 1."""
+    waiting: float = 0.0
+    """Seconds that operations of this process have waited for data from this peer."""
+
+
+class PeerCounters:
+    """The peers of one process: their labels, their health, and how long they were waited for.
+
+    A label is the name of a machine, not an id: a process that restarts gets the same label again.
+    The number of labels is bounded; further peers, and peers that have left, count as ``other``.
+    """
 
     def __init__(self) -> None:
         self._labels: dict[Hashable, str] = {}
@@ -279,10 +328,10 @@ class PeerBook:
     # -- labels ----------------------------------------------------------------------------------
 
     def label(self, peer: Hashable, name: str) -> str:
-        """Under which label a peer is counted: its name, or a number behind it to tell two apart.
+        """The label of a peer: its name, with a number if another peer has the same name.
 
-        >>> book = PeerBook()
-        >>> book.label(1, "attic"), book.label(2, "attic"), book.label(1, "attic")
+        >>> peers = PeerCounters()
+        >>> peers.label(1, "attic"), peers.label(2, "attic"), peers.label(1, "attic")
         ('attic', 'attic (2)', 'attic')
         """
         with hold():
@@ -291,7 +340,7 @@ class PeerBook:
                 return known
             if len(self._labels) >= MAX_PEERS:
                 return OTHER
-            plain = "".join(each if each.isprintable() else "?" for each in name[:MAX_LABEL])
+            plain = printable(name[:MAX_LABEL])
             label, taken, count = plain or "?", {*self._labels.values(), OTHER}, 1
             while label in taken:
                 count += 1
@@ -300,7 +349,7 @@ class PeerBook:
             return label
 
     def keep(self, peers: Iterable[Hashable]) -> None:
-        """Forget all others: their labels are free, and what was counted for them is of others."""
+        """Forget all other peers: their labels become free, and their counts move to ``other``."""
         wanted = set(peers)
         with hold():
             gone = {label for peer, label in self._labels.items() if peer not in wanted}
@@ -316,7 +365,7 @@ class PeerBook:
     # -- waiting ---------------------------------------------------------------------------------
 
     def watch(self, labels: Mapping[int, str], waited: dict[int, float]) -> dict[int, float]:
-        """A group with these labels writes there how many seconds it has waited for each rank."""
+        """Read waiting times from ``waited``, where a group adds seconds for each of its ranks."""
         with hold():
             self._watches.append((dict(labels), waited))
             while len(self._watches) > MAX_WATCHES:
@@ -324,7 +373,7 @@ class PeerBook:
         return waited
 
     def release(self, waited: dict[int, float]) -> None:
-        """A group is over."""
+        """Stop reading the waiting times of a group that has ended, and keep their sum."""
         with hold():
             for watch in [each for each in self._watches if each[1] is waited]:
                 self._watches.remove(watch)
@@ -338,10 +387,10 @@ class PeerBook:
         if seconds:
             self._settled[label] = self._settled.get(label, 0.0) + seconds
 
-    # -- how they are ----------------------------------------------------------------------------
+    # -- health ----------------------------------------------------------------------------------
 
     def see(self, peers: Iterable[PeerSnapshot]) -> None:
-        """These are there now, and nobody else."""
+        """Replace the health of all peers."""
         seen: dict[str, PeerSnapshot] = {}
         for each in peers:
             seen.setdefault(each.peer, each)
@@ -349,7 +398,7 @@ class PeerBook:
             self._health = seen
 
     def snapshot(self) -> list[PeerSnapshot]:
-        """All of them, by rank and label, the others together at the end."""
+        """All peers, by rank and label, with ``other`` at the end."""
         with hold():
             waited = dict(self._settled)
             for labels, seconds in self._watches:
@@ -374,11 +423,45 @@ class PeerBook:
         return sorted(lines, key=lambda one: (one.peer == OTHER, one.rank < 0, one.rank, one.peer))
 
 
-# --------------------------------------------------------------------------------------------------
+class MetricsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All numbers at one moment.
+
+    >>> from potluck import DistributedMetrics
+    >>> DistributedMetrics().snapshot().all_reduce.completed
+    0
+    """
+
+    time: float = 0.0
+    """Seconds since 1970."""
+    uptime: float = 0.0
+    """Seconds since counting began."""
+    all_reduce: OperationSnapshot = OperationSnapshot()
+    reduce: OperationSnapshot = OperationSnapshot()
+    broadcast: OperationSnapshot = OperationSnapshot()
+    all_gather: OperationSnapshot = OperationSnapshot()
+    reduce_scatter: OperationSnapshot = OperationSnapshot()
+    gather: OperationSnapshot = OperationSnapshot()
+    scatter: OperationSnapshot = OperationSnapshot()
+    all_to_all: OperationSnapshot = OperationSnapshot()
+    barrier: OperationSnapshot = OperationSnapshot()
+    peers: list[PeerSnapshot] = []
+    compression: CompressionMetrics = msgspec.field(default_factory=CompressionMetrics)
+    health: HealthMetrics = msgspec.field(default_factory=HealthMetrics)
+    elections: ElectionMetrics = msgspec.field(default_factory=ElectionMetrics)
+    views: ViewMetrics = msgspec.field(default_factory=ViewMetrics)
+    discovery: DiscoveryMetrics = msgspec.field(default_factory=DiscoveryMetrics)
+    rpc: RpcSnapshot = msgspec.field(default_factory=RpcSnapshot)
+    training: TrainingSnapshot = msgspec.field(default_factory=TrainingSnapshot)
+    state: StateSnapshot = msgspec.field(default_factory=StateSnapshot)
+
+    @property
+    def operations(self) -> dict[str, OperationSnapshot]:
+        """Every kind of collective by its name."""
+        return {name: getattr(self, name) for name in OPERATIONS}
 
 
 class DistributedMetrics:
-    """What is counted, by all layers of a process; any number of contexts and threads may share it.
+    """Everything that a process counts; any number of contexts and threads may share it.
 
     >>> metrics = DistributedMetrics()
     >>> metrics.all_reduce.completed.inc()
@@ -394,19 +477,19 @@ class DistributedMetrics:
 
     def __init__(self) -> None:
         self.journal: list[tuple[Enum, float, int]] = []
-        """Collectives that ended well and are not counted yet: which, its seconds, its bytes."""
+        """Collectives that succeeded and are not counted yet: kind, seconds, bytes."""
         self.tell: Callable[[str], None] = lambda _: None
-        """Gets a sentence for each collective that has failed, for those who look on."""
-        self.all_reduce = OperationMetrics(self.work_off)
-        self.reduce = OperationMetrics(self.work_off)
-        self.broadcast = OperationMetrics(self.work_off)
-        self.all_gather = OperationMetrics(self.work_off)
-        self.reduce_scatter = OperationMetrics(self.work_off)
-        self.gather = OperationMetrics(self.work_off)
-        self.scatter = OperationMetrics(self.work_off)
-        self.all_to_all = OperationMetrics(self.work_off)
-        self.barrier = OperationMetrics(self.work_off)
-        self.peers = PeerBook()
+        """Receives a sentence for each collective that has failed, for observers."""
+        self.all_reduce = OperationMetrics(self.count_journal)
+        self.reduce = OperationMetrics(self.count_journal)
+        self.broadcast = OperationMetrics(self.count_journal)
+        self.all_gather = OperationMetrics(self.count_journal)
+        self.reduce_scatter = OperationMetrics(self.count_journal)
+        self.gather = OperationMetrics(self.count_journal)
+        self.scatter = OperationMetrics(self.count_journal)
+        self.all_to_all = OperationMetrics(self.count_journal)
+        self.barrier = OperationMetrics(self.count_journal)
+        self.peers = PeerCounters()
         self.compression = CompressionMetrics()
         self.health = HealthMetrics()
         self.elections = ElectionMetrics()
@@ -417,17 +500,17 @@ class DistributedMetrics:
         self.state = StateMetrics()
         self._began = time.monotonic()
 
-    def work_off(self) -> None:
-        """Count what is in the journal."""
+    def count_journal(self) -> None:
+        """Count the journal."""
         with hold():
             for kind, (seconds, sizes) in _by_kind(drain(self.journal)).items():
                 operation: OperationMetrics = getattr(self, kind)
                 operation.take(seconds, sizes)
 
     def adopt_cluster(self, other: DistributedMetrics) -> None:
-        """Show here what ``other`` counts of a cluster: peers, health, elections, views, discovery.
+        """Share the sections about the cluster: peers, health, elections, views, discovery.
 
-        The two share these sections afterwards; collectives stay apart.
+        The counts of collectives stay separate.
         """
         for name in ("peers", "health", "elections", "views", "discovery"):
             setattr(self, name, getattr(other, name))
@@ -453,7 +536,7 @@ class DistributedMetrics:
 def _by_kind(
     journal: Iterable[tuple[Enum, float, int]],
 ) -> dict[str, tuple[list[float], list[int]]]:
-    """How long operations of each kind took, and their bytes."""
+    """The durations and the bytes of the operations of each kind."""
     kinds: dict[str, tuple[list[float], list[int]]] = {}
     last: Enum | None = None
     times: list[float] = []
@@ -468,4 +551,4 @@ def _by_kind(
 
 
 SharedMetrics: TypeAlias = DistributedMetrics
-"""One registry given to several contexts; Python shares objects as they are."""
+"""Another name for the same class: one registry may be given to several contexts."""

@@ -62,7 +62,10 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _refuse(text: str) -> Address:
-    msg = f"{text!r} is no address; write host:port, such as 192.168.1.10:29500 or [fe80::1]:29500"
+    msg = (
+        f"{text!r} is not an address: write host:port, such as 192.168.1.10:29500 or "
+        "[fe80::1]:29500"
+    )
     raise ValueError(msg)
 
 
@@ -123,6 +126,9 @@ def interfaces(*, virtual: bool = False, only: Iterable[str] = ()) -> list[Inter
             skipped = "it has no address that others can reach"
         found.append(Interface(name, usable, skipped))
     return found
+
+
+NO_NETWORK = "This machine is not connected to a network: plug in the cable, or join the Wi-Fi."
 
 
 def usable_hosts(*, virtual: bool = False, only: Iterable[str] = ()) -> list[str]:

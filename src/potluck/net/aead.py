@@ -1,7 +1,7 @@
 """Sealed frames: what the data lane speaks once TLS has authenticated both sides.
 
 Each side contributes 32 random bytes inside TLS; :func:`derive_keys` turns them into a
-:class:`Sealer` for what this side sends and an :class:`Opener` for what it receives.  A sealed
+:class:`Encryptor` for what this side sends and a :class:`Decryptor` for what it receives.  A sealed
 frame is the ciphertext followed by a 16-byte tag; the frame's header travels in clear and is
 authenticated with it.  Frame numbers are counted on both sides and never sent, so a frame that is
 altered, repeated, left out, moved, reflected or taken from another connection fails to open.
@@ -170,11 +170,11 @@ class KeyLifetime:
 
     frames: int = 1 << 24
     """Each frame costs one block beyond its payload; 2**24 of them are lost in 2**30 blocks."""
-    octets: int = 1 << 34
+    max_bytes: int = 1 << 34
     """Payload bytes: 16 GiB, seconds of sealing at full speed, against less than 0.1 ms a step."""
 
     def __post_init__(self) -> None:
-        if self.frames < 1 or self.octets < 1:
+        if self.frames < 1 or self.max_bytes < 1:
             msg = f"A key must be good for at least one frame and one byte, got {self}"
             raise ValueError(msg)
 
@@ -227,7 +227,7 @@ class _Direction:
         self._end(ChannelClosed, _CLOSED)
 
     def become_forked(self) -> None:
-        """Runs in a forked child, which must not seal with the numbers its parent goes on using."""
+        """Runs in a forked child, which must not reuse the numbers of its parent."""
         self._end(ChannelClosed, _FORKED)
 
     def __repr__(self) -> str:
@@ -250,17 +250,17 @@ class _Direction:
         self._prefix = okm[_KEY_SIZE:-_KEY_SIZE]
         self._chain = okm[-_KEY_SIZE:]
         self._generation += 1
-        self._octets_left = self._lifetime.octets
+        self._bytes_left = self._lifetime.max_bytes
         self._frames_left = self._lifetime.frames
 
     def _spend_number(self, size: int) -> tuple[Aead, bytes]:
         """Key and nonce of the next frame, which carries ``size`` payload bytes."""
-        if self._frames_left <= 0 or size > self._octets_left:
+        if self._frames_left <= 0 or size > self._bytes_left:
             self._step()
         if self._aead is None:
             self._raise_ended()
         self._frames_left -= 1
-        self._octets_left -= size
+        self._bytes_left -= size
         number = next(self._numbers)
         if number > _LAST_NUMBER:
             self._end(ChannelClosed, "All 2**64 frame numbers of this connection are used up")
@@ -282,7 +282,7 @@ class _Direction:
         raise kind(message, cause=cause, hint=hint) from None
 
 
-class Sealer(_Direction):
+class Encryptor(_Direction):
     """Seals what this side sends.  One thread at a time; there is no lock inside."""
 
     def seal_into(
@@ -311,7 +311,7 @@ class Sealer(_Direction):
             raise
 
 
-class Opener(_Direction):
+class Decryptor(_Direction):
     """Opens what the other side sealed.  One thread at a time; there is no lock inside."""
 
     def open_into(
@@ -319,7 +319,7 @@ class Opener(_Direction):
     ) -> int:
         """Write the payload of ``sealed`` to the front of ``out``; return its length.
 
-        Views as in :meth:`Sealer.seal_into`.  The cipher writes before it has verified: do not
+        Views as in :meth:`Encryptor.seal_into`.  The cipher writes before it has verified: do not
         read ``out`` before this returns.  On failure that part of ``out`` is zeroed,
         :class:`~potluck.errors.MalformedFrame` is raised, and every later call fails too.
         """
@@ -352,7 +352,7 @@ def derive_keys(
     initiator: bool,
     cipher: Cipher = Cipher.AES_256_GCM,
     lifetime: KeyLifetime = _DEFAULT_LIFETIME,
-) -> tuple[Sealer, Opener]:
+) -> tuple[Encryptor, Decryptor]:
     """The two ends of this side of a connection, fresh for this connection and direction.
 
     Both sides pass the two secrets in the same order and the same ``context``
@@ -361,7 +361,7 @@ def derive_keys(
     if len(initiator_secret) != SECRET_SIZE or len(responder_secret) != SECRET_SIZE:
         msg = f"Each side must contribute {SECRET_SIZE} bytes"
         raise ValueError(msg)
-    agreed = (cipher.value.encode(), b"%d %d" % (lifetime.frames, lifetime.octets), context)
+    agreed = (cipher.value.encode(), b"%d %d" % (lifetime.frames, lifetime.max_bytes), context)
 
     def chain(direction: bytes) -> bytes:
         info = _join(direction, *agreed)
@@ -371,7 +371,7 @@ def derive_keys(
     out, back = chain(b"initiator to responder"), chain(b"responder to initiator")
     if not initiator:
         out, back = back, out
-    return Sealer(out, cipher, lifetime), Opener(back, cipher, lifetime)
+    return Encryptor(out, cipher, lifetime), Decryptor(back, cipher, lifetime)
 
 
 def seal_context(

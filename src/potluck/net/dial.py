@@ -1,8 +1,8 @@
 """Reaching a node that has several addresses: best first, and none holds up the next.
 
 An address may be a black hole (a firewall, a cable that is out, a network the two do not share), so
-the next one is tried after a moment while the first goes on; whoever finishes the handshake first
-wins.  One thread does it all, and asks in between whether it shall go on.
+the next one is tried after a moment while the first continues; the first that finishes the
+handshake wins.  One thread does it all, and asks in between whether to continue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from potluck import _process
 from potluck._types import NodeId
-from potluck.errors import DistributedError, NoConnection
+from potluck.errors import DistributedError, NoConnection, describe
 from potluck.net.addresses import Address
 from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket, Security
 from potluck.net.tls import AnotherNamespace, TlsChannel
@@ -37,7 +37,7 @@ HANDSHAKE = 5.0
 """Seconds for TLS once it is there: as many as the other side gives us."""
 
 LOOK_EVERY = 0.02
-"""Seconds between two looks at whether to go on."""
+"""Seconds between two checks whether to continue."""
 
 
 class _Attempt:
@@ -61,7 +61,7 @@ class _Attempt:
             raise
 
     def proceed(self) -> bool:
-        """Something has happened: the connection is there, or TLS goes on; True when it is done."""
+        """The connection is there, or TLS has advanced; True when it is done."""
         if not self.is_connected:
             self._connected()
         elif self.channel is not None:
@@ -186,9 +186,9 @@ def reach(
     expected: NodeId | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> tuple[Address, OpeningSocket]:
-    """Connect to a node, or to any member, in TLS; in clear, to whoever is there.
+    """Connect to a node, or to any member, in TLS; without TLS, to any program that answers.
 
-    ``look`` is called while waiting and raises when going on makes no sense any more.
+    ``look`` is called while waiting and raises when there is no point in continuing.
     Raises what went wrong, with each address if there are several.
     """
     race = _Race(security, addresses, expected)
@@ -215,11 +215,5 @@ def _failure(failures: Sequence[tuple[Address, Exception]], tried: Sequence[Addr
     for _, error in failures:
         if len(failures) == 1 or isinstance(error, AnotherNamespace):
             return error
-    reasons = dict.fromkeys(f"{address}: {_words(error)}" for address, error in failures)
+    reasons = dict.fromkeys(f"{address}: {describe(error)}" for address, error in failures)
     return NoConnection("None of its addresses answered", cause="; ".join(reasons))
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, DistributedError):
-        return error.message
-    return getattr(error, "strerror", None) or str(error)

@@ -36,7 +36,7 @@ NUMBERS = struct.Struct("<II")
 NUMBERS_AT = HEADER_SIZE - NUMBERS.size
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """What a frame is."""
 
     HELLO = 1
@@ -75,14 +75,14 @@ class Kind(IntEnum):
     """A message on a control lane; ``tag`` says for whom."""
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_LIMITS = {int(Kind.DATA): MAX_PIECE, int(Kind.COLLECTIVE): MAX_PIECE}
+_KINDS = {int(kind): kind for kind in FrameType}
+_LIMITS = {int(FrameType.DATA): MAX_PIECE, int(FrameType.COLLECTIVE): MAX_PIECE}
 
 
 class Header(NamedTuple):
     """A decoded header."""
 
-    kind: Kind
+    kind: FrameType
     group: int
     epoch: int
     tag: int
@@ -92,7 +92,7 @@ class Header(NamedTuple):
 
 
 def encode(
-    kind: Kind,
+    kind: FrameType,
     *,
     group: int = 0,
     epoch: int = 0,
@@ -103,7 +103,7 @@ def encode(
 ) -> bytes:
     """Pack one header.
 
-    >>> len(encode(Kind.GRANT, operation=7)) == HEADER_SIZE
+    >>> len(encode(FrameType.GRANT, operation=7)) == HEADER_SIZE
     True
     """
     return _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, kind, group, epoch, tag, operation, piece, length)
@@ -112,7 +112,7 @@ def encode(
 def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) -> Header:
     """Unpack and check the header at ``offset``; ``max_eager`` bounds an eager message.
 
-    >>> decode(encode(Kind.OFFER, operation=4, length=8), 0, 1024).operation
+    >>> decode(encode(FrameType.OFFER, operation=4, length=8), 0, 1024).operation
     4
     """
     magic, version, code, group, epoch, tag, operation, piece, length = _LAYOUT.unpack_from(
@@ -130,7 +130,7 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) 
     kind = _KINDS.get(code)
     if kind is None:
         raise MalformedFrame(f"Frame kind {code} is not known", got=code)
-    limit = _LIMITS.get(code, max_eager if code == Kind.EAGER else MAX_CONTROL)
+    limit = _LIMITS.get(code, max_eager if code == FrameType.EAGER else MAX_CONTROL)
     if length > limit:
         raise MalformedFrame(
             f"A {kind.name} frame of {length} bytes is over the limit of {limit}",

@@ -1,10 +1,8 @@
-"""The acceptor: answers the door, one thread for all callers that have not said who they are.
+"""Accepts connections: one thread for all callers that have not proved who they are.
 
-A caller has a few seconds to prove who it is, to say hello in one frame, and to agree with us on
-who belongs (a :class:`~potluck.net.opening.Conversation`).  There is a bounded number of places, of
-which a crowd loses its own, and a bounded amount of CPU time: :mod:`~potluck.net.listener` does
-the cryptography, on other threads.  A hello that is granted goes to ``receive``, which owns the
-connection from then on and must not block.
+A caller has a few seconds to prove its identity, to send one hello frame, and to agree on who is a
+member (:class:`~potluck.net.opening.HandshakeProtocol`).  Places and CPU time are bounded; other
+threads do the cryptography.  A granted connection goes to ``receive``, which must not block.
 """
 
 from __future__ import annotations
@@ -25,8 +23,16 @@ from potluck import _process
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.logs import get_logger
 from potluck.net.addresses import unmapped
-from potluck.net.frames import Kind, VersionMismatch
-from potluck.net.opening import Conversation, Greeting, Next, Turn, hang_up, log_refusal, refuse
+from potluck.net.frames import FrameType, VersionMismatch
+from potluck.net.opening import (
+    Greeting,
+    HandshakeAction,
+    HandshakeProtocol,
+    HandshakeStep,
+    hang_up,
+    log_refusal,
+    refuse,
+)
 from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket, Security
 from potluck.net.tls import TlsChannel
 
@@ -75,7 +81,7 @@ MEMBERS = Allowance(share=0.5, burst=2.0)
 Work = Callable[[], None]
 
 
-class Finished(NamedTuple):
+class FinishedStep(NamedTuple):
     """A step of a handshake that was made."""
 
     owner: object
@@ -130,7 +136,7 @@ class Handshakes:
         self._queue: dict[str, _Source] = {}  # those of them for which something waits
         self._strangers = _Account()
         self._strangers_running = 0
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[FinishedStep] = deque()
         self._threads: set[threading.Thread] = set()
         self._resting = 0  # workers that wait for work
         self._is_closed = False
@@ -162,11 +168,11 @@ class Handshakes:
             if not self._resting and len(self._threads) < THREADS:
                 self._start()
             self._changed.notify()
-            is_alone = not self._threads
-        if is_alone:  # the machine has no thread to spare
-            self._step(source)
+            step = None if self._threads else self._begin(source)
+        if step is not None:  # the machine has no thread to spare
+            self._step(source, *step)
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedStep]:
         """The steps that were made since the last call."""
         done = []
         while self._finished:
@@ -174,7 +180,7 @@ class Handshakes:
         return done
 
     def forget(self, source: str, owner: object) -> None:
-        """Nobody waits for this any more."""
+        """It is not needed any more."""
         with self._changed:
             one = self._sources.get(source)
             if one is not None:
@@ -219,14 +225,11 @@ class Handshakes:
                 if source is None:
                     self._threads.discard(threading.current_thread())
                     return
-            self._step(source)
+                step = self._begin(source)  # before another worker chooses the same address
+            self._step(source, *step)
 
-    def _step(self, source: str) -> None:
-        """Do what waits longest for an address, if nobody else has done it meanwhile."""
-        with self._changed:
-            if source not in self._queue:
-                return
-            owner, work, is_stranger = self._begin(source)
+    def _step(self, source: str, owner: object, work: Work, is_stranger: bool) -> None:  # noqa: FBT001
+        """Do the step that has begun for an address."""
         begin = time.thread_time()
         error: BaseException | None = None
         try:
@@ -240,10 +243,11 @@ class Handshakes:
             one.running -= 1
             self._charge(one, spent, time.monotonic())
             self._changed.notify()
-        self._finished.append(Finished(owner, error, spent))
+        self._finished.append(FinishedStep(owner, error, spent))
         self._wake()
 
     def _begin(self, source: str) -> tuple[object, Work, bool]:
+        """Take what waits longest for an address off the queue."""
         one = self._queue[source]
         owner, work = one.waiting.popleft()
         if not one.waiting:
@@ -363,8 +367,8 @@ SLOTS_PER_HOST = 48
 """Of these, from one address: a flood from one machine leaves room for the others."""
 
 
-class Caller:
-    """Somebody at the door."""
+class IncomingConnection:
+    """A caller that has not proved who it is."""
 
     def __init__(
         self, sock: socket.socket, host: str, port: int, source: str = "", *, is_known: bool = False
@@ -382,7 +386,7 @@ class Caller:
         self.deadline = time.monotonic() + PATIENCE
         self.greeting = Greeting()
         self.channel: TlsChannel | None = None
-        self.conversation: Conversation | None = None
+        self.conversation: HandshakeProtocol | None = None
         self.hello: bytes | None = None
         self.is_leaving = False
         self.is_behind = False  # it has not read all that was said to it
@@ -401,7 +405,7 @@ class Caller:
         return self.sock.recv(self.greeting.wanted if self.channel is None else CHUNK)
 
     def needs_worker(self) -> bool:
-        """Whether taking in bytes costs cryptography for somebody unknown."""
+        """Whether reading bytes costs cryptography for an unknown caller."""
         return self.channel is not None and not self.channel.handshake_done
 
     def take(self, data: bytes) -> None:
@@ -443,11 +447,13 @@ class Caller:
         return not self._unsent
 
     def as_socket(self) -> OpeningSocket:
-        """The connection as whoever answers the hello uses it."""
+        """The connection as the code that answers the hello uses it."""
         return self.sock if self.channel is None else SecureSocket(self.sock, self.channel)
 
 
-def whom_to_drop(callers: Collection[Caller], newcomer: Caller) -> tuple[Caller, str] | None:
+def whom_to_drop(
+    callers: Collection[IncomingConnection], newcomer: IncomingConnection
+) -> tuple[IncomingConnection, str] | None:
     """Who makes room for one more, and why; None while there is room.
 
     ``callers`` are in the order in which they came.
@@ -476,7 +482,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 Receiver = Callable[[OpeningSocket, bytes], None]
 
-Host = Callable[[TlsChannel, str], Conversation]
+Host = Callable[[TlsChannel, str], HandshakeProtocol]
 """Begins the conversation with a caller that has proved who it is; gets its address too."""
 
 Note = Callable[[HandshakeRefused], None]
@@ -505,7 +511,7 @@ class Acceptor:
             end.setblocking(False)
             _process.track(end)
         _process.track(self._selector)
-        self._callers: dict[int, Caller] = {}  # in order of arrival, so of deadline
+        self._callers: dict[int, IncomingConnection] = {}  # in order of arrival, so of deadline
         self._handshakes = Handshakes(self._wake)
         self._turned_away = 0
         self._news_due = 0.0
@@ -577,11 +583,13 @@ class Acceptor:
             source = source_of(host, called)
             if self._handshakes.admit(source, is_local=host == called):
                 is_known = self._handshakes.is_known(source)
-                self._accept(Caller(sock, host, int(address[1]), source, is_known=is_known))
+                self._accept(
+                    IncomingConnection(sock, host, int(address[1]), source, is_known=is_known)
+                )
             else:
                 self._turn_away(sock, host)
 
-    def _accept(self, caller: Caller) -> None:
+    def _accept(self, caller: IncomingConnection) -> None:
         begin = time.thread_time()
         sock = caller.sock
         sock.setblocking(False)
@@ -618,8 +626,8 @@ class Acceptor:
             )
             self._turned_away = 0
 
-    def _make_room(self, newcomer: Caller) -> bool:
-        """Drop whoever has to go; False if that is the newcomer."""
+    def _make_room(self, newcomer: IncomingConnection) -> bool:
+        """Drop the caller that has to go; False if that is the newcomer."""
         excess = whom_to_drop(self._callers.values(), newcomer)
         if excess is None:
             return True
@@ -632,13 +640,13 @@ class Acceptor:
         self._drop(caller, reason)
         return True
 
-    def _charge(self, caller: Caller, begin: float) -> None:
+    def _charge(self, caller: IncomingConnection, begin: float) -> None:
         """What this thread did for a caller since ``begin`` is on its account."""
         spent = time.thread_time() - begin
         caller.cpu += spent
         self._handshakes.charge(caller.source, spent)
 
-    def _attend(self, caller: Caller, events: int) -> None:
+    def _attend(self, caller: IncomingConnection, events: int) -> None:
         """Something can be read from a caller, or written to it."""
         begin = time.thread_time()
         with self._judging(caller):
@@ -657,9 +665,9 @@ class Acceptor:
         self._charge(caller, begin)
 
     def _go_on(self) -> None:
-        """Go on with the callers for whom a worker has made a step."""
+        """Continue with the callers for which a worker has made a step."""
         for caller, error, cpu in self._handshakes.finished():
-            assert isinstance(caller, Caller)
+            assert isinstance(caller, IncomingConnection)
             caller.cpu += cpu
             caller.is_waiting = False
             if self._callers.get(caller.sock.fileno()) is not caller:
@@ -673,7 +681,7 @@ class Acceptor:
                 self._listen_to(caller)
             self._charge(caller, begin)
 
-    def _listen_to(self, caller: Caller) -> None:
+    def _listen_to(self, caller: IncomingConnection) -> None:
         caller.hear()
         if caller.greeting.is_complete and not caller.is_leaving:
             self._hear(caller)
@@ -681,7 +689,7 @@ class Acceptor:
             self._watch(caller)
 
     @contextlib.contextmanager
-    def _judging(self, caller: Caller) -> Iterator[None]:
+    def _judging(self, caller: IncomingConnection) -> Iterator[None]:
         """What becomes of a caller when something is wrong with what it said."""
         try:
             yield
@@ -702,7 +710,7 @@ class Acceptor:
                 self._forget(caller)
             caller.sock.close()
 
-    def _watch(self, caller: Caller) -> None:
+    def _watch(self, caller: IncomingConnection) -> None:
         """Wait for what the caller says, and until it has read what was said to it."""
         is_read = caller.send_pending()
         if is_read and caller.is_leaving:
@@ -713,34 +721,34 @@ class Acceptor:
             write = selectors.EVENT_WRITE if caller.is_behind else 0
             self._selector.modify(caller.sock, selectors.EVENT_READ | write, caller)
 
-    def _hear(self, caller: Caller) -> None:
+    def _hear(self, caller: IncomingConnection) -> None:
         """A frame is complete: the hello, or what follows it."""
         kind, payload = caller.greeting.kind, caller.greeting.payload
         if caller.hello is None:
             if caller.channel is not None and self._host is not None:
                 caller.conversation = self._host(caller.channel, caller.name)
             # Who does not accept us says so instead of hello.
-            if kind != Kind.HELLO and not (kind == Kind.REFUSAL and caller.conversation):
+            if kind != FrameType.HELLO and not (kind == FrameType.REFUSAL and caller.conversation):
                 self._drop(caller, f"its first frame was {kind.name}")
                 return
             caller.hello = payload
-        turn = Turn(Next.GRANT)
+        turn = HandshakeStep(HandshakeAction.GRANT)
         if caller.conversation is not None:
             turn = caller.conversation.receive(kind, payload)
         caller.say(turn.say)
         match turn.next:
-            case Next.GRANT:
+            case HandshakeAction.GRANT:
                 self._handshakes.proved(caller.source, caller.cpu)
                 caller.cpu = 0.0
                 self._introduce(caller)
-            case Next.REFUSE:
+            case HandshakeAction.REFUSE:
                 self._drop(caller, turn.sentence, tell=turn.sentence)
-            case Next.CLOSE:
+            case HandshakeAction.CLOSE:
                 self._handshakes.proved(caller.source, caller.cpu)
                 caller.cpu = 0.0
                 caller.is_leaving = True
 
-    def _introduce(self, caller: Caller) -> None:
+    def _introduce(self, caller: IncomingConnection) -> None:
         self._forget(caller)
         try:
             self.receive(caller.as_socket(), caller.hello or b"")
@@ -760,7 +768,7 @@ class Acceptor:
             else:
                 self._drop(caller, f"it did not say hello within {PATIENCE:g} s")
 
-    def _drop(self, caller: Caller, reason: str, tell: str = "") -> None:
+    def _drop(self, caller: IncomingConnection, reason: str, tell: str = "") -> None:
         self._forget(caller)
         self.refused += 1
         if tell:
@@ -769,7 +777,7 @@ class Acceptor:
             log_refusal(caller.name, reason)
             hang_up(caller.sock)
 
-    def _forget(self, caller: Caller) -> None:
+    def _forget(self, caller: IncomingConnection) -> None:
         if caller.is_waiting:
             self._handshakes.forget(caller.source, caller)
         else:

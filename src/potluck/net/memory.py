@@ -106,6 +106,7 @@ class MemoryStream:
     """One end of a pipe that holds at most ``capacity`` bytes in each direction."""
 
     is_local = False  # it stands for a network
+    shared = None
 
     def __init__(self, name: str, capacity: int, delay: Delay | None, clock: Delay) -> None:
         self.peer_name = name
@@ -192,7 +193,7 @@ class MemoryStream:
         return count
 
     def expect(self, count: int) -> None:
-        """Nothing: whoever reads is woken for every byte."""
+        """Nothing: the reader is woken for every byte."""
 
     def pace(self, rate: int) -> None:
         """Nothing: memory has no queue in front of it."""

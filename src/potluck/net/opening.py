@@ -2,7 +2,7 @@
 
 The dialler speaks first and counts the connection as open only after the answer.  Until then a
 stranger gets a bounded number of bytes, seconds and places, and never holds up anybody else.
-Members may have to agree on who belongs before the answer: a :class:`Conversation`.
+Members may have to agree on who belongs before the answer: a :class:`HandshakeProtocol`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from potluck.errors import (
 )
 from potluck.logs import get_logger
 from potluck.net.addresses import unmapped
-from potluck.net.frames import HEADER_SIZE, Header, Kind, VersionMismatch, decode, encode
+from potluck.net.frames import HEADER_SIZE, FrameType, Header, VersionMismatch, decode, encode
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.wire_messages import pack, unpack
 
@@ -37,10 +37,10 @@ Reply = TypeVar("Reply")
 MAX_SENTENCE = 2000
 """Characters of a refusal that are sent, and that are shown."""
 
-_OPENING = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL, Kind.ROSTER})
+_OPENING = frozenset({FrameType.HELLO, FrameType.WELCOME, FrameType.REFUSAL, FrameType.ROSTER})
 
 
-class Next(Enum):
+class HandshakeAction(Enum):
     """What becomes of a caller."""
 
     LISTEN = auto()  # it has more to say
@@ -50,20 +50,20 @@ class Next(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class HandshakeStep:
     """Our part of a conversation: what is said, and what is next."""
 
-    next: Next
+    next: HandshakeAction
     say: bytes = b""
     """Frames, sent before anything else."""
     sentence: str = ""
     """Why it is refused."""
 
 
-class Conversation(Protocol):
+class HandshakeProtocol(Protocol):
     """What is said with one caller that has proved who it is, before anything is granted."""
 
-    def receive(self, kind: Kind, payload: bytes) -> Turn:
+    def receive(self, kind: FrameType, payload: bytes) -> HandshakeStep:
         """Answer a frame; the first one is the hello.  Must not wait for the caller."""
 
 
@@ -96,7 +96,7 @@ class Greeting:
         return self._header is not None and self.wanted == 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FrameType:
         """What arrived."""
         assert self._header is not None
         return self._header.kind
@@ -112,23 +112,23 @@ class Greeting:
         return bytes(self._data[HEADER_SIZE:])
 
 
-def _frame(kind: Kind, payload: bytes, piece: int = 0) -> bytes:
+def _frame(kind: FrameType, payload: bytes, piece: int = 0) -> bytes:
     return encode(kind, piece=piece, length=len(payload)) + payload
 
 
-def opening_frame(kind: Kind, message: msgspec.Struct) -> bytes:
+def opening_frame(kind: FrameType, message: msgspec.Struct) -> bytes:
     """A frame of an opening, with a message in it."""
     return _frame(kind, pack(message))
 
 
 def hello_frame(message: msgspec.Struct) -> bytes:
     """The first frame of a connection."""
-    return opening_frame(Kind.HELLO, message)
+    return opening_frame(FrameType.HELLO, message)
 
 
 def answer(sock: OpeningSocket, message: msgspec.Struct) -> None:
     """Open a connection.  The answer always fits into an empty send buffer."""
-    sock.sendall(_frame(Kind.WELCOME, pack(message)))
+    sock.sendall(_frame(FrameType.WELCOME, pack(message)))
 
 
 class RefusedByPeer(HandshakeRefused):
@@ -147,7 +147,7 @@ def refuse(sock: OpeningSocket, sentence: str, *, for_now: bool = False, reason:
     with contextlib.suppress(OSError):
         sock.setblocking(False)
         text = sentence[:MAX_SENTENCE].encode(errors="replace")
-        sock.sendall(_frame(Kind.REFUSAL, text, piece=int(for_now)))
+        sock.sendall(_frame(FrameType.REFUSAL, text, piece=int(for_now)))
     hang_up(sock)
 
 
@@ -208,7 +208,7 @@ def ask(sock: OpeningSocket, deadline: float, first: bytes = b"") -> Greeting:
         raise Timeout("The other side did not answer in time", seconds=0) from None
     except ConnectionError as error:
         raise from_os_error("The other side hung up instead of answering", error) from error
-    if greeting.kind == Kind.REFUSAL:
+    if greeting.kind == FrameType.REFUSAL:
         sentence = greeting.payload.decode(errors="replace")[:MAX_SENTENCE]
         refused = RefusedForNow if greeting.is_for_now else RefusedByPeer
         raise refused("The other side refused", cause=printable(sentence))
@@ -217,8 +217,8 @@ def ask(sock: OpeningSocket, deadline: float, first: bytes = b"") -> Greeting:
 
 def understand(greeting: Greeting, reply: type[Reply]) -> Reply:
     """The answer in a frame that opens a connection."""
-    if greeting.kind != Kind.WELCOME:
-        raise MalformedFrame(f"A {greeting.kind.name} frame is no answer to a hello")
+    if greeting.kind != FrameType.WELCOME:
+        raise MalformedFrame(f"A {greeting.kind.name} frame is not an answer to a hello")
     return unpack(greeting.payload, reply)
 
 

@@ -1,7 +1,7 @@
 """A socket that speaks TLS while a connection opens, with the few methods that needs.
 
-Hello and answer travel through it as through an ordinary socket.  A data lane then leaves it with
-:meth:`SecureSocket.release` and goes on with sealed frames of its own on the bare socket.
+Hello and answer travel through it as through an ordinary socket.  A data connection then leaves it
+with :meth:`SecureSocket.release` and continues with encrypted frames of its own on the bare socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.node import NodeIdentity
 from potluck.net.tls import (
     ClientHello,
-    Group,
+    KeyGroup,
     NamespaceContext,
     TlsChannel,
     client_context,
@@ -100,7 +100,7 @@ class SecureSocket:
         return self._sock, self._channel.leftover()
 
     def hand_over(self) -> tuple[socket.socket, TlsChannel, bytes]:
-        """The parts, for somebody who drives TLS without blocking: and what was read ahead."""
+        """The parts, for a caller that drives TLS without blocking; and what was read ahead."""
         return self._sock, self._channel, bytes(self._plain)
 
     def _take(self, deadline: float) -> None:
@@ -130,7 +130,7 @@ OpeningSocket: TypeAlias = socket.socket | SecureSocket
 NOBODY = NodeId("")
 """Who a peer is on a connection in clear: it has proved nothing."""
 
-_Make = Callable[[NetworkNamespace, NodeIdentity, Group], NamespaceContext]
+_Make = Callable[[NetworkNamespace, NodeIdentity, KeyGroup], NamespaceContext]
 
 
 class Security:
@@ -144,7 +144,7 @@ class Security:
         self.namespace = namespace
         self._identity = identity
         # By side, tag and group; two threads may make the same one, and either will do.
-        self._contexts: dict[tuple[_Make, str, Group], NamespaceContext] = {}
+        self._contexts: dict[tuple[_Make, str, KeyGroup], NamespaceContext] = {}
 
     @classmethod
     def load(cls, namespace: NetworkNamespace | str | None = None) -> Security:
@@ -154,7 +154,7 @@ class Security:
         return cls(namespace)
 
     def renew(self, namespace: NetworkNamespace) -> None:
-        """Go on under the namespace as it is now; what is open stays open."""
+        """Continue under the namespace as it is now; what is open stays open."""
         self.namespace = namespace
 
     @property
@@ -169,7 +169,7 @@ class Security:
 
     @property
     def me(self) -> NodeId:
-        """Our own id, or nobody's on connections in clear."""
+        """Our own id; empty on unencrypted connections."""
         return self.identity.id if self.is_encrypted else NOBODY
 
     def is_current(self, tag: str) -> bool:
@@ -188,7 +188,7 @@ class Security:
     ) -> TlsChannel | None:
         """For a connection we make, to a certain node or to any member; None in clear.
 
-        ``secret`` is an earlier one, for somebody who was away.
+        ``secret`` is an earlier one, for a node that was away.
         """
         if not self.is_encrypted:
             return None
@@ -215,7 +215,7 @@ class Security:
 
     def _find(self, hello: ClientHello) -> NamespaceContext | None:
         """How to answer this hello; None if the usual way will do, be it only to refuse."""
-        group = next((one for one in Group if one.value in hello.groups), None)
+        group = next((one for one in KeyGroup if one.value in hello.groups), None)
         if group is None:
             return None
         return self._context(server_context, self._named(hello.server), group)
@@ -231,7 +231,7 @@ class Security:
         return namespace
 
     def _context(
-        self, make: _Make, namespace: NetworkNamespace, group: Group = Group.X25519
+        self, make: _Make, namespace: NetworkNamespace, group: KeyGroup = KeyGroup.X25519
     ) -> NamespaceContext:
         key = make, namespace.discovery_tag, group
         if key not in self._contexts:

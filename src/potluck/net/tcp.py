@@ -13,11 +13,9 @@ import os
 import select
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +23,14 @@ import msgspec
 
 from potluck import _process
 from potluck._decode import decode_json
+from potluck._platform import HAS_EPOLL, PACING_RATE, gathering_send, keep_alive, unacknowledged
 from potluck.errors import MalformedFrame
 from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
 
 if TYPE_CHECKING:
     from potluck.net.secure_socket import OpeningSocket
-    from potluck.net.transport import Buffer, Event, Poller, Stream
+    from potluck.net.transport import Event, Poller, Stream
+    from potluck.net.unix_socket import SharedMemory
 
 
 BACKLOG = 128
@@ -69,16 +69,7 @@ def prepare(sock: socket.socket) -> None:
     """
     # A frame is written whole and somebody waits for it: Nagle's delay would only add latency.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
-        ("TCP_KEEPALIVE", KEEPALIVE_IDLE),  # macOS's name for the same
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
-        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    keep_alive(sock, idle=KEEPALIVE_IDLE, interval=KEEPALIVE_INTERVAL, count=KEEPALIVE_COUNT)
     sock.setblocking(False)
 
 
@@ -86,6 +77,7 @@ class SocketStream:
     """A connected socket as a :class:`~potluck.net.transport.Stream`."""
 
     is_local = False
+    shared: SharedMemory | None = None
 
     def __init__(self, sock: socket.socket, peer_name: str) -> None:
         _process.track(sock)
@@ -93,13 +85,7 @@ class SocketStream:
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into  # bound once: this is the hottest call of all
         self.peer_name = peer_name
-        self.sendmsg: Callable[[Sequence[Buffer]], int] = (
-            sock.sendmsg if hasattr(sock, "sendmsg") else self._send_joined
-        )
-
-    def _send_joined(self, buffers: Sequence[Buffer], /) -> int:
-        """For platforms without gathering writes."""
-        return self._sock.send(b"".join(buffers))
+        self.sendmsg = gathering_send(sock)
 
     def keep_in_cache(self) -> None:
         """Within one machine let no more wait than stays in the cache until it is read.
@@ -108,7 +94,7 @@ class SocketStream:
         """
 
     def expect(self, count: int) -> None:
-        """Be woken only when so many bytes are there."""
+        """Be woken only when this many bytes are there."""
 
     def pace(self, rate: int) -> None:
         """Send no faster than this."""
@@ -161,10 +147,10 @@ class TcpStream(SocketStream):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def pace(self, rate: int) -> None:
-        """Let the kernel hand on at most so many bytes per second; Linux only."""
-        if sys.platform == "linux":
+        """Let the kernel send at most this many bytes per second; Linux only."""
+        if PACING_RATE is not None:
             with contextlib.suppress(OSError):  # an old kernel: it goes without
-                self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+                self._sock.setsockopt(socket.SOL_SOCKET, PACING_RATE, rate)
 
 
 class LocalStream(SocketStream):
@@ -177,10 +163,24 @@ class LocalStream(SocketStream):
 
     is_local = True
 
-    def __init__(self, sock: socket.socket, peer_name: str) -> None:
+    def __init__(
+        self, sock: socket.socket, peer_name: str, shared: SharedMemory | None = None
+    ) -> None:
         sock.setblocking(False)
         super().__init__(sock, peer_name)
+        self.shared = shared
         self._let_wait(MESSAGES_BUFFER)
+
+    def finish(self, deadline: float) -> None:
+        """Close when the peer has had a moment to read; what lies in shared memory stays there."""
+        super().finish(deadline)
+        self.close()
+
+    def close(self) -> None:
+        """Close at once."""
+        super().close()
+        if self.shared is not None:
+            self.shared.close()
 
     def keep_in_cache(self) -> None:
         """Let as much wait as on loopback."""
@@ -198,19 +198,6 @@ def peer_address(sock: OpeningSocket) -> str:
     except OSError:
         return "unknown"
     return str(Address(unmapped(host), port))
-
-
-def unacknowledged(sock: socket.socket) -> int:
-    """Bytes written that the peer's kernel has not acknowledged; -1 where nobody can tell."""
-    if sys.platform == "linux":
-        import fcntl
-        import termios
-
-        return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
-    if sys.platform == "darwin":
-        so_nwrite = 0x1024  # from <sys/socket.h>; the socket module does not name it
-        return sock.getsockopt(socket.SOL_SOCKET, so_nwrite)
-    return -1
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -270,75 +257,84 @@ def local_host(sock: socket.socket) -> str:
 
 def make_poller() -> Poller:
     """The fastest poller of this platform."""
-    return EpollPoller() if hasattr(select, "epoll") else SelectorPoller()
+    if sys.platform == "linux" and HAS_EPOLL:
+        return EpollPoller()
+    return SelectorPoller()
 
 
-class EpollPoller:
-    """Linux: changes made by another thread take effect while one is waiting."""
+if sys.platform == "linux":  # the type checker knows no other way to ask
 
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._keys: dict[int, int] = {}
-        self._masks: dict[int, int] = {}
-        _process.track(self)
+    class EpollPoller:
+        """Linux: changes made by another thread take effect while one is waiting."""
 
-    def register(self, stream: Stream, key: int) -> None:
-        """Watch a stream for reading."""
-        descriptor = stream.fileno()  # type: ignore[attr-defined]
-        self._keys[descriptor] = key
-        self._masks[descriptor] = select.EPOLLIN
-        self._epoll.register(descriptor, select.EPOLLIN)
+        def __init__(self) -> None:
+            self._epoll = select.epoll()
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._epoll.register(self._wake, select.EPOLLIN)
+            self._keys: dict[int, int] = {}
+            self._masks: dict[int, int] = {}
+            _process.track(self)
 
-    def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
-        """Watch for room to write as well, or stop."""
-        self._want(stream, select.EPOLLOUT, wanted)
+        def register(self, stream: Stream, key: int) -> None:
+            """Watch a stream for reading."""
+            descriptor = stream.fileno()  # type: ignore[attr-defined]
+            self._keys[descriptor] = key
+            self._masks[descriptor] = select.EPOLLIN
+            self._epoll.register(descriptor, select.EPOLLIN)
 
-    def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
-        """Stop watching for bytes to read, or do so again."""
-        self._want(stream, select.EPOLLIN, wanted)
+        def want_write(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+            """Watch for room to write as well, or stop."""
+            self._want(stream, select.EPOLLOUT, wanted)
 
-    def _want(self, stream: Stream, what: int, wanted: bool) -> None:  # noqa: FBT001
-        descriptor = stream.fileno()  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, ValueError, KeyError):  # closed: the reader will say so
-            mask = self._masks[descriptor]
-            mask = mask | what if wanted else mask & ~what
-            self._epoll.modify(descriptor, mask)
-            self._masks[descriptor] = mask
+        def want_read(self, stream: Stream, key: int, wanted: bool) -> None:  # noqa: ARG002, FBT001
+            """Stop watching for bytes to read, or do so again."""
+            self._want(stream, select.EPOLLIN, wanted)
 
-    def unregister(self, stream: Stream) -> None:
-        """Stop watching; harmless for a stream already closed."""
-        descriptor = stream.fileno()  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.unregister(descriptor)
-        self._keys.pop(descriptor, None)
-        self._masks.pop(descriptor, None)
+        def _want(self, stream: Stream, what: int, wanted: bool) -> None:  # noqa: FBT001
+            descriptor = stream.fileno()  # type: ignore[attr-defined]
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # closed: the reader will say so
+                mask = self._masks[descriptor]
+                new = mask | what if wanted else mask & ~what
+                if new != mask:
+                    self._epoll.modify(descriptor, new)
+                    self._masks[descriptor] = new
 
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until something can move."""
-        events: list[Event] = []
-        for descriptor, mask in self._epoll.poll(timeout):
-            key = self._keys.get(descriptor)
-            if key is not None:
-                events.append((key, bool(mask & ~select.EPOLLOUT), bool(mask & select.EPOLLOUT)))
-            elif descriptor == self._wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-        return events
+        def unregister(self, stream: Stream) -> None:
+            """Stop watching; harmless for a stream already closed."""
+            descriptor = stream.fileno()  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(descriptor)
+            self._keys.pop(descriptor, None)
+            self._masks.pop(descriptor, None)
 
-    def wake(self) -> None:
-        """End the current or next wait."""
-        with contextlib.suppress(OSError, ValueError):  # the latter: closed already
-            os.eventfd_write(self._wake, 1)
+        def wait(self, timeout: float | None) -> list[Event]:
+            """Sleep until something can move."""
+            events: list[Event] = []
+            for descriptor, mask in self._epoll.poll(timeout):
+                key = self._keys.get(descriptor)
+                if key is not None:
+                    events.append(
+                        (key, bool(mask & ~select.EPOLLOUT), bool(mask & select.EPOLLOUT))
+                    )
+                elif descriptor == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+            return events
 
-    def close(self) -> None:
-        """Release both descriptors.  Never unregisters: a forked child shares the kernel's list."""
-        if not self._epoll.closed:
-            self._epoll.close()
-            # First forgotten: a late wake must not write into whatever gets the number next.
-            wake, self._wake = self._wake, -1
-            os.close(wake)
+        def wake(self) -> None:
+            """End the current or next wait."""
+            with contextlib.suppress(OSError, ValueError):  # the latter: closed already
+                os.eventfd_write(self._wake, 1)
+
+        def close(self) -> None:
+            """Release both descriptors; unregisters none: a forked child shares the list."""
+            if not self._epoll.closed:
+                self._epoll.close()
+                # First forgotten: a late wake must not write into whatever gets the number next.
+                wake, self._wake = self._wake, -1
+                os.close(wake)
 
 
 class SelectorPoller:
@@ -430,7 +426,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=255)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class EndpointHint(msgspec.Struct, frozen=True):
     """What a process tells others about where it is."""
 
     machine: _Text
@@ -439,8 +435,8 @@ class Whereabouts(msgspec.Struct, frozen=True):
     ports: Annotated[list[_Port], msgspec.Meta(max_length=16)]
 
     @classmethod
-    def here(cls, ports: int = 0) -> Whereabouts:
-        """Of this process, with so many ports that are free just now."""
+    def here(cls, ports: int = 0) -> EndpointHint:
+        """Of this process, with this many ports that are free just now."""
         return cls(_machine(), usable_hosts()[:16], free_ports(ports))
 
     def to_bytes(self) -> bytes:
@@ -448,7 +444,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes, sender: str) -> Whereabouts:
+    def from_bytes(cls, data: bytes, sender: str) -> EndpointHint:
         """As another process wrote it; raises ``MalformedFrame`` if it is anything else."""
         try:
             if len(data) <= LONGEST:
@@ -470,7 +466,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 def _is_literal(host: str) -> bool:
-    """Whether it is an address in numbers: names that others hand out are looked up by nobody."""
+    """Whether it is an address in numbers: names that peers send are never looked up."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -479,7 +475,7 @@ def _is_literal(host: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens just now, all different."""
+    """Ports on which no program listens just now, all different."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listen("", 0)) for _ in range(count)]
         return [int(listener.getsockname()[1]) for listener in listeners]

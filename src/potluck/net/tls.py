@@ -1,10 +1,10 @@
 """TLS 1.3 with mutual authentication: how every connection opens.
 
 The key in a node's certificate is the node's identity, so the handshake itself proves who is there;
-:class:`TlsChannel` says it and refuses anybody else than the node that was expected.  The channel
+:class:`TlsChannel` tells who it is and refuses any other node than the expected one.  The channel
 never touches a socket: bytes go in through :meth:`~TlsChannel.receive` and come out of
-:meth:`~TlsChannel.outgoing`.  Control and RPC stay on it; the data lane ends it with
-:meth:`~TlsChannel.unwrap` and goes on with its own frames on the same connection.
+:meth:`~TlsChannel.outgoing`.  Control and RPC stay on it; a data connection ends it
+with :meth:`~TlsChannel.unwrap` and continues with its own frames on the same connection.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from potluck._platform import memory_file
 from potluck._types import NodeId
 from potluck.errors import (
     ChannelClosed,
@@ -149,7 +150,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 _DESCRIPTORS = "/proc/self/fd"
 
 
-class Group(enum.Enum):
+class KeyGroup(enum.Enum):
     """A group in which keys may be agreed on; the first one that both sides have is used."""
 
     X25519 = 29
@@ -161,7 +162,7 @@ class Group(enum.Enum):
         return _CURVES[self]
 
 
-_CURVES = {Group.X25519: "X25519", Group.P256: "prime256v1"}
+_CURVES = {KeyGroup.X25519: "X25519", KeyGroup.P256: "prime256v1"}
 
 
 class NamespaceContext(ssl.SSLContext):
@@ -172,7 +173,7 @@ class NamespaceContext(ssl.SSLContext):
 
 
 def server_context(
-    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+    namespace: NetworkNamespace, identity: NodeIdentity, group: KeyGroup = KeyGroup.X25519
 ) -> NamespaceContext:
     """For the side that was called."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, namespace, identity, group)
@@ -183,7 +184,7 @@ def server_context(
 
 
 def client_context(
-    namespace: NetworkNamespace, identity: NodeIdentity, group: Group = Group.X25519
+    namespace: NetworkNamespace, identity: NodeIdentity, group: KeyGroup = KeyGroup.X25519
 ) -> NamespaceContext:
     """For the side that calls; a server gets no other group to choose."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, namespace, identity, group)
@@ -203,7 +204,7 @@ def peer_public_key(tls: ssl.SSLObject | ssl.SSLSocket) -> bytes:
         raise HandshakeRefused("The certificate is not for an Ed25519 key, so it names no node")
     if _signed_itself(certificate, key):
         # Every member can compute this key, so it proves nothing about who is there.
-        raise HandshakeRefused("The other side used the namespace's own key instead of a node's")
+        raise HandshakeRefused("The other side used the group's own key instead of a node's")
     return key.public_bytes_raw()
 
 
@@ -213,7 +214,7 @@ def peer_node_id(tls: ssl.SSLObject | ssl.SSLSocket) -> NodeId:
 
 
 def _context(
-    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity, group: Group
+    protocol: int, namespace: NetworkNamespace, identity: NodeIdentity, group: KeyGroup
 ) -> NamespaceContext:
     if not namespace.is_encrypted:
         raise UnsupportedOperation("The insecure namespace is plain TCP: there is no TLS to open")
@@ -235,12 +236,12 @@ def _context(
     return context
 
 
-def _restrict(context: ssl.SSLContext, group: Group) -> None:
+def _restrict(context: ssl.SSLContext, group: KeyGroup) -> None:
     """Agree on keys in this group; in P-256 if this OpenSSL has no X25519 (FIPS, or before 3.0)."""
     try:
         context.set_ecdh_curve(group.curve)
     except (ValueError, ssl.SSLError):
-        context.set_ecdh_curve(Group.P256.curve)
+        context.set_ecdh_curve(KeyGroup.P256.curve)
 
 
 @contextlib.contextmanager
@@ -261,11 +262,8 @@ def _path_to(content: bytes) -> Iterator[str]:
 
 
 def _memory_file(content: bytes, stack: contextlib.ExitStack) -> str | None:
-    if not hasattr(os, "memfd_create"):
-        return None
-    try:
-        descriptor = os.memfd_create("potluck")
-    except OSError:  # forbidden in some sandboxes
+    descriptor = memory_file("potluck")
+    if descriptor is None:
         return None
     stack.callback(os.close, descriptor)
     view = memoryview(content)
@@ -290,7 +288,7 @@ def _signed_itself(certificate: x509.Certificate, key: Ed25519PublicKey) -> bool
 # become what most likely happened at home and what to do about it; the original stays in ``cause``.
 
 _SAME_NAMESPACE = (
-    "Check that both use the same namespace (--namespace, POTLUCK_NAMESPACE). If one was away when "
+    "Check that both are in the same group (--namespace, POTLUCK_NAMESPACE). If one was away when "
     "the secret was rotated, or never was paired, pair the two: potluck pair"
 )
 _NOT_POTLUCK = (
@@ -306,7 +304,7 @@ _OLD_TLS = (
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
     ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it showed no certificate", _NOT_POTLUCK),
     ("CERTIFICATE_REQUIRED", "it asks for a certificate and got none", _SAME_NAMESPACE),
-    ("UNKNOWN_CA", "it does not belong to our namespace, and said so", _SAME_NAMESPACE),
+    ("UNKNOWN_CA", "it is not in our group, and said so", _SAME_NAMESPACE),
     ("PROTOCOL_VERSION", "it does not speak TLS 1.3, and said so", _OLD_TLS),
     ("UNSUPPORTED_PROTOCOL", "it does not speak TLS 1.3", _OLD_TLS),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS 1.3", _OLD_TLS),
@@ -325,10 +323,10 @@ _CERTIFICATES = {
     7: "its certificate is forged or damaged",
     9: "its certificate is not valid yet",
     10: "its certificate has expired",
-    18: "its certificate was made by itself, not by a namespace",
-    19: "it belongs to another namespace",
-    20: "it belongs to another namespace",
-    21: "it belongs to another namespace",
+    18: "its certificate is self-signed, not made by a group",
+    19: "it belongs to another group",
+    20: "it belongs to another group",
+    21: "it belongs to another group",
 }
 
 
@@ -716,7 +714,7 @@ class TlsChannel:
         return during_handshake(error, self._host)
 
     def _refused(self, what: str) -> HandshakeRefused:
-        hint = "It may belong to another namespace, run another version, or be another program."
+        hint = "It may belong to another group, run another version, or be another program."
         who = self._host or "The other side"
         return HandshakeRefused(f"{who} {what}", host=self._host, hint=hint)
 

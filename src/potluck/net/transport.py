@@ -8,10 +8,14 @@ non-blocking socket and any other :class:`OSError` when the connection is broken
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from potluck._platform import yield_processor
+
+if TYPE_CHECKING:
+    from potluck.net.unix_socket import SharedMemory
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -25,6 +29,10 @@ class Stream(Protocol):
     is_local: bool
     """Both ends are known to be on one machine: no link is between them that could be slow."""
 
+    @property
+    def shared(self) -> SharedMemory | None:
+        """Memory that both ends share, for what is large."""
+
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
         """Write what fits of the buffers joined; return how many bytes that was."""
 
@@ -34,7 +42,7 @@ class Stream(Protocol):
     def expect(self, count: int) -> None:
         """Count as readable only when ``count`` bytes are there, if the system can see to that.
 
-        Whoever can do nothing with fewer sleeps through their arrival.
+        A reader that can do nothing with fewer is not woken for them.
         """
 
     def pace(self, rate: int) -> None:
@@ -98,8 +106,6 @@ MOST = 8
 RETRY_EVERY = 32
 """Waits between two attempts while spinning does not pay."""
 
-_yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))
-
 
 class Spin:
     """Whether to look again, learned from whether it helped."""
@@ -132,6 +138,6 @@ class Spin:
             if time.perf_counter() >= end:
                 self._attempts -= 1
                 return False
-            _yield_processor()
+            yield_processor()
         self._attempts = min(MOST, self._attempts + 1)
         return True

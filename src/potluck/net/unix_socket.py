@@ -1,8 +1,8 @@
-"""Shortcuts: two processes of one user on one machine go on over a local socket.
+"""Shortcuts: two processes of one user on one machine continue over a local socket.
 
 Within a machine TCP is the slower way by far: the same bytes through a Unix socket take a third of
-the time, and they need no encryption, because nobody can read them who could not read the memory of
-both processes as well.  So the two meet over TCP as always, prove who they are, and then the
+the time, and they need no encryption, because no user can read them who could not read the memory
+of both processes as well.  So the two meet over TCP as always, prove who they are, and then the
 dialler offers a shortcut:
 
 ::
@@ -19,30 +19,44 @@ dialler offers a shortcut:
 
 Everything is checked that could make it another connection than it seems: hello and token travel
 inside TLS; both ends must be of one user, which the kernel says; and the two ends of the TCP
-connection must see each other under the same addresses, both of this machine, so that whoever
-relays it stays between them.  Where any of this fails, the TCP connection is used.  A member that
-lies can have nobody else called: only names that the kernel gives are dialled.
+connection must see each other under the same addresses, both of this machine, so that a
+relay stays between them.  Where any of this fails, the TCP connection is used.  A member that
+lies can have no other program called: only names that the kernel gives are dialled.
 
 Linux only: its abstract names vanish with the process, and are not seen from other network
 namespaces, which count as other machines.
+
+A local socket still copies every byte twice, into the kernel and out of it.  So connections for
+collectives share memory as well: see :class:`SharedMemory`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import mmap
 import os
 import re
-import select
+import selectors
 import socket
-import struct
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from potluck import _process
+from potluck._platform import (
+    CAN_SHARE_MEMORY,
+    DONT_WAIT,
+    HAS_LOCAL_SOCKETS,
+    is_local_stream,
+    is_of_same_user,
+    local_socket,
+    map_sealed_memory,
+    receive_descriptors,
+    sealed_memory,
+    send_descriptors,
+)
 from potluck.net.addresses import Address, unmapped
-from potluck.wire_messages import Shortcut
+from potluck.wire_messages import UnixSocketHint
 
 if TYPE_CHECKING:
     from typing import Self
@@ -59,23 +73,20 @@ NAME = re.compile(rb"\0[0-9a-f]{5}")
 """What Linux calls a listener that leaves it the choice: never a path, nor a name of renown."""
 
 BACKLOG = 8
-"""Callers that may wait, and Linux lets one more: strangers are sent away and hold up nobody."""
-
-CREDENTIALS = struct.Struct("3i")
-"""Linux's ``ucred``: process, user and group."""
+"""Callers that may wait, and Linux lets one more: strangers are sent away and delay no other."""
 
 _HERE = b"\x01"
 
 
 def is_wanted() -> bool:
     """Whether this process takes shortcuts at all."""
-    return sys.platform == "linux" and os.environ.get(SWITCH, "").strip().lower() != "off"
+    return HAS_LOCAL_SOCKETS and os.environ.get(SWITCH, "").strip().lower() != "off"
 
 
-class Offer:
+class UnixSocketOffer:
     """The dialler's side: a listener that only the other end of a connection knows."""
 
-    def __init__(self, listener: socket.socket, message: Shortcut) -> None:
+    def __init__(self, listener: socket.socket, message: UnixSocketHint) -> None:
         self._listener = listener
         self.message = message
         """What the hello says about it."""
@@ -89,12 +100,12 @@ class Offer:
             ends = _ends(sock.getsockname(), sock.getpeername())
             if ends is None:
                 return None
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = local_socket()
             _process.track(listener)
             try:
                 listener.bind("")  # the kernel finds a free abstract name
                 listener.listen(BACKLOG)
-                message = Shortcut(listener.getsockname(), os.urandom(TOKEN_SIZE), ends)
+                message = UnixSocketHint(listener.getsockname(), os.urandom(TOKEN_SIZE), ends)
             except BaseException:
                 listener.close()
                 raise
@@ -104,7 +115,7 @@ class Offer:
     def accept(self) -> socket.socket:
         """The local socket, after the other end has said that it took the shortcut.
 
-        By then it has called and sent the token, so nobody is waited for.
+        By then it has called and sent the token, so there is nothing to wait for.
         """
         self._listener.setblocking(False)
         for _ in range(BACKLOG + 1):
@@ -115,7 +126,9 @@ class Offer:
             _process.track(sock)
             try:
                 sock.setblocking(False)
-                if _is_own(sock) and hmac.compare_digest(sock.recv(TOKEN_SIZE), self.message.token):
+                if is_of_same_user(sock) and hmac.compare_digest(
+                    sock.recv(TOKEN_SIZE), self.message.token
+                ):
                     sock.sendall(_HERE)
                     return sock
             except OSError:  # a stranger who says nothing, or who has left
@@ -131,7 +144,7 @@ class Offer:
         self._listener.close()
 
 
-def take(offered: Shortcut | None, sock: OpeningSocket) -> socket.socket | None:
+def take(offered: UnixSocketHint | None, sock: OpeningSocket) -> socket.socket | None:
     """The side that is called: the local socket, with the token on its way; None if it cannot be.
 
     Never waits.
@@ -141,12 +154,12 @@ def take(offered: Shortcut | None, sock: OpeningSocket) -> socket.socket | None:
     with contextlib.suppress(OSError):
         if offered.ends != _ends(sock.getpeername(), sock.getsockname()):
             return None
-        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local = local_socket()
         _process.track(local)
         try:
             local.setblocking(False)
             local.connect(offered.name)
-            if _is_own(local):
+            if is_of_same_user(local):
                 local.sendall(offered.token)
                 return local
         except OSError:  # another network namespace, or it has left
@@ -161,22 +174,22 @@ def take(offered: Shortcut | None, sock: OpeningSocket) -> socket.socket | None:
 def await_dialler(local: socket.socket, sock: OpeningSocket, deadline: float) -> None:
     """Return when the dialler has the shortcut too: its TCP connection may be closed.
 
-    That connection still counts: when it ends, on either side, nobody will come.
+    That connection still counts: when it ends, on either side, no peer will come.
     """
-    poll = select.poll()
-    for end in (local, sock):
-        poll.register(end.fileno(), select.POLLIN)
     local.setblocking(False)
     is_over = False
-    while (word := _word(local)) is None:
-        left = deadline - time.monotonic()
-        if is_over:
-            raise ConnectionResetError(104, "the connection ended")
-        if left <= 0:
-            raise TimeoutError(110, "the dialler did not come to its shortcut")
-        is_over = any(number == sock.fileno() for number, _ in poll.poll(left * 1000))
+    with selectors.DefaultSelector() as both:
+        for end in (local, sock):
+            both.register(end.fileno(), selectors.EVENT_READ)
+        while (word := _word(local)) is None:
+            left = deadline - time.monotonic()
+            if is_over:
+                raise ConnectionResetError(104, "the connection ended")
+            if left <= 0:
+                raise TimeoutError(110, "the dialler did not come to its shortcut")
+            is_over = any(key.fd == sock.fileno() for key, _ in both.select(left))
     if word != _HERE:
-        raise ConnectionResetError(104, "the shortcut leads to somebody else")
+        raise ConnectionResetError(104, "the shortcut leads to another process")
 
 
 def _word(local: socket.socket) -> bytes | None:
@@ -187,14 +200,8 @@ def _word(local: socket.socket) -> bytes | None:
         return None
 
 
-def _is_sound(offered: Shortcut) -> bool:
+def _is_sound(offered: UnixSocketHint) -> bool:
     return NAME.fullmatch(offered.name) is not None and len(offered.token) == TOKEN_SIZE
-
-
-def _is_own(sock: socket.socket) -> bool:
-    """Whether a process of the same user is at the other end."""
-    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return bool(CREDENTIALS.unpack(said)[1] == os.geteuid())
 
 
 def _ends(dialler: tuple[object, ...], called: tuple[object, ...]) -> list[str] | None:
@@ -205,3 +212,148 @@ def _ends(dialler: tuple[object, ...], called: tuple[object, ...]) -> list[str] 
     if dialler[0] != called[0]:
         return None
     return [str(Address(unmapped(str(end[0])), int(str(end[1])))) for end in (dialler, called)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Shared memory: large pieces between two processes of one user, without a copy by the kernel.
+#
+# Each of the two writes into memory of its own, which the other can only read.  It is cut into
+# slots.  To hand over a piece, its owner copies it into a free slot and sends the number of the
+# slot over the local socket; the reader uses it in place, and sends the number back, over a second
+# socket, when the slot is free again.
+#
+# Only data travels in memory: no length, no address, no counter.  Its owner may change it at any
+# time, so a reader that has to check something copies it first.
+#
+#     each side                                              each side
+#        |  a byte: there is memory, with its descriptor         |
+#        | ====================================================> |
+#        |  a byte: it was found good and mapped                 |
+#        | ====================================================> |
+#
+# If one of the two bytes is 0 on either side, both use the local socket alone.  The second socket
+# comes with the memory of the dialler.
+
+SLOT_SIZE = 1 << 20
+"""Bytes of a slot: the longest piece of a plan within a machine."""
+
+SLOTS = 8
+"""Slots in each direction: what is written, what waits, and what the reader holds."""
+
+SHARED_SIZE = SLOTS * SLOT_SIZE
+
+MEMORY_SWITCH = "POTLUCK_SHARED_MEMORY"
+"""The variable of the environment that turns shared memory off, for a comparison: ``off``."""
+
+_YES, _NO = b"\x01", b"\x00"
+
+
+def may_share_memory() -> bool:
+    """Whether this process shares memory at all."""
+    return CAN_SHARE_MEMORY and os.environ.get(MEMORY_SWITCH, "").strip().lower() != "off"
+
+
+class SharedMemory:
+    """What two processes share: the slots of this one, those of the other, and a second socket."""
+
+    def __init__(self, mine: mmap.mmap, theirs: mmap.mmap, credits_: socket.socket) -> None:
+        self.mine = _slots(mine)
+        """To write to."""
+        self.theirs = _slots(theirs)
+        """To read from."""
+        self.credits = credits_
+        """Can be read when the other side has given slots back."""
+        _process.track(self)
+
+    def give_back(self, slot: int) -> None:
+        """Say that a slot of the other side is free.
+
+        If that side has left, nothing happens; that it is lost shows where data is read from it.
+        The other side may have kept a descriptor of our socket and made it block: so this call says
+        that it must not.
+        """
+        with contextlib.suppress(OSError):
+            self.credits.send(bytes((slot,)), DONT_WAIT)
+
+    def take_back(self) -> bytes:
+        """Our slots that became free; empty if the other side left.
+
+        Raises ``BlockingIOError`` if none became free.
+        """
+        return self.credits.recv(SLOTS, DONT_WAIT)
+
+    def close(self) -> None:
+        """Close the second socket.  The memory is freed when no piece in it is used any more."""
+        self.credits.close()
+        self.mine.clear()
+        self.theirs.clear()
+
+
+def _slots(memory: mmap.mmap) -> list[memoryview]:
+    whole = memoryview(memory)
+    return [whole[start : start + SLOT_SIZE] for start in range(0, SHARED_SIZE, SLOT_SIZE)]
+
+
+def share_memory(local: socket.socket, deadline: float, *, is_dialler: bool) -> SharedMemory | None:
+    """Share memory with the other end of a local socket; None if one of the two cannot.
+
+    Raises ``OSError`` when the other end leaves, or says nothing until the deadline.
+    """
+    with contextlib.ExitStack() as stack:
+        mine, given, credits_ = _offer_memory(stack, is_dialler=is_dialler)
+        send_descriptors(local, _NO if mine is None else _YES, given)
+        word, got = _receive(local, deadline, 1 if is_dialler else 2)
+        for descriptor in got:
+            stack.callback(os.close, descriptor)
+        theirs: mmap.mmap | None = None
+        if mine is not None and word == _YES:
+            with contextlib.suppress(OSError, ValueError, IndexError):  # not what it should be
+                theirs = map_sealed_memory(got[0], SHARED_SIZE)
+                credits_ = credits_ or stack.enter_context(_adopt_credits(got[1]))
+        is_good = theirs is not None and credits_ is not None
+        send_descriptors(local, _YES if is_good else _NO, ())
+        word, _ = _receive(local, deadline, 0)
+        if word != _YES or mine is None or theirs is None or credits_ is None:
+            return None
+        return SharedMemory(mine, theirs, credits_.dup())
+
+
+def _offer_memory(
+    stack: contextlib.ExitStack, *, is_dialler: bool
+) -> tuple[mmap.mmap | None, list[int], socket.socket | None]:
+    """Memory of ours, the descriptors to give away, and the dialler's end of the second socket."""
+    with contextlib.suppress(OSError, ValueError):  # the system gives none
+        descriptor, memory = sealed_memory(SHARED_SIZE)
+        stack.callback(os.close, descriptor)
+        if not is_dialler:
+            return memory, [descriptor], None
+        here, there = map(stack.enter_context, socket.socketpair())
+        for end in (here, there):
+            _process.track(end)
+        return memory, [descriptor, there.fileno()], here
+    return None, [], None
+
+
+def _adopt_credits(descriptor: int) -> socket.socket:
+    """The socket that came with the dialler's memory; raises ``OSError`` if it is another kind."""
+    sock = socket.socket(fileno=os.dup(descriptor))
+    _process.track(sock)
+    if not is_local_stream(sock):
+        sock.close()
+        raise OSError("another kind of socket")
+    return sock
+
+
+def _receive(local: socket.socket, deadline: float, most: int) -> tuple[bytes, list[int]]:
+    """Wait for a byte and the descriptors that come with it."""
+    left = deadline - time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(local.fileno(), selectors.EVENT_READ)
+        if left <= 0 or not selector.select(left):
+            raise TimeoutError(110, "the other side did not say whether it shares memory")
+    word, descriptors = receive_descriptors(local, 1, most)
+    if not word:
+        for each in descriptors:
+            os.close(each)
+        raise ConnectionResetError(104, "the other side left")
+    return word, descriptors

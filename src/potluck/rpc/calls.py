@@ -1,47 +1,47 @@
-"""Calls: those we make, as futures, and those that others make, while they are here."""
+"""Calls: outgoing ones as futures, incoming ones, and the limits of an agent.
+
+An outgoing call is an :class:`RpcFuture`; its :class:`CallTarget` brings it to its destination.  An
+:class:`IncomingCall` is answered through its :class:`Replier`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from potluck._process import ForkSafeLock, call_in_children
-from potluck._types import Seconds, in_seconds, settle_seconds
+from potluck._future import Future, Result
+from potluck._platform import call_in_children
+from potluck._process import ForkSafeLock
+from potluck._types import Seconds, settle_seconds
 from potluck.backend.base import check_whole
-from potluck.errors import DistributedError, Timeout
 from potluck.logs import get_logger
 from potluck.rpc.errors import RpcCancelled, RpcTimeout
-from potluck.rpc.protocol import MAX_RPC_MSG_SIZE, Hello, reply_by
+from potluck.rpc.protocol import MAX_RPC_MSG_SIZE, RpcHello, reply_by
 from potluck.rpc.values import taken_bytes
+from potluck.trace.recorder import OperationFailure
 
 if TYPE_CHECKING:
     from potluck.metrics.instruments import OperationMetrics
-    from potluck.rpc.protocol import Failure
-    from potluck.trace.recorder import Log, RemoteCall
+    from potluck.rpc.protocol import CallFailure
+    from potluck.trace.recorder import GroupLog
 
-
-# --------------------------------------------------------------------------------------------------
-# Callbacks of calls that have ended, on a thread of their own.
-#
-# The thread that ends a call reads a connection, and nobody else reads it meanwhile: a callback
-# that makes a call there, or closes the agent, would wait for itself.
 
 logger = get_logger(__name__)
 
+# Callbacks run on their own thread.  The thread that ends a call is the only one that reads its
+# connection: a callback that made a call there, or closed the agent, would wait for itself.
 _lock = ForkSafeLock()
 _due: deque[tuple[Callable[[], object], str]] = deque()
 _is_running = False
 
 
 def run_soon(callback: Callable[[], object], whose: str) -> None:
-    """Have a callback called, after those that are due already."""
+    """Call a callback on the callback thread, after those that wait already."""
     global _is_running  # noqa: PLW0603 - one thread for all agents, while there is something to do
     with _lock:
         _due.append((callback, whose))
@@ -61,12 +61,12 @@ def _run() -> None:
             callback, whose = _due.popleft()
         try:
             callback()
-        except Exception:  # the others are due all the same
+        except Exception:  # the others must run all the same
             logger.exception("A callback of %s failed", whose)
 
 
 def _begin_anew() -> None:
-    """In a forked child, where nobody runs what was due."""
+    """Forget waiting callbacks in a forked child, which has no thread for them."""
     global _is_running  # noqa: PLW0603
     _is_running = False
     _due.clear()
@@ -77,40 +77,41 @@ call_in_children(_begin_anew)
 
 # --------------------------------------------------------------------------------------------------
 
-Result = TypeVar("Result")
-
 INSTANT = 1.0
-"""Seconds in which another thread surely ends what it has begun to end."""
+"""Seconds that another thread has to finish a call that it has begun to finish."""
 
 FEW = 64
-"""Calls from within a call before those that are done are forgotten."""
+"""Nested calls that are kept before those that are done are dropped."""
 
-_callbacks = ForkSafeLock()
-"""Guards callbacks and sleepers of all futures; nothing is called under it."""
+_first = ForkSafeLock()
+"""Decides which thread converts the answer of a call."""
 
 
-class Receiver(Protocol):
-    """Who takes a call to its destination."""
+class CallTarget(ABC):
+    """The destination of a call, as the caller sees it."""
 
-    @property
-    def rank(self) -> int:
-        """Of the destination."""
+    rank: int
 
     @property
+    @abstractmethod
     def silence(self) -> str:
-        """Why it may give no answer, if that is known, as the end of a sentence."""
+        """Why there may be no answer, if that is known, as the end of a sentence."""
 
+    @abstractmethod
     def abandon(self, call: RpcFuture[Any]) -> bool:
-        """Nobody waits for the call any more; False if it has ended in this instant."""
+        """Stop waiting for a call; False if it has just ended."""
 
+    @abstractmethod
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
         """Return when the call has ended or the deadline has passed."""
 
 
-class RpcFuture(Generic[Result]):
-    """A call under way.  Until it is done, what it sends belongs to it.
+class RpcFuture(Future[Result]):
+    """A call in progress.  Its arguments must not change until it is done.
 
-    Wait for it, ask whether it is done, await it from a coroutine, or cancel it.
+    Wait for it, check whether it is done, await it in a coroutine, or cancel it.  After the timeout
+    of the call itself, waiting raises :class:`RpcTimeout` and the call has ended.  If the timeout
+    of a wait ends earlier, it raises :class:`~potluck.errors.Timeout` and the call continues.
 
     >>> from potluck import RpcAgent, SimulatedBackend
     >>> left, right = SimulatedBackend.create_group(2)
@@ -122,215 +123,137 @@ class RpcFuture(Generic[Result]):
     """
 
     __slots__ = (
-        *("__weakref__", "_callbacks", "_convert", "_converting", "_error", "_sleepers", "_value"),
-        *("deadline", "done", "idempotent", "marks", "name", "number", "parts", "peer", "size"),
-        *("began", "destination", "notes", "seconds"),
+        *("_convert", "_converting", "accounting", "began", "deadline", "destination"),
+        *("idempotent", "marks", "name", "number", "parts", "peer", "seconds", "size"),
     )
 
-    def __init__(self, peer: Receiver, name: str, number: int, seconds: float) -> None:
+    def __init__(self, peer: CallTarget, name: str, number: int, seconds: float) -> None:
+        super().__init__()
         self.peer = peer
         self.name = name
         self.number = number
         self.seconds = seconds
         self.began = time.monotonic()
         self.deadline = self.began + seconds
-        self.done = False
-        """Whether it has ended, well or not."""
         self.idempotent = False
         self.marks = 0
         self.parts: list[bytes | memoryview] = []
         self.size = 0
         self.destination = ""
-        """In words, while its rank is not known."""
-        self.notes: Notes | None = None
-        """Where it is taken down and counted."""
-        self._value: Any = None
-        self._error: BaseException | None = None
+        """The destination in words, while its rank is not known."""
+        self.accounting: CallAccounting | None = None
+        """Where it is recorded and counted."""
         self._convert: Callable[[Any], Result] | None = None
         self._converting: threading.Lock | None = None
-        self._sleepers: tuple[threading.Lock, ...] = ()
-        self._callbacks: list[Callable[[], None]] | None = None
 
-    def wait(self, timeout: Seconds | None = None) -> Result:
-        """Return the value when there is one, or raise what went wrong.
-
-        At the call's own deadline that is :class:`RpcTimeout`, and the call is over.  When
-        ``timeout`` ends before that it is a plain :class:`~potluck.errors.Timeout`, and the call
-        goes on.
-        """
-        if not self.done:
-            until = self.deadline
-            limit = in_seconds(timeout)
-            if limit is not None:
-                until = min(until, time.monotonic() + limit)
-            self._wait_until(until)
-            if not self.done:
-                raise Timeout(f"{self.describe()} is not done yet", seconds=limit or 0.0)
-        return self.result()
-
-    def _wait_until(self, until: float) -> None:
+    def drive(self, limit: float | None) -> bool:
+        """Read the answer, or sleep until it is here; at the deadline the call fails."""
+        until = self.deadline
+        if limit is not None:
+            until = min(until, time.monotonic() + limit)
         self.peer.wait_for(self, until)
-        if not self.done and time.monotonic() >= self.deadline:
+        if not self.ended and time.monotonic() >= self.deadline:
             self.expire()
-            if not self.done:  # its answer comes in this instant
-                self.sleep_until(time.monotonic() + INSTANT)
+            return self.ended or self.sleep_until(time.monotonic() + INSTANT)  # it has just come
+        return self.ended
 
     def result(self, timeout: Seconds = 0.0) -> Result:
-        """The value, or what went wrong; :class:`Timeout` if it is not done after ``timeout``."""
-        if not self.done:
-            self._look(timeout)
-        if self._error is not None:
-            error = self._error  # each gets its own: tracebacks would pile up on one
-            raise copy.copy(error) if isinstance(error, DistributedError) else error
-        if self._convert is not None:
-            self._convert_once()
-        return cast("Result", self._value)
+        """Return the value or raise the error; :class:`Timeout` if it is not done in time."""
+        value = super().result(timeout)
+        return value if self._convert is None else self._convert_once()
 
-    def _convert_once(self) -> None:
-        """For one thread: converting gives back the memory that came in."""
-        with _callbacks:
+    def _convert_once(self) -> Result:
+        """Convert the answer once: converting releases the memory that it arrived in."""
+        with _first:
             if self._converting is None:
                 self._converting = threading.Lock()
         with self._converting:
-            if self._error is not None:  # it failed for another thread
-                raise self._error
+            if self.error is not None:  # it failed for another thread
+                raise self.error
             if self._convert is not None:
                 try:
                     self._value = self._convert(self._value)
                 except BaseException as error:
-                    self._value, self._error = None, error
+                    self._value, self.error = None, error
                     raise
                 self._convert = None
-
-    def exception(self, timeout: Seconds = 0.0) -> BaseException | None:
-        """What went wrong, or None; :class:`Timeout` if it is not done after ``timeout``."""
-        self._look(timeout)
-        return self._error
-
-    def _look(self, timeout: Seconds) -> None:
-        limit = in_seconds(timeout)
-        if not self.done and limit > 0:
-            self._wait_until(min(self.deadline, time.monotonic() + limit))
-        if not self.done:
-            raise Timeout(f"{self.describe()} is not done yet", seconds=limit)
+        return cast("Result", self._value)
 
     def cancel(self) -> bool:
-        """Stop waiting and tell the other side; False if the call was done already."""
-        if self.done or not self.peer.abandon(self):
+        """Cancel the call and tell the other side; False if it was already done."""
+        if self.ended or not self.peer.abandon(self):
             return False
-        self.finish(None, RpcCancelled(f"{self.describe()} was cancelled", rank=self.peer.rank))
+        self.finish(RpcCancelled(f"{self.describe()} was cancelled", rank=self.peer.rank))
         return True
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when it has ended, on a thread for that; now if it has."""
-        if not self._when_done(lambda: run_soon(callback, self.describe())):
+        """Call ``callback`` on the callback thread when the call has ended; now if it has."""
+        if self.ended:
             callback()
-
-    def _when_done(self, action: Callable[[], None]) -> bool:
-        """Have something done by the thread that ends it; False if it has ended already."""
-        with _callbacks:
-            if not self.done:
-                self._callbacks = [*(self._callbacks or ()), action]
-            return not self.done
+        else:
+            super().add_done_callback(lambda: run_soon(callback, self.describe()))
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait without blocking the event loop."""
-        # Whoever awaits runs an event loop, so it is there; this library brings none.
-        loop = sys.modules["asyncio"].get_running_loop()
-        future = loop.create_future()
-
-        def wake() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(wake)
-
-        if not self._when_done(tell):
-            tell()
+        """Wait without blocking the event loop; cancelling the task cancels the call."""
         try:
-            yield from future.__await__()
-        except BaseException:  # the task was cancelled: nobody waits any more
-            self.cancel()
-            raise
-        return self.result()
+            return (yield from super().__await__())
+        finally:
+            self.cancel()  # nothing, unless the task was cancelled
 
-    # -- for those who bring the answer ----------------------------------------------------------
+    # -- for the thread that brings the answer ---------------------------------------------------
 
     @property
     def where(self) -> str:
-        """Whom it calls, in words."""
+        """The destination, in words."""
         return self.destination or f"rank {self.peer.rank}"
 
     def describe(self) -> str:
-        """What this is, as the subject of a sentence."""
+        """The call, as the subject of a sentence."""
         return f"The call of '{self.name}' on {self.where}"
 
     def convert_with(self, convert: Callable[[Any], Result]) -> None:
-        """How the bytes of the answer become a value, on the thread that asks for it."""
+        """Set how the answer becomes a value, on the thread that asks for it."""
         self._convert = convert
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the call because its deadline has passed."""
         if self.peer.abandon(self):
-            reason = f"'{self.name}' on {self.where} gave no answer within "
+            reason = f"'{self.name}' on {self.where} did not answer within "
             reason += f"{self.seconds:g} s{self.peer.silence}"
-            self.finish(None, RpcTimeout(reason, seconds=self.seconds, rank=self.peer.rank))
+            self.finish(RpcTimeout(reason, seconds=self.seconds, rank=self.peer.rank))
 
-    def finish(self, value: Any, error: BaseException | None = None) -> None:
-        """End.  Called once, by whoever took the call out of its table."""
-        self._value, self._error = value, error
+    def finish(self, error: BaseException | None = None, value: Any = None) -> None:
+        """End the call.  Called once, by the thread that removed the call from its table."""
         if type(value) is bytes and self._convert is taken_bytes:
-            self._convert = None  # they are what they should be
+            self._convert = None  # bytes need no conversion
         self.parts = []
-        if self.notes is not None:
-            self.notes.end(self, error)
-        with _callbacks:
-            self.done = True
-            callbacks, self._callbacks = self._callbacks, None
-            sleepers, self._sleepers = self._sleepers, ()
-        for sleeper in sleepers:
-            sleeper.release()
-        for callback in callbacks or ():
-            callback()
-
-    def sleep_until(self, deadline: float) -> None:
-        """Sleep until it is done or the deadline has passed; any number of threads may."""
-        sleeper = threading.Lock()
-        sleeper.acquire()
-        with _callbacks:
-            if self.done:
-                return
-            self._sleepers += (sleeper,)  # whoever finishes it from now on sees the sleeper
-        try:
-            while not self.done and (remaining := deadline - time.monotonic()) > 0:
-                sleeper.acquire(timeout=min(remaining, 3600.0))
-        finally:
-            with _callbacks:
-                self._sleepers = tuple(each for each in self._sleepers if each is not sleeper)
+        if self.accounting is not None:
+            self.accounting.end(self, error)
+        super().finish(error, value)
 
 
-class Replier(Hashable, Protocol):
-    """Where an incoming call came from."""
+class Replier(ABC):
+    """Takes the answer to an incoming call back to its caller."""
+
+    rank: int
+    """The rank of the caller."""
 
     @property
-    def rank(self) -> int:
-        """Of the caller."""
-
-    @property
+    @abstractmethod
     def is_congested(self) -> bool:
-        """Whether it does not take its answers, so that there shall be no more of them."""
+        """Whether the caller does not read its answers, so that no more should be made."""
 
-    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
-        """Send a value."""
+    @abstractmethod
+    def answer(self, call: IncomingCall, parts: list[Any], *, cork: bool = False) -> None:
+        """Send a value; with ``cork`` it may wait until the connection is flushed."""
 
-    def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:
-        """Say why there is none."""
+    @abstractmethod
+    def refuse(self, call: IncomingCall, failure: CallFailure, *, cork: bool = False) -> None:
+        """Send the reason why there is no value."""
 
 
-class Incoming:
-    """A call that another rank has made; what a function can learn about its caller."""
+class IncomingCall:
+    """A call that another rank has made, and what its function can learn about the caller."""
 
     __slots__ = (
         *("_children", "_many", "cancelled", "deadline", "marks", "name", "number", "origin"),
@@ -351,141 +274,133 @@ class Incoming:
         self.deadline = now + self.seconds
         self.reply_by = reply_by(now, patience)
         self.cancelled = False
-        """Whether the caller has lost interest: a long function may look, and return."""
+        """Whether the caller no longer waits: a long function may check this, and return."""
         self._children: list[RpcFuture[Any]] = []
         self._many = FEW
 
     @property
     def source(self) -> int:
-        """The rank that calls."""
+        """The rank of the caller."""
         return self.origin.rank
 
     @property
     def remaining(self) -> float:
-        """Seconds until the caller gives up."""
+        """Seconds until the timeout of the caller."""
         return max(0.0, self.deadline - time.monotonic())
 
     def cancel(self) -> None:
-        """Nobody waits for this; nor, then, for what it waits for itself."""
+        """Cancel this call, and the calls that it has made itself."""
         self.cancelled = True
-        self.payload = b""  # only now: whoever runs it looks at the payload first
+        self.payload = b""  # last: a worker reads the payload before it checks the flag
         for child in list(self._children):
             child.cancel()
 
     def adopt(self, child: RpcFuture[Any]) -> None:
-        """A call that was made from within this one."""
+        """Keep a call that this one has made, to cancel both together."""
         self._children.append(child)
         if len(self._children) > self._many:
-            self._children = [each for each in self._children if not each.done]
+            self._children = [each for each in self._children if not each.ended]
             self._many = 2 * len(self._children) + FEW
         if self.cancelled:
             child.cancel()
 
 
 class _Here(threading.local):
-    call: Incoming | None = None
+    call: IncomingCall | None = None
 
 
 here = _Here()
-"""What the current thread works on."""
+"""The call that the current thread answers."""
 
 
-def current_call() -> Incoming | None:
-    """The call that the current thread answers; None outside of functions that are called."""
+def current_call() -> IncomingCall | None:
+    """The call that the current thread answers; None outside of a called function."""
     return here.call
 
 
-# --------------------------------------------------------------------------------------------------
-# What an agent is told: its limits and its patience.
-
 SMALLEST = 512
-"""Bytes: an answer that says what went wrong has room."""
+"""Bytes: enough for an answer with an error."""
 
-MOST_CALLS, MOST_OCTETS = (1 << 32) - 1, (1 << 64) - 1
-"""What the hello of an agent can say."""
+MOST_CALLS, MOST_BYTES = (1 << 32) - 1, (1 << 64) - 1
+"""The largest numbers that the hello of an agent can hold."""
 
 LARGEST = (1 << 32) - (1 << 16)
-"""Bytes: lengths are 32 bits long, and something stands in front of a payload."""
+"""Bytes: lengths have 32 bits, and include the head of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RpcConfig:
-    """Limits of an agent; each bounds the memory that a peer or a caller can make it use.
+    """The limits of an agent, which bound the memory that peers and callers can make it use.
 
     >>> RpcConfig(workers=2).max_message == MAX_RPC_MSG_SIZE
     True
     """
 
     workers: int = 16
-    """Functions that run at a time."""
+    """The number of functions that run at a time."""
     timeout: float = 60.0
-    """Seconds for a call that is given no time of its own."""
+    """Seconds: the timeout of a call without its own."""
     max_message: int = MAX_RPC_MSG_SIZE
-    """Bytes of a request or a response."""
+    """The most bytes of a request or a response."""
     calls: int = 16384
-    """Unanswered calls that each peer may have here."""
+    """The most unanswered calls of each peer."""
     octets: int = 64 << 20
-    """Bytes of unanswered requests of each peer, and of what waits to be sent to it; a single
-    message may have more."""
+    """The most bytes of unanswered requests of each peer, and of answers that wait for it; a single
+    message may be larger."""
     backlog: int = 16384
-    """Calls to one peer that wait here; whoever wants to make another waits."""
+    """The most calls that wait to be sent to one peer; further calls block."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Check the values."""
         settle_seconds(self)
         for name in ("workers", "timeout", "max_message", "calls", "octets", "backlog"):
             if name != "timeout":
-                check_whole(getattr(self, name), f"value for {name}")
+                check_whole(getattr(self, name), name)
             if not getattr(self, name) > 0:
-                msg = f"{name} must be more than 0, not {getattr(self, name)}"
+                msg = f"{name} must be more than 0, got {getattr(self, name)}"
                 raise ValueError(msg)
-        if self.calls > MOST_CALLS or self.octets > MOST_OCTETS:
-            msg = f"calls can be {MOST_CALLS} and octets {MOST_OCTETS} at most"
+        if self.calls > MOST_CALLS or self.octets > MOST_BYTES:
+            msg = f"calls must be at most {MOST_CALLS}, and octets at most {MOST_BYTES}"
             raise ValueError(msg)
         if not SMALLEST <= self.max_message <= LARGEST:
-            msg = f"max_message can be {SMALLEST} to {LARGEST}, not {self.max_message}"
+            msg = f"max_message must be {SMALLEST} to {LARGEST} bytes, got {self.max_message}"
             raise ValueError(msg)
 
-    def hello(self, generation: int = 1) -> Hello:
-        """What the agent of a generation tells its peers."""
-        return Hello(self.calls, self.octets, self.max_message, generation)
+    def hello(self, generation: int = 1) -> RpcHello:
+        """The first frame that the agent of a generation sends its peers."""
+        return RpcHello(self.calls, self.octets, self.max_message, generation)
 
 
-# --------------------------------------------------------------------------------------------------
-# What is kept of calls that we make: the flight recorder's entry, and what metrics count.
-
-
-class Notes:
-    """Where the calls of one office are taken down, and counted if somebody counts."""
+class CallAccounting:
+    """Records the calls of one endpoint, and counts them if there are metrics."""
 
     __slots__ = ("_log", "counts")
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: GroupLog) -> None:
         self._log = log
         self.counts: OperationMetrics | None = None
 
-    def end(self, call: RemoteCall, error: BaseException | None) -> None:
-        """A call is over."""
-        now = time.monotonic()
-        self._log.note_call(call, now, error)
+    def end(self, call: RpcFuture[Any], error: BaseException | None) -> None:
+        """Record and count a call that has ended."""
+        now, log = time.monotonic(), self._log
+        failure = None if error is None else OperationFailure.of(error)
+        peer = (call.peer.rank, 0)
+        entry = (call.name, call.began, now, call.number, call.size, 0)
+        log.append((*entry, log.calls, failure, peer))
         if self.counts is not None:
             name = "" if error is None else type(error).__name__
             self.counts.note(now - call.began, call.size, name)
 
 
-# --------------------------------------------------------------------------------------------------
-# A rank's functions as methods of an object.
-
-
 class Start(Protocol):
-    """Makes a call."""
+    """Starts a call."""
 
     def __call__(self, name: str, args: Any, kwargs: Any, *, later: bool) -> Any:
-        """Return its value, or a future if it is for later."""
+        """Return the value, or a future with ``later``."""
 
 
 class Remote:
-    """One function elsewhere."""
+    """One function of another rank."""
 
     __slots__ = ("_name", "_start")
 
@@ -494,7 +409,7 @@ class Remote:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and return what it returns."""
+        """Call the function and return what it returns."""
         return self._start(self._name, args, kwargs, later=False)
 
     def later(self, *args: Any, **kwargs: Any) -> RpcFuture[Any]:
@@ -504,7 +419,7 @@ class Remote:
 
 
 class Service:
-    """Every attribute is a function elsewhere."""
+    """The functions of another rank as attributes."""
 
     __slots__ = ("_start",)
 
@@ -512,7 +427,7 @@ class Service:
         self._start = start
 
     def __getattr__(self, name: str) -> Remote:
-        """The function of that name, whether it exists or not."""
+        """The function of that name, which may not exist there."""
         if name.startswith("__"):
             raise AttributeError(name)
         return Remote(self._start, name)

@@ -1,34 +1,37 @@
-"""One connection between two agents, from its opening to its end.
+"""The connection between two agents: opening it, frames in both directions, and its end.
 
-Its ``lock`` guards everything that is sent and counted; ``reading`` is held by the thread that
-reads, which is the agent's own or one that waits for an answer on this connection.
+Its ``lock`` guards everything that is sent and counted.  The thread that reads holds ``reading``:
+that is the agent's own thread, or one that waits for an answer on this connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from potluck.errors import MalformedFrame
+from potluck.errors import ChannelClosed, DistributedError, MalformedFrame, describe
 from potluck.net.transport import Spin
-from potluck.rpc.calls import Incoming, RpcFuture
+from potluck.rpc.calls import IncomingCall, Replier, RpcFuture
 from potluck.rpc.errors import RpcInvalidMessage
 from potluck.rpc.protocol import (
     HEADER_SIZE,
     RESPONSE_OVERHEAD,
     SHORT,
     Assembly,
-    Failure,
-    Frame,
+    Budget,
+    CallFailure,
+    CallOutbox,
+    FrameFlag,
     FrameKind,
-    Hello,
-    Mark,
-    Outbox,
+    RankAddress,
+    RpcFrame,
+    RpcHello,
     RpcRequest,
-    Window,
     milliseconds,
     pack_frame,
     read_frame,
@@ -41,120 +44,44 @@ from potluck.rpc.protocol import (
 from potluck.rpc.values import aligned_memory
 
 if TYPE_CHECKING:
-    from potluck.backend.base import Backend
-    from potluck.backend.framing import Wire
+    from potluck.backend.base import Backend, PeerStream
+    from potluck.backend.framing import RecordConnection
     from potluck.net.transport import Buffer, Poller
-    from potluck.rpc.calls import RpcConfig
-    from potluck.rpc.protocol import Whole
+    from potluck.rpc.protocol import PartialMessage
 
-
-# --------------------------------------------------------------------------------------------------
-# Sending answers on a connection, each once.
-
-
-class Answering:
-    """The half of a connection that answers the calls of the other side."""
-
-    rank: int
-    lock: threading.Lock
-    allowance: Hello | None
-    received: dict[int, Incoming]
-    _here: int
-    _admitted: Window
-    _outbox: Outbox
-
-    def flush(self) -> None:
-        """Send what can be sent now."""
-        raise NotImplementedError
-
-    def _send_short(self, frame: bytes) -> None:
-        """Send a whole frame, behind what waits."""
-        raise NotImplementedError
-
-    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
-        """Send a value."""
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        assert self.allowance is not None
-        limit = self.allowance.max_message
-        total = RESPONSE_OVERHEAD + size
-        if total > limit:
-            self.refuse(call, Failure("large", size=total, limit=limit), cork=cork)
-        elif total <= SHORT:
-            payload = parts[0] if len(parts) == 1 else b"".join(parts)
-            self._reply(call, short_response(call.number, payload, call.marks), cork=cork)
-        else:
-            head = response_head(call.number, size)
-            views = [memoryview(head), *(memoryview(part) for part in parts)]
-            with self.lock:
-                if self._take(call):
-                    self._outbox.add_long(FrameKind.RESPONSE, call.number, views, marks=call.marks)
-                    self.flush()
-
-    def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:
-        """Say why there is no value."""
-        limit = None if self.allowance is None else self.allowance.max_message
-        body = reply_with(call.number, failure, self._here, limit)
-        if len(body) <= SHORT:
-            frame = pack_frame(FrameKind.RESPONSE, call.number, len(body))
-            self._reply(call, frame + body, cork=cork)
-            return
-        with self.lock:
-            if self._take(call):
-                self._outbox.add_long(FrameKind.RESPONSE, call.number, [memoryview(body)])
-                self.flush()
-
-    def _reply(self, call: Incoming, frame: bytes, *, cork: bool) -> None:
-        with self.lock:
-            if not self._take(call):
-                return
-            if cork:
-                self._outbox.add_short(frame)
-            else:
-                self._send_short(frame)
-
-    def _take(self, call: Incoming) -> bool:
-        """Whether the call is still to be answered; afterwards it is not."""
-        if self.received.pop(call.number, None) is not call:
-            return False
-        self._admitted.remove(call.size)
-        return True
-
-
-# --------------------------------------------------------------------------------------------------
-# Reading a connection: frames become messages, long ones straight into their own memory.
 
 BUFFER = 64 << 10
-"""Bytes read at once, unless they belong to a long message."""
+"""Bytes read at once, except those of a long message."""
 
 GLANCE = 4 << 10
-"""Bytes read at once between two pieces: more of the next one would have to be copied."""
+"""Bytes read at once between two pieces: what is read of the next piece has to be copied."""
 
-PART = Mark.MORE | Mark.LATER
+PART = FrameFlag.MORE | FrameFlag.LATER
 
-Deliver: TypeAlias = Callable[[Frame, "bytes | memoryview"], None]
-"""What to do with a message: its (first) header, and its bytes."""
+Deliver: TypeAlias = Callable[[RpcFrame, "bytes | memoryview"], None]
+"""Receives a message: its (first) header, and its bytes."""
 
 
-class Reader:
-    """Cuts what comes in."""
+class FrameAssembler:
+    """Reads frames, and delivers messages; long ones are read straight into their own memory."""
 
-    def __init__(self, wire: Wire, assembly: Assembly, limit: int) -> None:
+    def __init__(self, wire: RecordConnection, assembly: Assembly, limit: int) -> None:
         self._wire = wire
         self._assembly = assembly
         self._limit = limit
         self._buffer = memoryview(bytearray(BUFFER))
         self._start = self._end = 0
-        self._whole: Whole | None = None  # the message whose piece is being read
+        self._whole: PartialMessage | None = None  # the message whose piece is being read
         self._missing = 0  # bytes of that piece
         self.count = 0
-        """How often something came."""
+        """The number of reads that returned bytes."""
         self.is_full = False
-        """Whether the last read took all it could, so that more may be here."""
+        """Whether the last read filled its buffer, so that more may be available."""
 
     def read(self, deliver: Deliver) -> int:
-        """Read once and deliver what is complete; how many bytes came, 0 at the end.
+        """Read once and deliver complete messages; return the bytes read, 0 at the end.
 
-        Raises ``BlockingIOError`` when nothing has come.
+        Raises ``BlockingIOError`` if nothing is available.
         """
         if self._missing:
             missing = self._missing
@@ -199,8 +126,8 @@ class Reader:
             self._start = stop
             deliver(frame, bytes(buffer[body:stop]))
 
-    def _begin_piece(self, frame: Frame, body: int, deliver: Deliver) -> bool:
-        """Take what is here of a piece; whether that is all of it."""
+    def _begin_piece(self, frame: RpcFrame, body: int, deliver: Deliver) -> bool:
+        """Copy what was read of a piece; whether that is all of it."""
         whole = self._whole = self._assembly.accept(frame)
         count = min(frame.length, self._end - body)
         whole.view[whole.filled : whole.filled + count] = self._buffer[body : body + count]
@@ -220,64 +147,64 @@ class Reader:
             deliver(whole.first, whole.view)
 
 
-# --------------------------------------------------------------------------------------------------
-
 TURN = 1 << 20
-"""Bytes read from one peer, or sent to it, before others get a turn, about."""
+"""Bytes read from one peer, or sent to it, before others get a turn, approximately."""
 
 
 ENDED = "its process has ended, or its agent was closed"
 
 
-class Left(Exception):
-    """The other agent has closed, in good order."""
+class AgentClosed(Exception):
+    """The other agent has closed, and said so."""
 
 
-class Connection(Answering):
+class Connection(Replier):
     """Frames to and from one rank."""
 
     def __init__(
         self,
         ranks: tuple[int, int],
-        wire: Wire,
-        hello: Hello,
+        wire: RecordConnection,
+        hello: RpcHello,
         lock: threading.Lock,
-        deliver: Callable[[Connection, Frame, bytes | memoryview], None],
+        deliver: Callable[[Connection, RpcFrame, bytes | memoryview], None],
     ) -> None:
         self._here, self.rank = ranks
         self.wire = wire
         self.lock = lock
-        self.reading = threading.RLock()  # which knows its owner, whatever interrupts that
+        self.reading = threading.RLock()  # an RLock, which knows its owner after Ctrl-C
         self.is_open = True
         self.is_reading = False  # in the middle of it
-        self.allowance: Hello | None = None  # what the other side allows; None before it says so
+        self.allowance: RpcHello | None = (
+            None  # the limits of the other side; None before its hello
+        )
         self.greeted_at = math.inf
         self.is_early = True
-        """Whether the other agent is not known yet, or is of an older generation than ours."""
+        """Whether the other agent is not known yet, or has an older generation than ours."""
         self.sent: dict[int, RpcFuture[Any] | int] = {}
-        """Calls without an answer; of one that nobody waits for any more, its size."""
-        self.window = Window(1, 1)
-        self.received: dict[int, Incoming] = {}
+        """Calls without an answer; for a cancelled call, its size."""
+        self.window = Budget(1, messages=1)
+        self.received: dict[int, IncomingCall] = {}
         """Calls of the other side that we have not answered."""
-        self._hello = hello  # what we allow the other side
+        self._hello = hello  # the limits that we set the other side
         self._has_begun = False
         self._deliver = deliver
-        self._admitted = Window(hello.calls, hello.octets)
-        self._outbox = Outbox()
-        self._assembly = Assembly(hello.octets, aligned_memory, least=SHORT + 1)
-        self._reader = Reader(wire, self._assembly, hello.max_message)
-        self._unwanted: set[int] = set()  # requests in pieces that nobody waits for any more
+        self._admitted = Budget(hello.window, hello.calls)
+        self._outbox = CallOutbox()
+        self._assembly = Assembly(hello.window, aligned_memory, least=SHORT + 1)
+        self._reader = FrameAssembler(wire, self._assembly, hello.max_message)
+        self._unwanted: set[int] = set()  # cancelled requests of which pieces are missing
         self._poller: Poller | None = None
         self.direct: Poller | None = None
         self.spin = Spin()
         self._wants_write = False
         self._is_sending = False
-        self._earliest = math.inf  # none of the calls received has a deadline before this
+        self._earliest = math.inf  # no received call has an earlier deadline
 
     # -- opening and ending ----------------------------------------------------------------------
 
     def begin(self, poller: Poller, direct: Poller | None) -> None:
-        """Be watched by ``poller``, and say hello; ``direct`` is for those who wait for answers."""
+        """Register with ``poller``, and send the hello; callers wait with ``direct``."""
         self._poller = poller
         poller.register(self.wire.stream, self.rank)
         hello = self._hello.pack()
@@ -286,21 +213,21 @@ class Connection(Answering):
             self._send_short(pack_frame(FrameKind.HELLO, 0, len(hello)) + hello)
         if direct is not None:
             direct.register(self.wire.stream, self.rank)
-        self.direct = direct  # last: who reads may send, and nothing goes before the hello
+        self.direct = direct  # last: a reader may send, and the hello must be first
 
     def greeted(self, data: bytes | memoryview) -> None:
-        """The other side has said what it allows."""
-        hello = Hello.unpack(data)
+        """Read the hello of the other side."""
+        hello = RpcHello.unpack(data)
         if self.allowance is not None:
             raise RpcInvalidMessage("a second hello")
-        self.window = Window(hello.calls, hello.octets)
-        self._outbox.allow(hello.octets)
+        self.window = Budget(hello.window, hello.calls)
+        self._outbox.allow(hello.window)
         self.allowance = hello
         self.is_early = hello.generation < self._hello.generation
         self.greeted_at = time.monotonic()
 
-    def say_goodbye(self) -> None:
-        """Let the other side know that this is the end, if it knows that we are here."""
+    def send_goodbye(self) -> None:
+        """Tell the other side that this agent closes, if the hello was sent."""
         with self.lock:
             if self._has_begun:
                 self._send_short(pack_frame(FrameKind.GOODBYE, 0, 0))
@@ -310,11 +237,11 @@ class Connection(Answering):
         """Whether nothing waits to be sent."""
         return not self._is_sending and self.wire.is_idle and self._outbox.is_empty
 
-    def end(self) -> tuple[list[RpcFuture[Any]], list[Incoming]]:
-        """Of no more use; the calls that will get no answer, and those that nobody waits for.
+    def end(self) -> tuple[list[RpcFuture[Any]], list[IncomingCall]]:
+        """Mark the connection as ended; return outgoing and incoming calls without an answer.
 
-        The lock is held, so the caller cancels the latter, later: each may wait for a call of its
-        own, perhaps of this very peer.
+        The lock is held, so the caller cancels the incoming ones later: each may wait for a call of
+        its own, perhaps to this peer.
         """
         self.is_open = False
         if self.direct is not None:
@@ -326,7 +253,7 @@ class Connection(Answering):
         return calls, orphans
 
     def close(self, linger: float = 0.0) -> None:
-        """Release what it holds, when no thread reads any more."""
+        """Close the stream, after the last reader."""
         with self.reading:
             while self._is_sending:  # for as long as a piece takes
                 time.sleep(0.0005)
@@ -342,7 +269,7 @@ class Connection(Answering):
     # -- out: all of this with the lock held -----------------------------------------------------
 
     def request(self, call: RpcFuture[Any]) -> None:
-        """Send a call; of a long one that is left to :meth:`flush`."""
+        """Send a call; a long one is left to :meth:`flush`."""
         self.sent[call.number] = call
         self.window.add(call.size)
         name = call.name.encode()
@@ -358,9 +285,9 @@ class Connection(Answering):
             )
 
     def withdraw(self, call: RpcFuture[Any]) -> None:
-        """Nobody waits for a call any more: the other side will hear it, and answers all the same.
+        """Cancel a call: remove it if it has not been sent, or tell the other side.
 
-        What has not been sent of it is taken back, for its memory is the caller's again.
+        The caller may change its memory afterwards.
         """
         self.sent[call.number] = call.size
         if self._outbox.withdraw(FrameKind.REQUEST, call.number):
@@ -373,18 +300,18 @@ class Connection(Answering):
         if not self._is_sending and self.wire.is_idle and self._outbox.is_empty:
             try:
                 if self.wire.push((frame,)):
-                    return  # the usual way, and the shortest
+                    return  # the usual case, and the fastest
             except OSError:
-                pass  # reading will find out, and say so
+                pass  # the reader finds out, and reports it
         else:
             self._outbox.add_short(frame)
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now, for one turn, and have the rest sent when there is room.
+        """Send what can be sent now, for one turn; the poller reports when more can be sent.
 
-        The lock is free while a piece of a long message leaves, so this comes last where it is
-        held: a thread with a short message adds that, and it goes before the next piece.
+        The lock is free while a piece of a long message is sent, so callers that hold it call this
+        last.  A thread that adds a short message meanwhile has it sent before the next piece.
         """
         if self._is_sending:
             return  # that thread sends this too
@@ -399,7 +326,7 @@ class Connection(Answering):
                 is_idle = self.wire.push(buffers) if size <= SHORT else self._push(buffers)
             wants = not (is_idle and outbox.is_empty)
         except OSError:
-            pass  # reading will find out, and say so
+            pass  # the reader finds out, and reports it
         finally:
             self._is_sending = False
         if wants is not self._wants_write and self._poller is not None and self.is_open:
@@ -407,7 +334,7 @@ class Connection(Answering):
             self._poller.want_write(self.wire.stream, self.rank, wants)
 
     def _push(self, buffers: Sequence[Buffer] | None) -> bool:
-        """Send this, or what is left, without the lock; whether all has left."""
+        """Send buffers, or what is left, without the lock; whether all was sent."""
         self.lock.release()
         try:
             return self.wire.flush() if buffers is None else self.wire.push(buffers)
@@ -416,13 +343,63 @@ class Connection(Answering):
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much waits to be sent that there shall be no more answers."""
-        return self.is_open and self._outbox.owed > self._hello.octets
+        """Whether too many bytes wait to be sent to make more answers."""
+        return self.is_open and self._outbox.owed > self._hello.window
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def answer(self, call: IncomingCall, parts: list[Any], *, cork: bool = False) -> None:
+        """Send a value."""
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        assert self.allowance is not None
+        limit = self.allowance.max_message
+        total = RESPONSE_OVERHEAD + size
+        if total > limit:
+            self.refuse(call, CallFailure("large", size=total, limit=limit), cork=cork)
+        elif total <= SHORT:
+            payload = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._reply(call, short_response(call.number, payload, call.marks), cork=cork)
+        else:
+            head = response_head(call.number, size)
+            views = [memoryview(head), *(memoryview(part) for part in parts)]
+            with self.lock:
+                if self._take(call):
+                    self._outbox.add_long(FrameKind.RESPONSE, call.number, views, marks=call.marks)
+                    self.flush()
+
+    def refuse(self, call: IncomingCall, failure: CallFailure, *, cork: bool = False) -> None:
+        """Send the reason why there is no value."""
+        limit = None if self.allowance is None else self.allowance.max_message
+        body = reply_with(call.number, failure, self._here, limit)
+        if len(body) <= SHORT:
+            frame = pack_frame(FrameKind.RESPONSE, call.number, len(body))
+            self._reply(call, frame + body, cork=cork)
+            return
+        with self.lock:
+            if self._take(call):
+                self._outbox.add_long(FrameKind.RESPONSE, call.number, [memoryview(body)])
+                self.flush()
+
+    def _reply(self, call: IncomingCall, frame: bytes, *, cork: bool) -> None:
+        with self.lock:
+            if not self._take(call):
+                return
+            if cork:
+                self._outbox.add_short(frame)
+            else:
+                self._send_short(frame)
+
+    def _take(self, call: IncomingCall) -> bool:
+        """Remove a call that was not answered yet; whether there was one."""
+        if self.received.pop(call.number, None) is not call:
+            return False
+        self._admitted.remove(call.size)
+        return True
 
     # -- in ----------------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Read for one turn; whether more may be here.  ``reading`` is held."""
+        """Read for one turn; whether more may be available.  ``reading`` is held."""
         count = 0
         self.is_reading = True
         try:
@@ -431,7 +408,7 @@ class Connection(Answering):
                 if not got:
                     raise ConnectionResetError(ENDED)
                 if not self._reader.is_full:
-                    break  # that was all; if not, the poller will say so
+                    break  # that was all; if not, the poller reports it
                 count += got
         except BlockingIOError:
             self.is_reading = False
@@ -440,19 +417,19 @@ class Connection(Answering):
         return self.wire.has_more
 
     def read_all(self) -> bool:
-        """Read everything that is here; whether that was anything.  ``reading`` is held."""
+        """Read everything that is available; whether that was anything.  ``reading`` is held."""
         before = self._reader.count
         while self.read():
             pass
         return self._reader.count != before
 
-    def _on_message(self, frame: Frame, data: bytes | memoryview) -> None:
+    def _on_message(self, frame: RpcFrame, data: bytes | memoryview) -> None:
         if self.allowance is None and frame.kind is not FrameKind.HELLO:
-            raise RpcInvalidMessage("the other side began without a hello")
+            raise RpcInvalidMessage("the first frame of the other side was not a hello")
         self._deliver(self, frame, data)
 
-    def overdue(self, now: float) -> list[Incoming]:
-        """Calls of the other side that were to be answered by now."""
+    def overdue(self, now: float) -> list[IncomingCall]:
+        """Calls of the other side whose deadline has passed."""
         if now < self._earliest or self.is_congested:
             return []
         with self.lock:
@@ -460,20 +437,22 @@ class Connection(Answering):
         self._earliest = min((c.deadline for c in calls if c.deadline > now), default=math.inf)
         return [call for call in calls if call.deadline <= now]
 
-    def cancelled(self, number: int) -> Incoming | None:
-        """Nobody waits for a call any more: the call, or None while it is not here, or no more."""
+    def cancelled(self, number: int) -> IncomingCall | None:
+        """The call that the other side has cancelled; None if it is incomplete or was answered."""
         call = self.received.get(number)
         if call is None and self._assembly.has(FrameKind.REQUEST, number):
-            self._unwanted.add(number)  # its memory is the caller's again: what comes may be torn
+            self._unwanted.add(
+                number
+            )  # the caller may change its memory, so its last pieces may be wrong
         return call
 
-    def accept(self, frame: Frame, data: bytes | memoryview) -> Incoming:
-        """A request, if it keeps to what we allow."""
+    def accept(self, frame: RpcFrame, data: bytes | memoryview) -> IncomingCall:
+        """Accept a request within our limits."""
         request = RpcRequest.deserialize(data)
         if request.request_id != frame.number:
-            raise RpcInvalidMessage("a request with two numbers")
-        marks = frame.marks & (Mark.TYPED | Mark.NESTED)
-        call = Incoming(
+            raise RpcInvalidMessage("a request with two different numbers")
+        marks = frame.marks & (FrameFlag.TYPED | FrameFlag.NESTED)
+        call = IncomingCall(
             self, frame.number, request.function_name, request.payload, frame.patience, marks
         )
         call.size = len(data)
@@ -481,7 +460,7 @@ class Connection(Answering):
             if call.number in self.received:
                 raise RpcInvalidMessage(f"call {call.number} was made twice")
             if not self._admitted.admits(call.size):
-                raise RpcInvalidMessage("more calls are unanswered than are allowed")
+                raise RpcInvalidMessage("more unanswered calls than allowed")
             self._admitted.add(call.size)
             self.received[call.number] = call
             self._earliest = min(self._earliest, call.deadline)
@@ -491,127 +470,171 @@ class Connection(Answering):
         return call
 
     def watch_reading(self, *, wanted: bool) -> None:
-        """Let the agent's own thread read, or not."""
+        """Let the agent's own thread read this connection, or not."""
         with self.lock:
             if self.is_open and self._poller is not None:
                 self._poller.want_read(self.wire.stream, self.rank, wanted)
 
 
-BROKEN = (OSError, MalformedFrame, Left)
-"""What reading raises when a connection is over."""
+BROKEN = (OSError, MalformedFrame, AgentClosed)
+"""What reading raises when a connection has ended."""
 
 
-def in_words(reason: Exception | str) -> str:
-    """Why a connection is over, for people."""
-    if isinstance(reason, Left):
+def describe_end(reason: Exception | str) -> str:
+    """Why a connection has ended, for an error."""
+    if isinstance(reason, AgentClosed):
         return "it has closed its agent"
     if isinstance(reason, ConnectionError) and not reason.errno:
         return str(reason)
     if isinstance(reason, OSError):
-        return f"its connection broke ({reason.strerror or reason})"
+        return f"its connection broke ({describe(reason)})"
     return str(reason)
 
 
-# --------------------------------------------------------------------------------------------------
-# What the parts of an agent expect of each other.
-
-
 class Generations:
-    """The agents that the ranks of a group have made one after the other, as one rank knows them.
+    """The generations of the agents of a group, as one rank knows them.
 
-    The first agent of every rank is of generation 1, the next one of generation 2.  Agents of one
-    generation belong together: a call of one waits for its peer of the same generation, or of a
-    newer one.
+    The first agent of every rank has generation 1, the next one generation 2.  Agents of the same
+    generation belong together: a call waits for an agent of its own generation, or a newer one.
     """
 
     def __init__(self) -> None:
         self.latest = 0
-        """Of this rank."""
+        """The generation of the latest agent of this rank."""
         self._staying: dict[int, int] = {}
 
     @classmethod
     def of(cls, backend: Backend) -> Generations:
-        """Those of a group, for all agents that this rank makes on it."""
-        known: Generations = vars(backend).setdefault("_rpc_generations", cls())
-        return known
+        """The generations of a group, shared by all agents that this rank makes on it."""
+        return backend.services.of(cls, cls)
 
     def note_staying(self, rank: int, generation: int) -> None:
-        """A rank keeps its agent, although others have made new ones."""
+        """Note that a rank keeps its agent, although others have made new ones."""
         self._staying[rank] = generation
 
     def is_staying(self, rank: int, generation: int) -> bool:
-        """Whether that is known of the agent of a rank."""
+        """Whether a rank is known to keep this agent."""
         return self._staying.get(rank) == generation
 
 
-class Outlook(NamedTuple):
-    """What becomes of calls whose connection has ended."""
+class ReconnectDecision(NamedTuple):
+    """What happens to calls whose connection has ended."""
 
     is_back_soon: bool
-    """Whether the process may be called again, so that calls that may be repeated wait."""
+    """Whether the process may come back, so that idempotent calls wait."""
     cause: str | None = None
-    """Why it has ended, if that is known better than from the connection itself."""
+    """Why it has ended, if more is known than from the connection itself."""
     hint: str | None = None
 
 
-class Office(Protocol):
-    """What a peer needs of its agent."""
-
-    rank: int
-    config: RpcConfig
-    hello: Hello
-    """What peers are told of the agent, its generation included."""
-    generations: Generations
-
-    def serve(self, call: Incoming) -> None:
-        """Have a call answered."""
-
-    def forget(self, call: Incoming) -> None:
-        """Nobody waits for a call any more: answer it now if it has not begun."""
-
-    def watch(self, connection: Connection) -> None:
-        """Read a new connection from now on."""
-
-    def rouse(self) -> None:
-        """Look at calls with a deadline from time to time, also at those that wait here."""
-
-    def lost(self, rank: int) -> Outlook:
-        """A connection has ended: what that means for calls to its rank."""
-
-    def outlook(self, rank: int) -> Outlook:
-        """What is known about the rank of a connection that has ended."""
-
-    def name_of(self, rank: int) -> str | None:
-        """Where a rank is, for people."""
-
-    def sweep(self, count: int) -> None:
-        """So many calls that wait for workers have lost their callers."""
-
-    def orphaned(self, calls: list[Incoming]) -> None:
-        """Nobody waits for these calls any more, and they need no answer."""
-
-    def wait_inside(self, wait: Callable[[], None]) -> None:
-        """Wait for a call on the thread of a worker."""
-
-    @property
-    def may_block(self) -> bool:
-        """Whether this thread may wait: others depend on the agent's own."""
+def name_of(backend: Backend, rank: int) -> str | None:
+    """The machine of a rank; None if it is not known, as for our own rank."""
+    with contextlib.suppress(DistributedError, KeyError, OSError):
+        return backend.peer_name(rank)
+    return None
 
 
-class Staff(Protocol):
-    """What the loop needs of its agent."""
+def places_of(backend: Backend) -> dict[int, RankAddress]:
+    """The machine and the process of every rank, including our own."""
+    view = backend.view
+    places = {}
+    for rank in range(backend.world_size):
+        name = name_of(backend, rank) or socket.gethostname()
+        if view is None:
+            places[rank] = RankAddress(name, backend.node_of(rank) or "")
+        else:
+            places[rank] = RankAddress(name, *view.members[rank])
+    return places
 
-    def connection_of(self, rank: int) -> Connection | None:
-        """The connection to a rank, if there is one."""
 
-    def lose(self, connection: Connection, reason: Exception) -> None:
-        """A connection is over."""
+PURPOSE = "rpc"
 
-    def answer(self, call: Incoming, *, cork: bool) -> None:
-        """Run a quick function; ``cork`` holds its answer back until :meth:`Connection.flush`."""
+DIAL = 1.0
+"""Seconds for one attempt: one that hangs delays the connections to other ranks."""
 
-    def hand_over(self, call: Incoming) -> None:
-        """Leave a call to the workers."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between two rounds of attempts; each pause is twice as long as the last."""
 
-    def tick(self, now: float) -> bool:
-        """Look at deadlines; whether anything is under way."""
+LONGEST_LISTENING = 0.25
+"""The same if this rank only accepts: a check costs little, and calls may wait."""
+
+
+class ConnectionOpener:
+    """Opens connections as soon as both agents exist, and again after a loss.
+
+    Of two ranks the higher one dials, as for every stream.  One thread opens all connections, and
+    ends when none is missing.
+    """
+
+    def __init__(self, backend: Backend, give_up: Callable[[int], None]) -> None:
+        self._backend = backend
+        self._give_up = give_up
+        self._missing: dict[int, Callable[[PeerStream], None]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def want(self, rank: int, connect: Callable[[PeerStream], None]) -> None:
+        """Open a connection to a rank, and give it to ``connect``."""
+        with self._changed:
+            if self._closed:
+                return
+            self._missing[rank] = connect
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="potluck-rpc-open", daemon=True
+                )
+                self._thread.start()
+
+    def loss_of(self, rank: int) -> DistributedError | None:
+        """Why a rank has left the group, if it has."""
+        with contextlib.suppress(DistributedError):
+            self._backend.progress(0)  # so that a loss is noticed
+        return self._backend.loss_of(rank)
+
+    def close(self, deadline: float) -> None:
+        """Stop opening connections."""
+        with self._changed:
+            self._closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        pause, known = FIRST_PAUSE, -1
+        while True:
+            with self._changed:
+                if self._closed or not self._missing:
+                    self._thread = None
+                    return
+                ranks = sorted(self._missing)
+            for rank in ranks:
+                self._try(rank)
+            dials = any(rank < self._backend.rank for rank in ranks)
+            longest = LONGEST_PAUSE if dials else LONGEST_LISTENING
+            pause = FIRST_PAUSE if len(ranks) != known else min(2 * pause, longest)
+            known = len(ranks)
+            with self._changed:
+                if self._missing and not self._closed:
+                    self._changed.wait(pause)
+
+    def _try(self, rank: int) -> None:
+        def look() -> None:
+            if self._closed:
+                raise ChannelClosed("the agent was closed")
+
+        dials = rank < self._backend.rank
+        deadline = time.monotonic() + DIAL if dials else 0.0
+        try:
+            opened = self._backend.open_stream(rank, PURPOSE, deadline, look)
+        except (DistributedError, OSError):
+            if self.loss_of(rank) is not None and not self._closed:
+                with self._changed:
+                    self._missing.pop(rank, None)
+                self._give_up(rank)
+            return
+        with self._changed:
+            connect = self._missing.pop(rank)
+        connect(opened)

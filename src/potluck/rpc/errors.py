@@ -1,4 +1,4 @@
-"""What goes wrong with remote calls, in one tree.
+"""The errors of remote calls, in one tree.
 
 ::
 
@@ -8,7 +8,7 @@
     │   └── RpcTooLarge                             over the limit, noticed before any allocation
     ├── RpcNoConnection             (NoConnection)  recoverable
     ├── RpcTimeout                  (Timeout)       recoverable
-    ├── RpcBusy                                     recoverable: no worker is free over there
+    ├── RpcBusy                                     recoverable: no worker of the other rank is free
     ├── RpcCancelled                                recoverable
     ├── RpcRemoteError                              the function itself raised
     └── RpcInternal                                 a fault of ours
@@ -23,7 +23,7 @@ from typing import Any
 from potluck.errors import DistributedError, MalformedFrame, NoConnection, Timeout
 
 LONG_NAME = 256
-"""Characters of a name that anybody can have meant."""
+"""Characters of a name; longer ones are shortened in errors."""
 
 
 class RpcError(DistributedError):
@@ -55,7 +55,7 @@ class RpcFunctionNotFound(RpcError, LookupError):
 
 
 class RpcInvalidMessage(RpcError, MalformedFrame):
-    """Bytes that are no message, or not the one that belongs there.
+    """A message that is malformed, or that was not expected.
 
     >>> str(RpcInvalidMessage("expected request tag 0x01"))
     'invalid RPC message: expected request tag 0x01'
@@ -86,7 +86,7 @@ class RpcTooLarge(RpcInvalidMessage):
 
 
 class RpcNoConnection(RpcError, NoConnection):
-    """The other rank cannot be reached, or is gone.
+    """The other rank cannot be reached, or has left.
 
     >>> str(RpcNoConnection(2, cause="its process has ended"))
     'no connection to rank 2: its process has ended'
@@ -95,7 +95,7 @@ class RpcNoConnection(RpcError, NoConnection):
     """
 
     def __init__(self, rank: int | str, *, cause: str | None = None, **fields: Any) -> None:
-        """``rank`` is its number, or the name of a node that nobody here has."""
+        """``rank`` is a number, or the name of a node that does not belong to the group."""
         if isinstance(rank, int):
             who, fields["rank"] = f"rank {rank}", rank
             if fields.get("host"):
@@ -117,7 +117,7 @@ class RpcTimeout(RpcError, Timeout):
 
 
 class RpcBusy(RpcError):
-    """Every worker of the other rank is taken; the function did not run.
+    """Every worker of the other rank is busy; the function did not run.
 
     >>> RpcBusy("rank 1 is busy").recoverable
     True
@@ -137,7 +137,7 @@ class RpcCancelled(RpcError):
 
 
 class RpcRemoteError(RpcError):
-    """The function raised: ``remote_type``, ``remote_message`` and ``remote_traceback`` say what.
+    """The function raised; see ``remote_type``, ``remote_message`` and ``remote_traceback``.
 
     >>> str(RpcRemoteError("ValueError", "no such step", "", rank=3))
     'remote RPC error: ValueError on rank 3: no such step'
@@ -152,14 +152,14 @@ class RpcRemoteError(RpcError):
         self.remote_type = remote_type
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
-        if remote_traceback:  # shown below our own when nobody catches this
-            # Every line begins with the rank, so none of them passes for a line of ours.
+        if remote_traceback:  # shown below our own traceback
+            # Every line begins with the rank, so that none looks like a line of this process.
             lines = remote_traceback.rstrip().split("\n")
             self.add_note("\n".join([f"On rank {rank}:", *(f"[{rank}] {line}" for line in lines)]))
 
 
 class RpcInternal(RpcError):
-    """Something failed that should not have.
+    """An internal error of the library.
 
     >>> str(RpcInternal("a worker ended"))
     'RPC internal error: a worker ended'
@@ -170,7 +170,7 @@ class RpcInternal(RpcError):
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Names that somebody who wrote ``name`` may have meant, the nearest first.
+    """Known names that are similar to ``name``, the most similar first.
 
     >>> near_names("ech", ["add", "echo"])
     ['echo']
@@ -181,7 +181,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def shortened(name: str) -> str:
-    """A name for people to read: of a long one the beginning, and no control characters.
+    """A name for an error: the beginning of a long one, without control characters.
 
     >>> shortened("echo"), len(shortened("e" * 1000))
     ('echo', 259)

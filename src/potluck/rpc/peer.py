@@ -1,62 +1,85 @@
-"""One rank as an agent sees it: its connection, while there is one, and the calls to it."""
+"""The peers of an agent, and the endpoint that they belong to.
+
+An :class:`RpcEndpoint` serves the ranks of one backend, which is one view in a cluster.  It has an
+:class:`RpcPeer` for each other rank, with its connection and the calls that wait for it, and a
+:class:`LocalPeer` for calls of the rank to itself.  :class:`ViewPendingCalls` has the calls that
+wait for the next view.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from potluck._types import ProcessId
 from potluck.backend.framing import make_wire
-from potluck.errors import ChannelClosed, DistributedError
-from potluck.rpc.calls import Incoming, RpcFuture, here
-from potluck.rpc.connection import BROKEN, ENDED, Connection, Left, in_words
-from potluck.rpc.errors import RpcBusy, RpcInvalidMessage, RpcNoConnection, RpcTimeout, RpcTooLarge
+from potluck.rpc.calls import CallAccounting, CallTarget, IncomingCall, Replier, RpcFuture, here
+from potluck.rpc.connection import (
+    BROKEN,
+    ENDED,
+    AgentClosed,
+    Connection,
+    ConnectionOpener,
+    Generations,
+    ReconnectDecision,
+    describe_end,
+    name_of,
+    places_of,
+)
+from potluck.rpc.errors import (
+    RpcBusy,
+    RpcInvalidMessage,
+    RpcNoConnection,
+    RpcTimeout,
+    RpcTooLarge,
+    shortened,
+)
 from potluck.rpc.protocol import (
-    MAX_RPC_MSG_SIZE,
     REQUEST_OVERHEAD,
     RESPONSE_OVERHEAD,
     SHORT,
     Budget,
-    Failure,
+    CallFailure,
+    FrameFlag,
     FrameKind,
-    Mark,
+    RankAddress,
     RpcResponse,
-    Whereabouts,
-    Window,
     error_of,
+    find_rank,
     milliseconds,
     reply_with,
 )
+from potluck.rpc.server import CANCELLED, Handlers, RpcLoop, Workers
 from potluck.rpc.values import joined, joined_bytes
+from potluck.trace.recorder import log_of
 
 if TYPE_CHECKING:
-    from potluck._types import View
     from potluck.backend.base import Backend, PeerStream
-    from potluck.cluster.views import Stages
-    from potluck.rpc.connection import Office, Outlook
-    from potluck.rpc.protocol import Frame
+    from potluck.cluster.views import ViewSessions
+    from potluck.net.transport import Poller
+    from potluck.rpc.calls import RpcConfig
+    from potluck.rpc.protocol import RpcFrame
 
-
-# --------------------------------------------------------------------------------------------------
-# Waiting for an answer: who waits reads, if nobody else does, so no thread has to wake another.
 
 LONGEST = 3600.0
-"""Seconds of one sleep: epoll ends at 24 days."""
+"""Seconds of one sleep: epoll waits at most 24 days."""
 
 
 def read_until_done(connection: Connection, call: RpcFuture[Any], deadline: float) -> None:
-    """Read until a call is done or time is up.  ``connection.reading`` is held."""
+    """Read until a call is done or the deadline has passed.  ``connection.reading`` is held.
+
+    The thread that waits reads its own answer, so that no thread has to wake another.
+    """
     direct = connection.direct
     assert direct is not None
     try:
-        connection.watch_reading(wanted=False)  # the agent's own thread sleeps on
-        while not call.done and connection.is_open:
+        connection.watch_reading(wanted=False)  # the agent's own thread keeps sleeping
+        while not call.ended and connection.is_open:
             if not connection.spin.until(connection.read_all):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
@@ -66,48 +89,45 @@ def read_until_done(connection: Connection, call: RpcFuture[Any], deadline: floa
         connection.watch_reading(wanted=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Calls to one rank that wait at the caller: until they may be sent, or are known to be in vain.
-
-FORKED = "this agent belongs to the parent process; make a backend and an agent here"
+FORKED = "this agent belongs to the parent process. Make a backend and an agent in this process"
 
 LOOK = 0.25
-"""Seconds after which the deadlines of calls are looked at that wait for a view."""
+"""Seconds between two checks of the deadlines of calls that wait for a view."""
 
 STAYS_AFTER = 5.0
-"""Seconds after which a rank that has not made a new agent, as we have, seems to keep its own."""
+"""Seconds after which a rank that has not made a new agent is assumed to keep its old one."""
 
 GLANCE = 64
-"""Calls of a line that are looked at in one go."""
+"""Calls of a queue that are checked at a time."""
 
 OVER = "the agent of this rank was closed"
 
 
-class WaitingRoom:
-    """Where calls wait; its lock is that of the connection as well."""
+class PendingCalls(CallTarget):
+    """Calls to one rank that cannot be sent yet; its lock is also that of the connection."""
 
-    def __init__(self, rank: int, office: Office) -> None:
+    def __init__(self, rank: int, endpoint: RpcEndpoint) -> None:
         self.rank = rank
         self.connection: Connection | None = None
         self.lock = threading.Lock()
-        self._office = office
+        self._endpoint = endpoint
         self._numbers = itertools.count(1)
         self._waiting: dict[int, RpcFuture[Any]] = {}
-        # The same in two lines, short ones and long ones: none waits behind a longer one.
+        # The same in two queues, short calls and long ones: none waits behind a longer one.
         self._lines: tuple[dict[int, RpcFuture[Any]], dict[int, RpcFuture[Any]]] = ({}, {})
-        self._kept = Budget(office.config.octets)
+        self._kept = Budget(endpoint.config.octets)
         self._room = threading.Condition(self.lock)
-        self._trouble: str | None = None  # why no calls are made now, and what to do then
+        self._failure: str | None = None  # why calls fail now, and what to do
         self._hint: str | None = None
-        self._earliest = math.inf  # no call has a deadline before this
+        self._earliest = math.inf  # no call has an earlier deadline
 
     def next_number(self) -> int:
-        """For a call that was made before it came here."""
+        """A number for a call that was made elsewhere."""
         return next(self._numbers)
 
     def _check(self, call: RpcFuture[Any]) -> None:
-        if self._trouble is not None and not (call.idempotent and self._trouble is not OVER):
-            raise self._no_connection(self._trouble, self._hint)
+        if self._failure is not None and not (call.idempotent and self._failure is not OVER):
+            raise self._no_connection(self._failure, self._hint)
         if self.connection is not None and self.connection.allowance is not None:
             limit = self.connection.allowance.max_message
             if call.size > limit:
@@ -118,16 +138,16 @@ class WaitingRoom:
         return is_meant and connection.window.admits(call.size)
 
     def _is_meant(self, connection: Connection, call: RpcFuture[Any]) -> bool:
-        """Whether a call is for the agent that is there now.
+        """Whether a call is for the agent that is connected now.
 
-        One of an older generation gets it when the rank seems to keep that agent, or if it is
-        itself waiting for the function that makes the call.
+        An agent of an older generation gets it if the rank seems to keep that agent, or if that
+        agent waits for the function that makes the call.
         """
         if not connection.is_early:
             return True
         if connection.allowance is None:
             return False
-        generations, generation = self._office.generations, connection.allowance.generation
+        generations, generation = self._endpoint.generations, connection.allowance.generation
         if generations.is_staying(self.rank, generation):
             return True
         now = time.monotonic()
@@ -142,18 +162,20 @@ class WaitingRoom:
         return self._lines[call.size > SHORT]
 
     def _keep(self, call: RpcFuture[Any]) -> list[RpcFuture[Any]]:
-        while len(self._waiting) >= self._office.config.backlog or not self._kept.admits(call.size):
+        while len(self._waiting) >= self._endpoint.config.backlog or not self._kept.admits(
+            call.size
+        ):
             remaining = call.deadline - time.monotonic()
-            if remaining <= 0 or not self._office.may_block:
+            if remaining <= 0 or not self._endpoint.may_block:
                 raise RpcBusy(
-                    f"{len(self._waiting)} calls to rank {self.rank} wait already",
+                    f"{len(self._waiting)} calls to rank {self.rank} are already waiting",
                     rank=self.rank,
                     hint="Wait for some of them before making more.",
                 )
             self._room.wait(min(remaining, LONGEST))
             self._check(call)
         self._line_up(call)
-        # An answer may have come meanwhile.
+        # An answer may have arrived meanwhile.
         return [] if self.connection is None else self._admit(self.connection)
 
     def _line_up(self, call: RpcFuture[Any]) -> None:
@@ -161,7 +183,7 @@ class WaitingRoom:
         self._kept.add(call.size)
 
     def _admit(self, connection: Connection) -> list[RpcFuture[Any]]:
-        """Send what may be sent; returns what is too large for the other side."""
+        """Send waiting calls within the limits; return those that are too large."""
         refused: list[RpcFuture[Any]] = []
         if connection.allowance is None:
             return refused
@@ -177,7 +199,7 @@ class WaitingRoom:
         line: dict[int, RpcFuture[Any]],
         refused: list[RpcFuture[Any]],
     ) -> bool:
-        """Look at the first of a line; whether there may be more that can be sent."""
+        """Send the first calls of a queue; whether more may be sent."""
         assert connection.allowance is not None
         before = len(line)
         for call in list(itertools.islice(line.values(), GLANCE)):
@@ -188,7 +210,7 @@ class WaitingRoom:
             elif connection.window.admits(call.size):
                 connection.request(call)
             elif connection.window.is_larger(call.size):
-                continue  # it holds up only others of its kind
+                continue  # it delays only others like it
             else:
                 return False
             self._drop(call)
@@ -200,7 +222,7 @@ class WaitingRoom:
         self._room.notify()
 
     def abandon(self, call: RpcFuture[Any]) -> bool:
-        """Nobody waits for the call any more; False if it has ended in this instant."""
+        """Stop waiting for a call; False if it has just ended."""
         with self.lock:
             if self._waiting.get(call.number) is call:
                 self._drop(call)
@@ -209,23 +231,19 @@ class WaitingRoom:
             if connection is not None and connection.sent.get(call.number) is call:
                 connection.withdraw(call)
                 return True
-        peer = call.peer  # it may have moved on to the next view
+        peer = call.peer  # it may have moved to the next view
         return peer is not self and peer.abandon(call)
-
-    def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
-        """Return when the call has ended or the deadline has passed."""
-        raise NotImplementedError
 
     @property
     def silence(self) -> str:
-        """Why it may give no answer."""
+        """Why there may be no answer."""
         connection = self.connection
         if connection is None or connection.allowance is None:
             return f": no RpcAgent of rank {self.rank} is connected"
         if connection.is_early:
             return (
-                f": rank {self.rank} has made {connection.allowance.generation} agents so far, "
-                f"rank {self._office.rank} {self._office.hello.generation}"
+                f": rank {self.rank} has made {connection.allowance.generation} agents so far, but "
+                f"rank {self._endpoint.rank} has made {self._endpoint.hello.generation}"
             )
         return ""
 
@@ -240,30 +258,35 @@ class WaitingRoom:
             self._earliest = min(later, default=math.inf)
         return [call for call in calls if call.deadline <= now]
 
-    # -- when the connection is over -----------------------------------------------------------
+    # -- when the connection has ended ---------------------------------------------------------
 
     def _judge(
-        self, outlook: Outlook, cause: str, lost: list[RpcFuture[Any]], *, is_early: bool = False
+        self,
+        decision: ReconnectDecision,
+        cause: str,
+        lost: list[RpcFuture[Any]],
+        *,
+        is_early: bool = False,
     ) -> None:
-        """Fail what was under way, and what need not wait; what comes now fails alike.
+        """Fail the calls in progress and those that need not wait; later calls fail as well.
 
-        After an ``is_early`` connection calls wait on, unless more is known.
+        After an ``is_early`` connection calls keep waiting, unless more is known.
         """
-        waits = is_early and outlook.is_back_soon and outlook.cause is None
+        waits = is_early and decision.is_back_soon and decision.cause is None
         with self.lock:
-            if outlook.hint or self._trouble is None:  # the view is over, or nothing was known
-                cause = outlook.cause or cause
-                if outlook.hint and cause == ENDED:
-                    cause = f"{ENDED}, or it has gone on to the next view"
+            if decision.hint or self._failure is None:  # the view has ended, or nothing was known
+                cause = decision.cause or cause
+                if decision.hint and cause == ENDED:
+                    cause = f"{ENDED}, or it is already in the next view"
             failed = list(lost)
-            if self.connection is None and not waits:  # or there is another one by now
-                failed += self._take_waiting(everything=not outlook.is_back_soon)
-                if self._trouble is not OVER:
-                    self._trouble, self._hint = cause, outlook.hint
-        self._fail(failed, cause, outlook.hint)
+            if self.connection is None and not waits:  # there is no newer one
+                failed += self._take_waiting(everything=not decision.is_back_soon)
+                if self._failure is not OVER:
+                    self._failure, self._hint = cause, decision.hint
+        self._fail(failed, cause, decision.hint)
 
     def _take_waiting(self, *, everything: bool) -> list[RpcFuture[Any]]:
-        """Calls that shall not wait any longer.  The lock is held."""
+        """Remove and return waiting calls.  The lock is held."""
         calls = [call for call in self._waiting.values() if everything or not call.idempotent]
         for call in calls:
             self._drop(call)
@@ -273,35 +296,35 @@ class WaitingRoom:
     def _fail(self, calls: list[RpcFuture[Any]], cause: str, hint: str | None) -> None:
         error = self._no_connection(cause, hint) if calls else None
         for call in calls:
-            call.finish(None, copy.copy(error))
+            call.finish(copy.copy(error))
 
     def _no_connection(self, cause: str, hint: str | None) -> RpcNoConnection:
-        name = None if cause is OVER else self._office.name_of(self.rank)
+        name = None if cause is OVER else self._endpoint.name_of(self.rank)
         return RpcNoConnection(self.rank, cause=cause, host=name, hint=hint)
 
     # -- from one view to the next -------------------------------------------------------------
 
-    def move_to(self, other: WaitingRoom | None) -> None:
-        """Calls that wait go on to the same process in another view; without it they fail."""
+    def move_to(self, other: PendingCalls | None) -> None:
+        """Move waiting calls to the same process in another view; without one they fail."""
         with self.lock:
             calls = self._take_waiting(everything=True)
             for call in calls if other is not None else ():
                 assert other is not None
                 other.adopt(call)
         if other is None:
-            self._fail(calls, "it is not among those who are here now", None)
+            self._fail(calls, "it is not in the current view", None)
         else:
             other.admit_waiting()
 
     def adopt(self, call: RpcFuture[Any]) -> None:
-        """A call that another peer has kept waits here from now on."""
+        """Take over a waiting call of another peer."""
         with self.lock:
             call.peer, call.number = self, next(self._numbers)
             self._earliest = min(self._earliest, call.deadline)
             self._line_up(call)
 
     def admit_waiting(self) -> None:
-        """Send what may be sent."""
+        """Send waiting calls within the limits."""
         connection = self.connection
         if connection is not None and self._waiting:
             self._send_waiting(connection)
@@ -315,38 +338,41 @@ class WaitingRoom:
         for call in calls:
             hello = self.connection.allowance if self.connection else None
             limit = hello.max_message if hello else 0
-            call.finish(None, RpcTooLarge(call.size, limit, rank=self.rank))
+            call.finish(RpcTooLarge(call.size, limit, rank=self.rank))
 
 
-class Lobby(WaitingRoom):
+class ViewPendingCalls(PendingCalls):
     """Calls that were started while no view is connected, or the cluster is paused.
 
-    A thread waits for the next one while there are any, and starts them there.
+    While there are any, a thread waits for the next view, and starts them there.
     """
 
     def __init__(
-        self, office: Office, stages: Stages, start: Callable[[RpcFuture[Any], Any], None]
+        self,
+        endpoint: RpcEndpoint,
+        sessions: ViewSessions,
+        start: Callable[[RpcFuture[Any], Any], None],
     ) -> None:
-        super().__init__(office.rank, office)
-        self._stages = stages
+        super().__init__(endpoint.rank, endpoint)
+        self._sessions = sessions
         self._start = start
         self._destinations: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
         self.is_forked = False
 
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
-        """A call that has not begun."""
+        """A call that has not been started."""
         return RpcFuture(self, name, next(self._numbers), seconds)
 
     def hold(self, call: RpcFuture[Any], destination: Any) -> None:
-        """Start a call as soon as that can be done; waits while too many are kept."""
+        """Start a call as soon as possible; blocks while too many wait."""
         with self.lock:
             self._check(call)
             self._keep(call)
             self._destinations[call.number] = destination
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="potluck-rpc-lobby", daemon=True
+                    target=self._run, name="potluck-rpc-pending", daemon=True
                 )
                 self._thread.start()
 
@@ -359,18 +385,18 @@ class Lobby(WaitingRoom):
         if self.is_forked:
             raise RpcNoConnection(self.rank, cause=FORKED)
         if here.call is not None:
-            self._office.wait_inside(lambda: call.sleep_until(deadline))
+            self._endpoint.wait_inside(lambda: call.sleep_until(deadline))
         else:
             call.sleep_until(deadline)
 
     @property
     def silence(self) -> str:
-        """Why it has not begun."""
-        return f": {self._stages.late(0.0)}"
+        """Why it has not been started."""
+        return f": {self._sessions.late(0.0)}"
 
     @property
     def in_flight(self) -> int:
-        """How many calls wait."""
+        """The number of calls that wait."""
         return len(self._waiting)
 
     def _run(self) -> None:
@@ -382,7 +408,7 @@ class Lobby(WaitingRoom):
                     self._thread = None
                     return
                 pause = min(LOOK, max(0.0, self._earliest - time.monotonic()))
-            if self._stages.wait_until_decided(pause):
+            if self._sessions.wait_until_decided(pause):
                 self._start_all()
 
     def _start_all(self) -> None:
@@ -390,7 +416,7 @@ class Lobby(WaitingRoom):
             calls = [(call, self._destinations[call.number]) for call in self._waiting.values()]
         for call, destination in calls:
             error: BaseException | None = None
-            with self.lock:  # who cancels it finds it here or there
+            with self.lock:  # a thread that cancels it finds it here or there
                 if self._waiting.get(call.number) is not call:
                     continue
                 self._drop(call)
@@ -400,15 +426,15 @@ class Lobby(WaitingRoom):
                     self._destinations[call.number] = destination
                     self._line_up(call)
                     return
-                except BaseException as other:  # noqa: BLE001 - the caller gets to know
+                except BaseException as other:  # noqa: BLE001 - the caller gets any error
                     error = other
             if error is not None:
-                call.finish(None, error)
+                call.finish(error)
 
     def close(self) -> None:
-        """The agent closes."""
+        """Fail the calls, because the agent closes."""
         with self.lock:
-            self._trouble = OVER
+            self._failure = OVER
             calls = self._take_waiting(everything=True)
         self._fail(calls, OVER, None)
 
@@ -416,24 +442,24 @@ class Lobby(WaitingRoom):
 # --------------------------------------------------------------------------------------------------
 
 LINGER = 0.5
-"""Seconds for the last bytes to reach the other side."""
+"""Seconds in which the last bytes must reach the other side."""
 
 
-class Peer(WaitingRoom):
-    """A rank that is called, and that calls."""
+class RpcPeer(PendingCalls):
+    """Another rank: its connection, calls to it, and its own calls."""
 
-    def __init__(self, rank: int, office: Office) -> None:
-        super().__init__(rank, office)
+    def __init__(self, rank: int, endpoint: RpcEndpoint) -> None:
+        super().__init__(rank, endpoint)
         self.is_forked = False
 
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
-        """A call that has not begun."""
+        """A call that has not been started."""
         return RpcFuture(self, name, next(self._numbers), seconds)
 
     # -- calls -------------------------------------------------------------------------------------
 
     def start(self, call: RpcFuture[Any]) -> None:
-        """Send a call, or keep it until it may be sent; waits while too many are kept."""
+        """Send a call, or keep it until it can be sent; blocks while too many wait."""
         with self.lock:
             self._check(call)
             self._earliest = min(self._earliest, call.deadline)
@@ -451,15 +477,15 @@ class Peer(WaitingRoom):
             refused = self._keep(call)
             is_kept = call.number in self._waiting
         if is_kept:
-            self._office.rouse()  # only a look at the right time may let it go
+            self._endpoint.wake()  # the reading thread may have to send it later
         self._refuse(refused)
 
     def wait_for(self, call: RpcFuture[Any], deadline: float) -> None:
         """Return when the call has ended or the deadline has passed."""
-        if self.is_forked:  # no thread here brings an answer
+        if self.is_forked:  # no thread of this process brings an answer
             raise RpcNoConnection(self.rank, cause=FORKED)
         if here.call is not None:
-            self._office.wait_inside(lambda: self._wait(call, deadline))
+            self._endpoint.wait_inside(lambda: self._wait(call, deadline))
         else:
             self._wait(call, deadline)
 
@@ -467,11 +493,11 @@ class Peer(WaitingRoom):
         connection = self.connection
         if connection is not None and connection.direct is not None:
             self._read(connection, call, deadline)
-        if not call.done:
+        if not call.ended:
             call.sleep_until(deadline)
 
     def _read(self, connection: Connection, call: RpcFuture[Any], deadline: float) -> None:
-        """Read until a call is done, unless another thread reads."""
+        """Read until a call is done, unless another thread is reading."""
         reading, is_held = connection.reading, False
         broken: Exception | None = None
         try:
@@ -481,12 +507,12 @@ class Peer(WaitingRoom):
             read_until_done(connection, call, deadline)
         except BROKEN as error:
             broken = error
-        except BaseException:  # Ctrl-C: how far it got, nobody knows
+        except BaseException:  # Ctrl-C: it may have been in the middle of a frame
             is_held = reading._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - as Condition
             if is_held:
                 connection.watch_reading(wanted=True)
             if is_held and connection.is_reading:
-                broken = ConnectionAbortedError("the thread that read it was interrupted")
+                broken = ConnectionAbortedError("the thread that was reading it was interrupted")
             raise
         finally:
             if is_held:
@@ -496,158 +522,159 @@ class Peer(WaitingRoom):
 
     @property
     def in_flight(self) -> int:
-        """Calls to the rank that have not ended, those included that nobody waits for any more."""
+        """The number of calls to the rank that have not ended, including cancelled ones."""
         connection = self.connection
         return len(self._waiting) + (0 if connection is None else len(connection.sent))
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way that has a deadline."""
+        """Whether a call with a deadline is in progress."""
         connection = self.connection
         return bool(self._waiting or (connection and (connection.sent or connection.received)))
 
     # -- the connection ----------------------------------------------------------------------------
 
     def connect(self, opened: PeerStream) -> None:
-        """A stream to the rank is open."""
-        ranks = (self._office.rank, self.rank)
+        """Use a stream to the rank."""
+        ranks = (self._endpoint.rank, self.rank)
         connection = Connection(
-            ranks, make_wire(opened), self._office.hello, self.lock, self._on_message
+            ranks, make_wire(opened), self._endpoint.hello, self.lock, self._on_message
         )
         with self.lock:
-            if self._trouble is not OVER:  # any other may be over when an agent greets us
+            if self._failure is not OVER:  # any other failure ends with the next hello
                 self.connection = connection
         if self.connection is connection:
-            self._office.watch(connection)
+            self._endpoint.watch(connection)
         else:
             opened.stream.close()
 
     def lose(self, connection: Connection, reason: Exception | str) -> None:
-        """A connection is over: its calls fail at once, but those that may be repeated wait.
+        """End a connection: its calls fail immediately, but idempotent ones wait.
 
-        One that ends before its agent has greeted us, or that of an older agent, says nothing
-        about the agent that calls wait for.
+        A connection that ends before its hello, or that of an older agent, tells nothing about the
+        agent that calls wait for.
         """
         with self.lock:
             if connection is not self.connection:
                 return
             self.connection = None
-            is_early = connection.is_early and isinstance(reason, (OSError, Left))
-            # One that we are about to close ends for that reason, whoever is faster.
-            cause = OVER if self._trouble is OVER else in_words(reason)
+            is_early = connection.is_early and isinstance(reason, (OSError, AgentClosed))
+            # A connection that we are closing ends for that reason, whichever side is faster.
+            cause = OVER if self._failure is OVER else describe_end(reason)
             if not is_early:
-                self._trouble = cause
+                self._failure = cause
             calls, orphans = connection.end()
             for call in calls:
                 if call.idempotent:
                     self._line_up(call)
         connection.close()
-        self._office.orphaned(orphans)
+        self._endpoint.orphaned(orphans)
         lost = [call for call in calls if not call.idempotent]
-        self._judge(self._office.lost(self.rank), cause, lost, is_early=is_early)
+        self._judge(self._endpoint.lost(self.rank), cause, lost, is_early=is_early)
 
     def give_up(self) -> None:
-        """The rank will not be back, at least not in this view."""
-        self._judge(self._office.outlook(self.rank), "it is gone", [])
+        """Fail the calls, because the rank will not come back in this view."""
+        self._judge(self._endpoint.decision(self.rank), "it has left", [])
 
     def stop(self) -> None:
-        """The agent is about to close: no more calls."""
+        """Refuse new calls, because the agent is about to close."""
         with self.lock:
-            if not self._hint:  # of a view that is over we know more
-                self._trouble = OVER
+            if not self._hint:  # the end of a view is a better reason
+                self._failure = OVER
 
     def close(self) -> None:
-        """The agent closes."""
+        """Fail the calls, because the agent closes."""
         with self.lock:
-            before, self._trouble = self._trouble, OVER
+            before, self._failure = self._failure, OVER
             connection, self.connection = self.connection, None
             calls, orphans = connection.end() if connection is not None else ([], [])
             calls += self._take_waiting(everything=True)
         if connection is not None:
             connection.close(linger=LINGER)
-        self._office.orphaned(orphans)
-        # Of a view that is over we know more than that the agent has closed.
+        self._endpoint.orphaned(orphans)
+        # The end of a view is a better reason than a closed agent.
         self._fail(calls, before if self._hint and before else OVER, self._hint)
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _on_message(self, connection: Connection, frame: Frame, data: bytes | memoryview) -> None:
+    def _on_message(
+        self, connection: Connection, frame: RpcFrame, data: bytes | memoryview
+    ) -> None:
         kind = frame.kind
         if kind is FrameKind.RESPONSE:
             self._on_response(connection, frame, data)
         elif kind is FrameKind.REQUEST:
             call = connection.accept(frame, data)
             is_unwanted = call.cancelled and not connection.is_congested
-            (self._office.forget if is_unwanted else self._office.serve)(call)
+            (self._endpoint.forget if is_unwanted else self._endpoint.serve)(call)
         elif kind is FrameKind.CANCEL:
             unwanted = connection.cancelled(frame.number)
             if unwanted is not None:
-                self._office.forget(unwanted)
+                self._endpoint.forget(unwanted)
         elif kind is FrameKind.HELLO:
             with self.lock:
                 connection.greeted(data)
-                if self._trouble is not OVER:
-                    self._trouble = self._hint = None
+                if self._failure is not OVER:
+                    self._failure = self._hint = None
             self._send_waiting(connection)
         else:
-            raise Left
+            raise AgentClosed
 
-    def _on_response(self, connection: Connection, frame: Frame, data: bytes | memoryview) -> None:
+    def _on_response(
+        self, connection: Connection, frame: RpcFrame, data: bytes | memoryview
+    ) -> None:
         response = RpcResponse.deserialize(data)
         with self.lock:
             call = connection.sent.pop(frame.number, None)
             if call is None or response.request_id != frame.number:
-                raise RpcInvalidMessage("an answer to a call that was not made")
+                raise RpcInvalidMessage("an answer without a call")
             connection.window.remove(call if isinstance(call, int) else call.size)
         if self._waiting:
             self._send_waiting(connection)
         if isinstance(call, int):
             return
         if response.error is None:
-            call.finish(response.payload)
+            call.finish(value=response.payload)
         else:
-            call.finish(None, error_of(response, self.rank))
+            call.finish(error_of(response, self.rank))
 
 
-# --------------------------------------------------------------------------------------------------
-# Calls of a rank to itself: the same functions, workers and deadlines, without a connection.
+class LocalPeer(CallTarget, Replier):
+    """Calls of this rank to itself: the same functions, workers and deadlines, no connection.
 
-
-class Local:
-    """This rank, as it sees itself; calls to it outlive every view."""
+    They survive every change of the view.
+    """
 
     is_congested = False
     silence = ""
 
-    def __init__(self, office: Office) -> None:
-        self.office = office
-        """Of the present view."""
+    def __init__(self, endpoint: RpcEndpoint) -> None:
+        self.move_to(endpoint)
         self._numbers = itertools.count(1)
-        self._under_way: dict[int, tuple[RpcFuture[Any], Incoming]] = {}
-        self._window = Window(office.config.calls, office.config.octets)
+        self._in_progress: dict[int, tuple[RpcFuture[Any], IncomingCall]] = {}
+        self._window = Budget(endpoint.config.octets, endpoint.config.calls)
         self._changed = threading.Condition()
         self.is_closed = False
         self._over = "the agent of this rank was closed"
 
-    @property
-    def rank(self) -> int:
-        """At present."""
-        return self.office.rank
+    def move_to(self, endpoint: RpcEndpoint) -> None:
+        """Use the endpoint of another view, in which this process may have another rank."""
+        self.endpoint, self.rank = endpoint, endpoint.rank
 
     def new_call(self, name: str, seconds: float) -> RpcFuture[Any]:
-        """A call that has not begun."""
+        """A call that has not been started."""
         return RpcFuture(self, name, next(self._numbers), seconds)
 
     def next_number(self) -> int:
-        """For a call that was made before it came here."""
+        """A number for a call that was made elsewhere."""
         return next(self._numbers)
 
     def start(self, call: RpcFuture[Any]) -> None:
-        """Make a call; waits while too many are under way."""
+        """Make a call; blocks while too many are in progress."""
         with self._changed:
             self._wait_for_room(call)
             self._window.add(call.size)
-        # A copy: the function must not see it change.  Without the lock: it may take long.
+        # A copy, because the function must not see later changes.  It takes time: no lock is held.
         try:
             lead = REQUEST_OVERHEAD + len(call.name.encode())
             payload = _joined(call.parts, lead, call.marks)
@@ -656,11 +683,11 @@ class Local:
                 self._window.remove(call.size)
             raise
         patience = milliseconds(call.deadline - time.monotonic())
-        incoming = Incoming(self, call.number, call.name, payload, patience, call.marks)
+        incoming = IncomingCall(self, call.number, call.name, payload, patience, call.marks)
         with self._changed:
             self.check_open()
-            self._under_way[call.number] = (call, incoming)
-        self.office.serve(incoming)
+            self._in_progress[call.number] = (call, incoming)
+        self.endpoint.serve(incoming)
 
     def _wait_for_room(self, call: RpcFuture[Any]) -> None:
         while True:
@@ -668,30 +695,31 @@ class Local:
             if self._window.admits(call.size):
                 return
             remaining = call.deadline - time.monotonic()
-            if remaining <= 0 or not self.office.may_block:
+            if remaining <= 0 or not self.endpoint.may_block:
+                count = self._window.messages
                 raise RpcBusy(
-                    f"{self._window.calls} calls of rank {self.rank} to itself wait already",
+                    f"{count} calls of rank {self.rank} to itself are already waiting",
                     rank=self.rank,
                     hint="Wait for some of them before making more.",
                 )
             self._changed.wait(min(remaining, LONGEST))
 
     def check_open(self) -> None:
-        """Raise if no calls are made here any more."""
+        """Raise if the agent is closed."""
         if self.is_closed:
             raise RpcNoConnection(self.rank, cause=self._over)
 
     def abandon(self, call: RpcFuture[Any]) -> bool:
-        """Nobody waits for the call any more; False if it has ended in this instant."""
+        """Stop waiting for a call; False if it has just ended."""
         known = self._take(call.number)
         if known is not None:
             known[1].cancel()
-            self.office.sweep(1)
+            self.endpoint.sweep(1)
         return known is not None
 
-    def _take(self, number: int) -> tuple[RpcFuture[Any], Incoming] | None:
+    def _take(self, number: int) -> tuple[RpcFuture[Any], IncomingCall] | None:
         with self._changed:
-            known = self._under_way.pop(number, None)
+            known = self._in_progress.pop(number, None)
             if known is not None:
                 self._window.remove(known[0].size)
                 self._changed.notify()
@@ -701,206 +729,304 @@ class Local:
         """Return when the call has ended or the deadline has passed."""
         self.check_forked()
         if here.call is not None:
-            self.office.wait_inside(lambda: call.sleep_until(deadline))
+            self.endpoint.wait_inside(lambda: call.sleep_until(deadline))
         else:
             call.sleep_until(deadline)
 
     def check_forked(self) -> None:
-        """Raise in a forked child: no thread here brings an answer."""
+        """Raise in a forked child, where no thread brings an answer."""
         if self.is_closed and self._over is FORKED:
             raise RpcNoConnection(self.rank, cause=FORKED)
 
     def overdue(self, now: float) -> list[RpcFuture[Any]]:
         """Calls whose deadline has passed."""
         with self._changed:
-            calls = [call for call, _ in self._under_way.values()]
+            calls = [call for call, _ in self._in_progress.values()]
         return [call for call in calls if call.deadline <= now]
 
     @property
     def in_flight(self) -> int:
         """Calls that have not ended."""
-        return len(self._under_way)
+        return len(self._in_progress)
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way."""
-        return bool(self._under_way)
+        """Whether a call is in progress."""
+        return bool(self._in_progress)
 
-    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:  # noqa: ARG002
-        """A value."""
-        size, limit = sum(map(len, parts)), self.office.config.max_message
+    def answer(self, call: IncomingCall, parts: list[Any], *, cork: bool = False) -> None:  # noqa: ARG002
+        """Give the call its value."""
+        size, limit = sum(map(len, parts)), self.endpoint.config.max_message
         if size > limit:
             self._finish(call, None, RpcTooLarge(size, limit, what="response", rank=self.rank))
         else:
             self._finish(call, _joined(parts, RESPONSE_OVERHEAD, call.marks))
 
-    def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:  # noqa: ARG002
-        """None."""
+    def refuse(self, call: IncomingCall, failure: CallFailure, *, cork: bool = False) -> None:  # noqa: ARG002
+        """Give the call its error."""
         reply = RpcResponse.deserialize(reply_with(call.number, failure, self.rank))
         self._finish(call, None, error_of(reply, self.rank))
 
-    def _finish(self, call: Incoming, value: Any, error: Exception | None = None) -> None:
+    def _finish(self, call: IncomingCall, value: Any, error: Exception | None = None) -> None:
         known = self._take(call.number)
         if known is not None:
-            known[0].finish(value, error)
+            known[0].finish(error, value)
 
     def close(self) -> None:
-        """The agent closes."""
+        """Fail the calls, because the agent closes."""
         with self._changed:
             self.is_closed = True
-            calls = [call for call, _ in self._under_way.values()]
-            self._under_way.clear()
+            calls = [call for call, _ in self._in_progress.values()]
+            self._in_progress.clear()
             self._changed.notify_all()
         for call in calls:
-            call.finish(None, RpcNoConnection(self.rank, cause=self._over))
+            call.finish(RpcNoConnection(self.rank, cause=self._over))
 
     def become_forked(self) -> None:
-        """In a forked child, where any lock may be held by a thread that is not here."""
+        """Close in a forked child, without a lock: a thread of the parent may hold it."""
         self.is_closed, self._over = True, FORKED
 
 
 def _joined(parts: list[Any], lead: int, marks: int) -> bytes | memoryview:
-    return joined(parts, lead) if marks & Mark.TYPED else joined_bytes(parts)
-
-
-class Mail:
-    """A caller that gets its answer as one message of bytes."""
-
-    is_congested = False
-
-    def __init__(self, rank: int, here: int, limit: int) -> None:
-        self.rank = rank
-        self.reply = b""
-        self._here = here
-        self._limit = min(limit, MAX_RPC_MSG_SIZE)
-
-    def answer(self, call: Incoming, parts: list[Any], *, cork: bool = False) -> None:
-        """A value."""
-        size = RESPONSE_OVERHEAD + sum(map(len, parts))
-        if size > self._limit:
-            self.refuse(call, Failure("large", size=size, limit=self._limit), cork=cork)
-        else:
-            self.reply = RpcResponse(call.number, b"".join(parts)).serialize()
-
-    def refuse(self, call: Incoming, failure: Failure, *, cork: bool = False) -> None:  # noqa: ARG002
-        """None."""
-        self.reply = reply_with(call.number, failure, self._here, self._limit)
+    return joined(parts, lead) if marks & FrameFlag.TYPED else joined_bytes(parts)
 
 
 # --------------------------------------------------------------------------------------------------
-# Where the ranks of a backend are, for those who address them by name.
+
+LINGER = 1.0
+"""Seconds that closing waits for answers to be sent."""
+
+CALL_AGAIN = "It is not known whether the function ran. A new call uses the current members."
 
 
-def name_of(backend: Backend, rank: int) -> str | None:
-    """Where a rank is, for people; None if it is not known, as of ourselves."""
-    with contextlib.suppress(DistributedError, KeyError, OSError):
-        return backend.peer_name(rank)
-    return None
+class RpcEndpoint:
+    """The calls of one agent in one backend: its peers, the reading thread, and their deadlines."""
 
-
-def places_of(backend: Backend) -> dict[int, Whereabouts]:
-    """Name and id of every rank, our own included."""
-    view: View | None = getattr(backend, "view", None)
-    places = {}
-    for rank in range(backend.world_size):
-        name = name_of(backend, rank) or socket.gethostname()
-        if view is None:
-            places[rank] = Whereabouts(name, backend.node_of(rank) or "")
-        else:
-            places[rank] = Whereabouts(name, *view.members[rank])
-    return places
-
-
-# --------------------------------------------------------------------------------------------------
-# Connections of an agent: opened as soon as both agents are there, and again after a loss.
-#
-# Of two ranks the higher dials, as for every stream.  One thread does all of it, and ends when
-# there is nothing to open.
-
-PURPOSE = "rpc"
-
-DIAL = 1.0
-"""Seconds for one attempt: one that hangs holds up the other ranks' connections."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two rounds; each is twice as long as the last."""
-
-LONGEST_LISTENING = 0.25
-"""The same when nobody is to be dialled: looking costs little, and somebody may wait to call."""
-
-
-class Opener:
-    """Opens what is missing."""
-
-    def __init__(self, backend: Backend, give_up: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: RpcConfig,
+        handlers: Handlers,
+        workers: Workers,
+        *,
+        is_view: bool = False,
+    ) -> None:
+        self.rank = backend.rank
+        self.config = config
+        self.generations = Generations.of(backend)
+        self.generations.latest += 1
+        self.hello = config.hello(self.generations.latest)
+        self.accounting = CallAccounting(log_of(backend))
         self._backend = backend
-        self._give_up = give_up
-        self._missing: dict[int, Peer] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._handlers = handlers
+        self._workers = workers
+        self._is_view = is_view  # another endpoint may follow this one
+        others = (rank for rank in range(backend.world_size) if rank != backend.rank)
+        self.peers = {rank: RpcPeer(rank, self) for rank in others}
+        self._local: LocalPeer | None = None
+        self._places: dict[int, RankAddress] | None = None
+        self._opener = ConnectionOpener(backend, lambda rank: self.peers[rank].give_up())
         self._closed = False
 
-    def want(self, peer: Peer) -> None:
-        """Open a connection to a rank."""
-        with self._changed:
-            if self._closed:
-                return
-            self._missing[peer.rank] = peer
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="potluck-rpc-open", daemon=True
-                )
-                self._thread.start()
+    @property
+    def in_flight(self) -> int:
+        """The number of calls of this rank that have not ended."""
+        mine = 0 if self._local is None else self._local.in_flight
+        return mine + sum(peer.in_flight for peer in self.peers.values())
 
-    def loss_of(self, rank: int) -> DistributedError | None:
-        """Why a rank will not be back, if so."""
-        with contextlib.suppress(DistributedError):
-            self._backend.progress(0)  # or nobody may have noticed yet
-        return self._backend.loss_of(rank)
+    def is_of(self, backend: Backend) -> bool:
+        """Whether it serves this backend."""
+        return self._backend is backend
 
-    def close(self, deadline: float) -> None:
-        """Open nothing more."""
-        with self._changed:
-            self._closed = True
-            thread = self._thread
-            self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def rank_of(self, node: str | ProcessId) -> int:
+        """The rank on a machine, by the name or id of the machine, or by the id of the process."""
+        if self._places is None:
+            self._places = places_of(self._backend)
+        wanted = f"{node.node}/{node.incarnation}" if isinstance(node, ProcessId) else node
+        return find_rank(wanted, self._places)
 
-    def _run(self) -> None:
-        pause, known = FIRST_PAUSE, -1
-        while True:
-            with self._changed:
-                if self._closed or not self._missing:
-                    self._thread = None
-                    return
-                round_ = sorted(self._missing.values(), key=lambda peer: peer.rank)
-            for peer in round_:
-                self._try(peer)
-            dials = any(peer.rank < self._backend.rank for peer in round_)
-            longest = LONGEST_PAUSE if dials else LONGEST_LISTENING
-            pause = FIRST_PAUSE if len(round_) != known else min(2 * pause, longest)
-            known = len(round_)
-            with self._changed:
-                if self._missing and not self._closed:
-                    self._changed.wait(pause)
+    def process_of(self, rank: int) -> ProcessId | None:
+        """The process of a rank; None outside of a view."""
+        view = self._backend.view
+        return None if view is None else view.members[rank]
 
-    def _try(self, peer: Peer) -> None:
-        def look() -> None:
-            if self._closed:
-                raise ChannelClosed("the agent was closed")
+    def peer_of(self, process: ProcessId | None) -> RpcPeer | None:
+        """The peer that is this process, if it is in this view."""
+        return next((p for p in self.peers.values() if self.process_of(p.rank) == process), None)
 
-        dials = peer.rank < self._backend.rank
-        deadline = time.monotonic() + DIAL if dials else 0.0
-        try:
-            opened = self._backend.open_stream(peer.rank, PURPOSE, deadline, look)
-        except (DistributedError, OSError):
-            if self.loss_of(peer.rank) is not None and not self._closed:
-                with self._changed:
-                    self._missing.pop(peer.rank, None)
-                self._give_up(peer.rank)
+    def move_to(self, other: RpcEndpoint) -> None:
+        """Move waiting calls to the endpoint of the next view."""
+        for peer in self.peers.values():
+            if peer.connection is not None:  # it ends anyway
+                peer.lose(peer.connection, "the members of the job have changed meanwhile")
+            peer.move_to(other.peer_of(self.process_of(peer.rank)))
+
+    def become_forked(self) -> None:
+        """Make waiting calls fail in a forked child."""
+        for peer in self.peers.values():
+            peer.is_forked = True
+
+    def name_of(self, rank: int) -> str | None:
+        """The machine of a rank; None if it has no better name than its rank."""
+        name = name_of(self._backend, rank)
+        return None if name is None or name.endswith(f"rank {rank}") else name
+
+    def begin(self, local: LocalPeer) -> None:
+        """Connect to the peers, and answer calls."""
+        self._local = local
+        self._loop = RpcLoop(
+            self._backend.make_poller(),
+            self._handlers,
+            self._workers,
+            connection_of=lambda rank: self.peers[rank].connection,
+            make_direct=self._direct_poller,
+            lose=lambda connection, reason: self.peers[connection.rank].lose(connection, reason),
+            tick=self._tick,
+        )
+        self._loop.start()
+        for peer in self.peers.values():
+            self._opener.want(peer.rank, peer.connect)
+
+    def _direct_poller(self, connection: Connection) -> Poller | None:
+        """A poller for threads that wait for answers; only a socket may have two pollers."""
+        is_socket = hasattr(connection.wire.stream, "fileno")
+        return self._backend.make_poller() if is_socket else None
+
+    def wake(self) -> None:
+        """Check deadlines from time to time, because a call is in progress."""
+        self._loop.wake()
+
+    # -- for peers ---------------------------------------------------------------------------------
+
+    def serve(self, call: IncomingCall) -> None:
+        """Answer a call: on the reading thread if it is quick, or on a worker."""
+        if (
+            self._handlers.is_quick(call)
+            and self._loop.takes_quick
+            and here.call is None
+            and not call.origin.is_congested
+        ):
+            self._loop.run_soon(call)
+        else:
+            self._workers.add(call)
+            self._loop.wake()
+
+    def forget(self, call: IncomingCall) -> None:
+        """Cancel a call of a peer."""
+        call.cancel()
+        if not call.origin.is_congested:  # if it is, the call is answered when it leaves the queue
+            call.origin.refuse(call, CANCELLED)
+            self.sweep(1)
+
+    def sweep(self, count: int) -> None:
+        """Remove cancelled calls from the queue of the workers."""
+        for call in self._workers.forget(count):
+            call.origin.refuse(call, CANCELLED)
+
+    def orphaned(self, calls: list[IncomingCall]) -> None:
+        """Cancel calls whose connection has ended, so that they need no answer."""
+        for call in calls:
+            call.cancel()
+        self.sweep(len(calls))
+
+    def watch(self, connection: Connection) -> None:
+        """Read a new connection."""
+        self._loop.add(connection)
+
+    def lost(self, rank: int) -> ReconnectDecision:
+        """Decide about the calls of a connection that has ended, and open another one."""
+        decision = self.decision(rank)
+        if decision.is_back_soon and not self._closed:
+            self._opener.want(rank, self.peers[rank].connect)
+        return decision
+
+    def decision(self, rank: int) -> ReconnectDecision:
+        """Whether a rank may come back after its connection has ended, and why it ended."""
+        if self._closed:
+            return ReconnectDecision(is_back_soon=False)
+        over = self._opener.loss_of(self.rank)  # of ourselves: the whole view has ended
+        if self._is_view and over is None:  # it may be in the next view before us
+            return ReconnectDecision(is_back_soon=True, hint=CALL_AGAIN)
+        if self._is_view and over is not None:
+            cause = f"the members of the job have changed: {over.message}"
+            cause += f": {over.cause}" if over.cause else ""
+            return ReconnectDecision(over.rank != rank, cause, CALL_AGAIN)
+        loss = over or self._opener.loss_of(rank)
+        return ReconnectDecision(
+            is_back_soon=loss is None, cause=None if loss is None else str(loss)
+        )
+
+    def wait_inside(self, wait: Callable[[], object]) -> None:
+        """Wait for a call inside a called function."""
+        if self._loop.is_mine:
+            wait()
+        else:
+            self._workers.wait_inside(wait)
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the current thread may block."""
+        return not self._loop.is_mine or here.call is not None
+
+    # -- deadlines ---------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> bool:
+        """Check deadlines; whether any call is in progress."""
+        busy = False
+        for peer in (*self.peers.values(), *((self._local,) if self._local else ())):
+            if peer.is_busy:
+                busy = True
+                for call in peer.overdue(now):
+                    call.expire()
+                if isinstance(peer, RpcPeer) and peer.connection is not None:
+                    peer.admit_waiting()
+                    for incoming in peer.connection.overdue(now):
+                        self._refuse_late(incoming, "it was still running")
+        if len(self._workers):
+            self._workers.nudge()
+            count = self._workers.count
+            for incoming in self._workers.overdue(now):
+                self._refuse_late(incoming, f"all its {count} workers were busy")
+            for incoming in self._workers.hopeless(now):
+                words = f"All {count} workers of rank {self.rank} wait for calls of their own, "
+                words += "and this call was made inside another call"
+                incoming.origin.refuse(incoming, CallFailure("busy", words=words))
+        return busy or len(self._workers) > 0
+
+    def _refuse_late(self, call: IncomingCall, why: str) -> None:
+        words = f"'{shortened(call.name)}' on rank {self.rank} did not answer in time: {why}"
+        call.origin.refuse(call, CallFailure("late", words=words, seconds=call.seconds))
+        call.cancel()  # last: a worker that finds it cancelled would answer that
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send the remaining answers, tell the peers, and close.  May be called twice."""
+        if self._closed:
             return
-        with self._changed:
-            self._missing.pop(peer.rank, None)
-        peer.connect(opened)
+        self._closed = True
+        deadline = time.monotonic() + LINGER
+        self._opener.close(deadline)
+        for peer in self.peers.values():
+            peer.stop()
+        if here.call is None:  # or this thread would wait for itself
+            self._wait_for(lambda: self._loop.is_idle, deadline)
+        connections = [peer.connection for peer in self.peers.values() if peer.connection]
+        self._flush(connections, deadline)  # first: the goodbye is the last frame
+        for connection in connections:
+            connection.send_goodbye()
+        self._flush(connections, deadline)
+        self._loop.close(deadline + LINGER)
+        for peer in self.peers.values():
+            peer.close()
+
+    def _flush(self, connections: list[Connection], deadline: float) -> None:
+        self._wait_for(
+            lambda: all(each.is_flushed or not each.is_open for each in connections), deadline
+        )
+
+    @staticmethod
+    def _wait_for(condition: Callable[[], bool], deadline: float) -> None:
+        """Wait for the reading thread."""
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.001)

@@ -1,6 +1,9 @@
-"""Decisions about remote calls: how many at a time, for how long, where they run, and to whom.
+"""The protocol of remote calls: messages, frames, limits, failures and queues.
 
-Nothing here knows a clock, a thread or a connection; moments are numbers that are passed in.
+Pure: no clock, thread or connection.  Times are numbers that the caller passes in.  In this order:
+requests and responses as bytes; frames, and the pieces of long messages; budgets of messages in
+progress; how a rank is addressed; failures as facts and as errors; what has arrived in part, what
+waits to be sent, and a queue that is fair between peers.
 """
 
 from __future__ import annotations
@@ -39,15 +42,15 @@ from potluck.rpc.errors import (
 #
 #     request    01 │ id: 8 │ length: 4 │ function name │ length: 4 │ payload
 #     response   02 │ id: 8 │ 00        │ length: 4     │ payload
-#                02 │ id: 8 │ 01        │ length: 4     │ what went wrong, in words
+#                02 │ id: 8 │ 01        │ length: 4     │ error message
 #
-# What follows the last field is not looked at: a reply that says what went wrong carries its facts
-# there, for those who know how to read them.
+# Bytes after the last field are ignored by readers of these two formats: a response with an error
+# carries a :class:`CallFailure` there.
 
 MAX_RPC_MSG_SIZE = 1 << 30
-"""Bytes of a message at most, unless an agent is told otherwise: 1 GiB."""
+"""The default limit of a message in bytes: 1 GiB."""
 
-Octets = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 REQUEST, RESPONSE = 0x01, 0x02
 
@@ -57,19 +60,19 @@ _ANSWER = struct.Struct("<BQBI")
 _ID_END = 9  # bytes of tag and id
 
 REQUEST_OVERHEAD = _START.size + _LENGTH.size
-"""Bytes of a request beside its name and payload."""
+"""Bytes of a request in addition to its name and payload."""
 
 RESPONSE_OVERHEAD = _ANSWER.size
-"""Bytes of a response beside its payload."""
+"""Bytes of a response in addition to its payload."""
 
 
 def request_head(request_id: int, name: bytes, size: int) -> bytes:
-    """All of a request but its payload."""
+    """A request without its payload."""
     return _START.pack(REQUEST, request_id, len(name)) + name + _LENGTH.pack(size)
 
 
 def response_head(request_id: int, size: int, *, is_error: bool = False) -> bytes:
-    """All of a response but its payload.
+    """A response without its payload.
 
     >>> response_head(7, 3).hex(" ")
     '02 07 00 00 00 00 00 00 00 00 03 00 00 00'
@@ -79,7 +82,7 @@ def response_head(request_id: int, size: int, *, is_error: bool = False) -> byte
 
 @dataclass(frozen=True, slots=True)
 class RpcRequest:
-    """A call as it travels.
+    """A request as it is sent.
 
     >>> RpcRequest(42, "add", b"12").serialize().hex(" ")
     '01 2a 00 00 00 00 00 00 00 03 00 00 00 61 64 64 02 00 00 00 31 32'
@@ -87,7 +90,7 @@ class RpcRequest:
 
     request_id: int
     function_name: str
-    payload: Octets
+    payload: BytesLike
 
     def serialize(self) -> bytes:
         """As bytes."""
@@ -95,8 +98,8 @@ class RpcRequest:
         return head + self.payload
 
     @classmethod
-    def deserialize(cls, data: Octets) -> RpcRequest:
-        """From bytes, which may come from anybody; the payload is a part of ``data``."""
+    def deserialize(cls, data: BytesLike) -> RpcRequest:
+        """Read bytes of an untrusted peer; the payload is a part of ``data``."""
         if not data or data[0] != REQUEST:
             raise RpcInvalidMessage("expected request tag 0x01")
         size = len(data)
@@ -123,13 +126,13 @@ class RpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class RpcResponse:
-    """An answer as it travels."""
+    """A response as it is sent."""
 
     request_id: int
-    payload: Octets = b""
+    payload: BytesLike = b""
     error: str | None = None
-    facts: Octets = b""
-    """What follows the words of an error; never sent with a payload."""
+    facts: BytesLike = b""
+    """What follows an error message; never sent with a payload."""
 
     def serialize(self) -> bytes:
         """As bytes."""
@@ -139,8 +142,8 @@ class RpcResponse:
         return response_head(self.request_id, len(words), is_error=True) + words + self.facts
 
     @classmethod
-    def deserialize(cls, data: Octets) -> RpcResponse:
-        """From bytes, which may come from anybody; the payload is a part of ``data``."""
+    def deserialize(cls, data: BytesLike) -> RpcResponse:
+        """Read bytes of an untrusted peer; the payload is a part of ``data``."""
         if not data or data[0] != RESPONSE:
             raise RpcInvalidMessage("expected response tag 0x02")
         size = len(data)
@@ -167,20 +170,20 @@ class RpcResponse:
 # --------------------------------------------------------------------------------------------------
 # Frames of the connection between two agents: a message is one frame, or several pieces.
 #
-# A large message is cut, and pieces of several messages take turns, so none holds up another for
-# longer than one piece.  The first piece says how long the whole will be; that is checked before
-# anything is allocated.  All integers are little-endian::
+# A large message is sent in pieces, and the pieces of several messages alternate, so that none
+# delays another by more than one piece.  The first piece has the total length, which is checked
+# before anything is allocated.  All integers are little-endian::
 #
 #     offset 0     1     2        4        8       16      20
 #            ┌─────┬─────┬────────┬────────┬───────┬───────┬──────────┐
-#            │kind │flags│  zero  │ length │ number│ total │ patience │  so many bytes …
+#            │kind │flags│  zero  │ length │ number│ total │ patience │  length bytes …
 #            └─────┴─────┴────────┴────────┴───────┴───────┴──────────┘
 
 SHORT = 32 << 10
-"""Bytes up to which a message travels in one frame and before longer ones."""
+"""Bytes up to which a message is sent in one frame, before longer ones."""
 
 MAX_PATIENCE = (1 << 32) - 1
-"""Milliseconds, the longest time that can be carried: 49 days."""
+"""Milliseconds: the longest timeout that a frame can carry, 49 days."""
 
 _LAYOUT = struct.Struct("<BBHIQII")
 HEADER_SIZE = _LAYOUT.size
@@ -191,35 +194,35 @@ HELLO_SIZE = _HELLO.size
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     HELLO = 1
-    """The first frame of either side: what it allows the other."""
+    """The first frame of either side: the limits that it sets the other."""
     REQUEST = 2
     RESPONSE = 3
     CANCEL = 4
-    """Nobody waits for the answer to this call any more; it is answered all the same."""
+    """The caller no longer waits for the answer to this call; it is answered anyway."""
     GOODBYE = 5
-    """The sender's agent closes; nothing follows."""
+    """The agent of the sender closes; this is its last frame."""
 
 
-class Mark(IntEnum):
-    """Bits of a frame's flags."""
+class FrameFlag(IntEnum):
+    """The flags of a frame."""
 
     MORE = 1
     """Further pieces of this message follow."""
     LATER = 2
     """This is not the first piece."""
     TYPED = 4
-    """The payload holds values, not bytes of the caller's own."""
+    """The payload holds encoded values, not bytes from the caller."""
     NESTED = 8
-    """The caller is itself a function that somebody waits for."""
+    """The call was made by a function that answers another call."""
 
 
-KNOWN_MARKS = Mark.MORE | Mark.LATER | Mark.TYPED | Mark.NESTED
+KNOWN_MARKS = FrameFlag.MORE | FrameFlag.LATER | FrameFlag.TYPED | FrameFlag.NESTED
 
 
-class Frame(NamedTuple):
+class RpcFrame(NamedTuple):
     """A decoded header."""
 
     kind: FrameKind
@@ -235,7 +238,7 @@ class Frame(NamedTuple):
 def pack_frame(
     kind: int, number: int, length: int, *, marks: int = 0, total: int = 0, patience: int = 0
 ) -> bytes:
-    """One header; of a message in one piece the length is the total.
+    """A header; a message in one piece has the same length and total.
 
     >>> pack_frame(FrameKind.CANCEL, 5, 0).hex(" ")
     '04 00 00 00 00 00 00 00 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00'
@@ -247,15 +250,15 @@ _REQUEST = struct.Struct("<BBHIQIIBQI")
 _RESPONSE = struct.Struct("<BBHIQIIBQBI")
 
 
-def short_request(number: int, name: bytes, payload: Octets, marks: int, patience: int) -> bytes:
-    """A request in one frame, header and all: the way that most go, in as few steps as can be."""
+def short_request(number: int, name: bytes, payload: BytesLike, marks: int, patience: int) -> bytes:
+    """A whole request in one frame, made in as few steps as possible: most requests are short."""
     total = REQUEST_OVERHEAD + len(name) + len(payload)
     head = _REQUEST.pack(2, marks, 0, total, number, total, patience, 1, number, len(name))
     return b"".join((head, name, len(payload).to_bytes(4, "little"), payload))
 
 
-def short_response(number: int, payload: Octets, marks: int) -> bytes:
-    """A response with a value in one frame, header and all."""
+def short_response(number: int, payload: BytesLike, marks: int) -> bytes:
+    """A whole response with a value in one frame."""
     total = RESPONSE_OVERHEAD + len(payload)
     head = _RESPONSE.pack(3, marks, 0, total, number, total, 0, 2, number, 0, len(payload))
     return head + payload
@@ -265,8 +268,8 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 _EMPTY = frozenset({FrameKind.CANCEL, FrameKind.GOODBYE})
 
 
-def read_frame(data: bytes | bytearray | memoryview, offset: int, limit: int) -> Frame:
-    """The header at ``offset``, if it is one; ``limit`` is for the whole message."""
+def read_frame(data: bytes | bytearray | memoryview, offset: int, limit: int) -> RpcFrame:
+    """Read and check the header at ``offset``; ``limit`` is for the whole message."""
     code, marks, zero, length, number, total, patience = _LAYOUT.unpack_from(data, offset)
     kind = _KINDS.get(code)
     if kind is None or zero or marks & ~KNOWN_MARKS:
@@ -275,40 +278,40 @@ def read_frame(data: bytes | bytearray | memoryview, offset: int, limit: int) ->
         raise RpcTooLarge(total, limit)
     if length > PIECE or length > total:
         raise RpcInvalidMessage(f"a piece of {length} bytes of a message of {total}")
-    is_part = marks & (Mark.MORE | Mark.LATER)
+    is_part = marks & (FrameFlag.MORE | FrameFlag.LATER)
     if kind is FrameKind.HELLO or kind in _EMPTY:
         expected = 0 if kind in _EMPTY else HELLO_SIZE
         if is_part or length != expected or total != expected:
             raise RpcInvalidMessage(f"a {kind.name} frame of {length} bytes")
     elif (not is_part and length != total) or not length:
         raise RpcInvalidMessage(f"a whole message of {length} bytes where {total} were announced")
-    return Frame(kind, marks, length, number, total, patience)
+    return RpcFrame(kind, marks, length, number, total, patience)
 
 
-class Hello(NamedTuple):
-    """What an agent allows each of its peers."""
+class RpcHello(NamedTuple):
+    """The limits that an agent sets each of its peers."""
 
     calls: int
     """Calls that may be unanswered at a time."""
-    octets: int
-    """Bytes of messages that may be under way at a time; a single one may have more."""
+    window: int
+    """Bytes of messages that may be in progress at a time; a single message may be larger."""
     max_message: int
     """Bytes of one message."""
     generation: int = 1
-    """How many agents its rank has made on this group, this one included."""
+    """The number of agents that its rank has made on this group, including this one."""
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _HELLO.pack(_MAGIC, self.calls, self.max_message, self.octets, self.generation)
+        return _HELLO.pack(_MAGIC, self.calls, self.max_message, self.window, self.generation)
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Hello:
+    def unpack(cls, data: bytes | bytearray | memoryview) -> RpcHello:
         """From the bytes of a peer.
 
-        >>> Hello.unpack(Hello(8, 1 << 20, 1 << 30).pack())
-        Hello(calls=8, octets=1048576, max_message=1073741824, generation=1)
+        >>> RpcHello.unpack(RpcHello(8, 1 << 20, 1 << 30).pack())
+        RpcHello(calls=8, window=1048576, max_message=1073741824, generation=1)
         """
-        magic, calls, max_message, octets, generation = _HELLO.unpack(data)
+        magic, calls, max_message, window, generation = _HELLO.unpack(data)
         if magic != _MAGIC:
             raise RpcInvalidMessage(
                 "the other side speaks another protocol",
@@ -316,132 +319,109 @@ class Hello(NamedTuple):
             )
         if not calls:
             raise RpcInvalidMessage("the other side allows no call at all")
-        return cls(calls, octets, max_message, generation)
+        return cls(calls, window, max_message, generation)
 
 
 # --------------------------------------------------------------------------------------------------
+# Limits of messages in progress, and of the time that functions take; how a rank is addressed.
 
 MAX_NAME = 1024
 """Bytes of a function's name."""
 
 LEAST = 4
-"""Characters of an id that may stand for all of it."""
+"""Characters of the shortest prefix of an id."""
 
 MANY = 8
-"""Machines that are named to somebody who looks for another."""
+"""Machines that an error names to a caller that looks for another one."""
+
+
+UNLIMITED = (1 << 63) - 1
 
 
 class Budget:
-    """Bytes of messages that may be under way at a time.
+    """How many messages, and how many bytes of them, may be in progress at a time.
 
-    Short messages have so many, long ones as many again, and beside them there may be one that is
-    larger than that: so none waits for a longer one.
+    Short messages share a number of bytes, long ones share the same number again, and one message
+    that is larger than that may be in progress beside them.  So no message waits for a longer one.
 
     >>> budget = Budget(100_000)
     >>> budget.add(1 << 30); budget.admits(1 << 30), budget.admits(100_000), budget.admits(1)
     (False, True, True)
-    """
-
-    __slots__ = ("_larger", "_long", "_octets", "_short", "_short_up_to")
-
-    def __init__(self, octets: int) -> None:
-        self._octets = octets
-        self._short_up_to = min(SHORT, octets)  # none longer counts as short
-        self._short = 0
-        self._long = 0
-        self._larger = 0
-
-    def admits(self, size: int) -> bool:
-        """Whether one more may begin."""
-        if size <= self._short_up_to:
-            return size + self._short <= self._octets
-        return not self._larger if size > self._octets else size + self._long <= self._octets
-
-    def is_larger(self, size: int) -> bool:
-        """Whether a message may only be under way if no other such one is."""
-        return size > self._octets
-
-    def add(self, size: int) -> None:
-        """One has begun."""
-        self._count(size, 1)
-
-    def remove(self, size: int) -> None:
-        """One has ended."""
-        self._count(size, -1)
-
-    def _count(self, size: int, sign: int) -> None:
-        if size <= self._short_up_to:
-            self._short += sign * size
-        elif size > self._octets:
-            self._larger += sign
-        else:
-            self._long += sign * size
-
-
-class Window(Budget):
-    """How much may be under way between two agents: so many calls, and of so many bytes.
-
-    >>> window = Window(2, 100)
-    >>> window.admits(500); window.add(500); window.admits(1); window.add(1); window.admits(1)
+    >>> budget = Budget(100, messages=2)
+    >>> budget.admits(500); budget.add(500); budget.admits(1); budget.add(1); budget.admits(1)
     True
     True
     False
     """
 
-    __slots__ = ("_calls", "calls")
+    __slots__ = ("_larger", "_long", "_messages", "_nbytes", "_short", "_short_up_to", "messages")
 
-    def __init__(self, calls: int, octets: int) -> None:
-        super().__init__(octets)
-        self._calls = calls
-        self.calls = 0
-        """Under way now."""
+    def __init__(self, nbytes: int, messages: int = UNLIMITED) -> None:
+        self._nbytes = nbytes
+        self._messages = messages
+        self._short_up_to = min(SHORT, nbytes)  # no longer message counts as short
+        self._short = 0
+        self._long = 0
+        self._larger = 0
+        self.messages = 0
+        """Messages in progress."""
 
     @property
-    def octets(self) -> int:
-        """Bytes under way, but for one message that is larger than all of them may be."""
+    def nbytes(self) -> int:
+        """Bytes in progress, without a message that is larger than the limit."""
         return self._short + self._long
 
     def admits(self, size: int) -> bool:
-        """Whether one more may begin."""
-        if size <= self._short_up_to:  # as most are: each step counts here
-            return self.calls < self._calls and size + self._short <= self._octets
-        return self.calls < self._calls and super().admits(size)
+        """Whether one more message may begin."""
+        if self.messages >= self._messages:
+            return False
+        if size <= self._short_up_to:
+            return size + self._short <= self._nbytes
+        return not self._larger if size > self._nbytes else size + self._long <= self._nbytes
+
+    def is_larger(self, size: int) -> bool:
+        """Whether a message is over the limit, so that only one such message may be in progress."""
+        return size > self._nbytes
 
     def add(self, size: int) -> None:
-        """One has begun."""
-        self.calls += 1
+        """Count a message that begins."""
+        self.messages += 1
         if size <= self._short_up_to:
             self._short += size
+        elif size > self._nbytes:
+            self._larger += 1
         else:
-            super().add(size)
+            self._long += size
 
     def remove(self, size: int) -> None:
-        """One has ended."""
-        self.calls -= 1
+        """Count a message that has ended."""
+        self.messages -= 1
         if size <= self._short_up_to:
             self._short -= size
+        elif size > self._nbytes:
+            self._larger -= 1
         else:
-            super().remove(size)
+            self._long -= size
 
 
-class Pace:
-    """Whether a function is quick enough to run where its request is read, learned from its runs.
+class HandlerPace:
+    """Whether a function is quick enough to run on the thread that reads requests.
 
-    Several quick runs in a row earn the trust; one slow run, which a busy machine may cause, does
-    not lose it, two do.
+    Several quick runs in a row are needed.  One slow run, which a busy machine may cause, does not
+    change the result; two do.
     """
 
     __slots__ = ("_trust",)
 
     QUICK = 300e-6
-    """Seconds: handing over to another thread costs a tenth of it."""
+    """Seconds: passing a call to another thread takes a tenth of this."""
     ENOUGH, MOST, PRICE = 3, 8, 4
 
     def __init__(self) -> None:
         self._trust = 0
 
     def observe(self, seconds: float) -> None:
-        """A run has ended."""
+        """Count a run of this duration."""
         if seconds <= self.QUICK:
             self._trust = min(self.MOST, self._trust + 1)
         else:
@@ -449,15 +429,14 @@ class Pace:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it has been quick lately."""
+        """Whether recent runs were quick."""
         return self._trust >= self.ENOUGH
 
 
-class Stall:
-    """Notices when no worker is left: every one waits for a call of its own, for some time.
+class StallDetector:
+    """Detects that every worker has waited for a call of its own for some time.
 
-    A call that comes from within another then has little hope: what the workers wait for may be
-    waiting for it.
+    A nested call then may never get a worker: what the workers wait for may wait for it.
     """
 
     def __init__(self, workers: int, after: float) -> None:
@@ -467,23 +446,23 @@ class Stall:
         self._since = math.inf
 
     def begin_waiting(self, now: float) -> None:
-        """A worker waits for a call."""
+        """Count a worker that begins to wait for a call."""
         self._waiting += 1
         if self._waiting >= self._workers:
             self._since = now
 
     def end_waiting(self) -> None:
-        """It got its answer."""
+        """Count a worker that got its answer."""
         self._waiting -= 1
         self._since = math.inf
 
     def is_stalled(self, now: float) -> bool:
-        """Whether all have been waiting for so long that it looks like for ever."""
+        """Whether all workers have waited for at least the configured time."""
         return now - self._since >= self._after
 
 
 def milliseconds(seconds: float) -> int:
-    """A time as it is carried to the other side, at least one.
+    """Seconds as the milliseconds of a frame, at least one.
 
     >>> milliseconds(0.25), milliseconds(1e-9), milliseconds(float("inf")) == MAX_PATIENCE
     (250, 1, True)
@@ -492,49 +471,49 @@ def milliseconds(seconds: float) -> int:
 
 
 def reply_by(arrived: float, patience: int) -> float:
-    """The moment at which a call must be answered for the caller to learn why it was not.
+    """The time by which a call must be refused for the caller to get the reason.
 
-    A little before the caller gives up, so that the reason is there in time.
+    A little before the caller's timeout.
     """
     seconds = patience / 1000
     return arrived + seconds - min(seconds / 10, 0.1)
 
 
 def name_in_bytes(name: str) -> bytes:
-    """A function's name as it travels.
+    """The name of a function as bytes; raises for a name that cannot be sent.
 
     >>> name_in_bytes("add")
     b'add'
     """
     if not isinstance(name, str):
-        msg = f"A function is called by its name, a str, not by {name!r}"
+        msg = f"The name of a function must be a str, got {name!r}"
         raise TypeError(msg)
     try:
-        octets = name.encode()
+        encoded = name.encode()
     except UnicodeEncodeError:
-        msg = f"The name {name[:MAX_NAME]!r} has characters that cannot travel"
+        msg = f"The name {name[:MAX_NAME]!r} has characters that cannot be sent"
         raise ValueError(msg) from None
-    if not 0 < len(octets) <= MAX_NAME:
-        msg = f"A function's name has 1 to {MAX_NAME} bytes, not {len(octets)}"
+    if not 0 < len(encoded) <= MAX_NAME:
+        msg = f"The name of a function must have 1 to {MAX_NAME} bytes, got {len(encoded)}"
         raise ValueError(msg)
-    return octets
+    return encoded
 
 
-class Whereabouts(NamedTuple):
-    """Where a rank is."""
+class RankAddress(NamedTuple):
+    """The machine and the process of a rank."""
 
     name: str
     """Its machine, and perhaps an address: ``attic at 10.0.0.3:4040``."""
     node: str = ""
     """The id of that machine; empty if it is not known."""
     start: int | None = None
-    """Which start of the process; None if that is not known."""
+    """The incarnation of the process; None if that is not known."""
 
 
-def find_rank(wanted: str, ranks: Mapping[int, Whereabouts]) -> int:
-    """The rank that somebody means with the name of a machine, or with (the beginning of) an id.
+def find_rank(wanted: str, ranks: Mapping[int, RankAddress]) -> int:
+    """The rank on a machine, by the name of the machine or a prefix of an id.
 
-    >>> ranks = {0: Whereabouts("kitchen", "c0ffee00"), 1: Whereabouts("attic", "badcab1e", 7)}
+    >>> ranks = {0: RankAddress("kitchen", "c0ffee00"), 1: RankAddress("attic", "badcab1e", 7)}
     >>> find_rank("attic", ranks), find_rank("c0ff", ranks), find_rank("badcab/7", ranks)
     (1, 0, 1)
     """
@@ -548,7 +527,7 @@ def find_rank(wanted: str, ranks: Mapping[int, Whereabouts]) -> int:
         names = ", ".join(dict.fromkeys(ranks[rank].name for rank in found))
         raise RpcNoConnection(
             wanted,
-            cause=f"that is several ranks: {numbers} ({names})",
+            cause=f"it matches several ranks: {numbers} ({names})",
             hint="Address one by its number, or by the id of its process.",
         )
     near = near_names(wanted, sorted(set(short.values())))
@@ -560,7 +539,7 @@ def find_rank(wanted: str, ranks: Mapping[int, Whereabouts]) -> int:
     )
 
 
-def _is_meant(wanted: str, there: Whereabouts) -> bool:
+def _is_meant(wanted: str, there: RankAddress) -> bool:
     node, slash, start = wanted.partition("/")
     if len(node) < LEAST or not there.node.startswith(node):
         return False
@@ -571,23 +550,23 @@ def _is_meant(wanted: str, there: Whereabouts) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Why a call has no value: as facts that travel behind the words of a reply, and as an error.
+# Why a call has no value: as a part of the response, and as an error.
 
 Reason = Literal["missing", "raised", "large", "busy", "late", "cancelled", "invalid", "internal"]
 
 TEXT = 64 << 10
-"""Characters of a text at most; of a longer traceback the end is kept, where it says most."""
+"""The most characters of a text; of a longer traceback the end is kept."""
 
 ROOM = (TEXT, 8 << 10, 1 << 10, 128, 0)
-"""How much of a text is left, from step to step, if a reply is larger than its caller takes."""
+"""Lengths to which texts are cut, one after the other, until a reply fits its caller's limit."""
 
 
 Text = Annotated[str, msgspec.Meta(max_length=TEXT)]
 Trace = Annotated[Lines, msgspec.Meta(max_length=TEXT)]
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The facts; which of them count depends on the reason."""
+class CallFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a call has no value; the reason decides which other fields are used."""
 
     reason: Reason
     words: Text = ""
@@ -599,10 +578,10 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0.0
 
 
-def reply_with(request_id: int, failure: Failure, rank: int, limit: int | None = None) -> bytes:
-    """The reply of ``rank``, with words for those who know only the words.
+def reply_with(request_id: int, failure: CallFailure, rank: int, limit: int | None = None) -> bytes:
+    """The response of ``rank``: an error message, followed by the failure.
 
-    It has at most ``limit`` bytes, if its caller takes enough for the shortest reply.
+    It has at most ``limit`` bytes, if that is enough for the shortest response.
     """
     reply = b""
     for text in ROOM:
@@ -612,8 +591,8 @@ def reply_with(request_id: int, failure: Failure, rank: int, limit: int | None =
     return reply
 
 
-def _cut(failure: Failure, text: int) -> Failure:
-    """The same with texts of so many characters at most, all of which can travel."""
+def _cut(failure: CallFailure, text: int) -> CallFailure:
+    """The failure with texts of at most ``text`` characters, in valid UTF-8."""
     trace = failure.traceback
     return msgspec.structs.replace(
         failure,
@@ -625,11 +604,11 @@ def _cut(failure: Failure, text: int) -> Failure:
 
 
 def _plain(text: str) -> str:
-    """The same in UTF-8: a lone surrogate, of a file name for example, is written out."""
+    """The text with lone surrogates, which file names may have, written as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
+def _reply_with(request_id: int, failure: CallFailure, rank: int) -> bytes:
     words = failure.words
     if failure.reason == "missing":
         words = f"function '{failure.name}' not registered on rank {rank}"
@@ -642,10 +621,10 @@ def _reply_with(request_id: int, failure: Failure, rank: int) -> bytes:
 
 
 def error_of(response: RpcResponse, rank: int) -> RpcError:
-    """The error that a reply of ``rank`` stands for; also of one that has words only."""
+    """The error for a response of ``rank``, also one without a :class:`CallFailure`."""
     words = printable(response.error or "")[:TEXT]
     try:
-        failure = decode_msgpack(response.facts, Failure)
+        failure = decode_msgpack(response.facts, CallFailure)
     except (msgspec.DecodeError, ValueError):
         return RpcRemoteError("error", words, "", rank=rank)
     match failure.reason:
@@ -668,22 +647,22 @@ def error_of(response: RpcResponse, rank: int) -> RpcError:
 
 
 # --------------------------------------------------------------------------------------------------
-# Messages that arrive in pieces: the memory for them, and whether there may be that much of it.
+# Messages that arrive in pieces, and the memory for them.
 
 
-class Whole:
-    """A message, of which some bytes may be missing."""
+class PartialMessage:
+    """A message of which some bytes may be missing."""
 
     __slots__ = ("filled", "first", "view")
 
-    def __init__(self, first: Frame, view: memoryview) -> None:
+    def __init__(self, first: RpcFrame, view: memoryview) -> None:
         self.first = first
         self.view = view
         self.filled = 0
 
 
 class Assembly:
-    """All messages of one peer that are incomplete, within a :class:`Budget`."""
+    """The incomplete messages of one peer, within a :class:`Budget`."""
 
     def __init__(
         self,
@@ -692,13 +671,13 @@ class Assembly:
         *,
         least: int = 0,
     ) -> None:
-        """``least`` bytes have messages that are cut: else a peer could begin millions of them."""
+        """``least`` is the smallest size of a message in pieces: a peer cannot begin millions."""
         self._allowed = allowed
         self._budget = Budget(allowed)
         self._least = least
         self._allocate = allocate
-        self._parts: dict[tuple[int, int], Whole] = {}
-        self.octets = 0
+        self._parts: dict[tuple[int, int], PartialMessage] = {}
+        self.total_bytes = 0
 
     def __len__(self) -> int:
         """How many there are."""
@@ -708,57 +687,57 @@ class Assembly:
         """Whether a message has begun and is incomplete."""
         return (kind, number) in self._parts
 
-    def accept(self, frame: Frame) -> Whole:
-        """The message that a piece belongs to; the caller puts the bytes behind the others.
+    def accept(self, frame: RpcFrame) -> PartialMessage:
+        """The message that a piece belongs to; the caller appends the bytes.
 
-        Memory is taken only for what is allowed, and no piece may go beyond the announced end.
+        Memory is allocated only within the budget, and no piece may exceed the announced total.
         """
         key = (frame.kind, frame.number)
         whole = self._parts.get(key)
-        if frame.marks & Mark.LATER:
+        if frame.marks & FrameFlag.LATER:
             if whole is None or whole.first.total != frame.total:
                 raise RpcInvalidMessage(f"a piece of message {frame.number}, which did not begin")
         else:
             if frame.total < self._least:
-                raise RpcInvalidMessage(f"a message of {frame.total} bytes, which nobody cuts")
+                raise RpcInvalidMessage(f"a message of only {frame.total} bytes in pieces")
             if whole is not None:
                 raise RpcInvalidMessage(f"message {frame.number} begins twice")
             if not self._budget.admits(frame.total):
-                raise RpcInvalidMessage(f"more than {self._allowed} bytes are under way at once")
-            whole = self._parts[key] = Whole(frame, self._allocate(frame.total))
-            self.octets += frame.total
+                raise RpcInvalidMessage(f"more than {self._allowed} bytes in progress at a time")
+            whole = self._parts[key] = PartialMessage(frame, self._allocate(frame.total))
+            self.total_bytes += frame.total
             self._budget.add(frame.total)
         end = whole.filled + frame.length
-        if end > frame.total or (end == frame.total) == bool(frame.marks & Mark.MORE):
+        if end > frame.total or (end == frame.total) == bool(frame.marks & FrameFlag.MORE):
             raise RpcInvalidMessage(f"message {frame.number} does not end where it should")
         return whole
 
-    def finish(self, whole: Whole) -> None:
-        """It is complete."""
+    def finish(self, whole: PartialMessage) -> None:
+        """Remove a message that is complete."""
         del self._parts[whole.first.kind, whole.first.number]
-        self.octets -= whole.first.total
+        self.total_bytes -= whole.first.total
         self._budget.remove(whole.first.total)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all messages."""
         self._parts.clear()
         self._budget = Budget(self._allowed)
-        self.octets = 0
+        self.total_bytes = 0
 
 
 # --------------------------------------------------------------------------------------------------
-# What an agent has yet to send to one peer, and in which order.
+# Messages that wait to be sent to one peer, and their order.
 #
-# Short messages go first, many at a time; after each batch of them comes one piece of a long one,
-# the long ones in rotation.  So a large array delays a small call by one piece, and small calls,
-# however many, never stop an array.
+# Short messages are sent first, many at a time.  After each batch follows one piece of a long
+# message, the long ones in rotation.  So a large array delays a small call by one piece, and small
+# calls never stop an array.
 
 BATCH = 64
-"""Short messages, and thus buffers, of one batch at most; the kernel takes a thousand."""
+"""The most short messages, and so buffers, of one batch; the kernel accepts 1,024."""
 
 
 class _Long:
-    """A long message, of which some pieces may have been sent."""
+    """A long message of which some pieces may have been sent."""
 
     __slots__ = ("is_owed", "key", "marks", "parts", "patience", "sent", "total")
 
@@ -771,15 +750,15 @@ class _Long:
         self.patience = 0
         self.is_owed = False
 
-    def next_piece(self, size: int) -> list[Octets]:
+    def next_piece(self, size: int) -> list[BytesLike]:
         """The next frame."""
         length = min(size, self.total - self.sent)
-        marks = self.marks | (Mark.LATER if self.sent else 0)
+        marks = self.marks | (FrameFlag.LATER if self.sent else 0)
         self.sent += length
         if self.sent < self.total:
-            marks |= Mark.MORE
+            marks |= FrameFlag.MORE
         kind, number = self.key
-        frame: list[Octets] = [
+        frame: list[BytesLike] = [
             pack_frame(kind, number, length, marks=marks, total=self.total, patience=self.patience)
         ]
         while length:
@@ -794,7 +773,7 @@ class _Long:
         return frame
 
 
-class Outbox:
+class CallOutbox:
     """The messages to one peer."""
 
     def __init__(self, piece: int = PIECE) -> None:
@@ -804,18 +783,15 @@ class Outbox:
         self._later: deque[_Long] = deque()
         self._budget = Budget(PIECE)
         self._longs_turn = False
-        self.octets = 0
-        """Bytes that wait, about."""
+        self.total_bytes = 0
+        """Bytes that wait, approximately."""
         self.owed = 0
-        """Those of answers, and of all short messages; one large answer is not counted."""
+        """Bytes of answers and of all short messages that wait; one large answer is not counted."""
         self._large_answers = 0
 
-    def allow(self, octets: int) -> None:
-        """How many bytes of long messages may have begun at a time, as a :class:`Budget`.
-
-        Before anything is added.
-        """
-        self._budget = Budget(octets)
+    def allow(self, window: int) -> None:
+        """Set the bytes of long messages that may be in progress, before anything is added."""
+        self._budget = Budget(window)
 
     @property
     def is_empty(self) -> bool:
@@ -823,9 +799,9 @@ class Outbox:
         return not (self._short or self._begun or self._later)
 
     def add_short(self, frame: bytes) -> None:
-        """A whole frame."""
+        """Add a whole frame."""
         self._short.append(frame)
-        self.octets += len(frame)
+        self.total_bytes += len(frame)
         self.owed += len(frame)
 
     def add_long(
@@ -837,7 +813,7 @@ class Outbox:
         marks: int = 0,
         patience: int = 0,
     ) -> None:
-        """A message that will be cut; its parts must not change until it has left."""
+        """Add a message to be sent in pieces; its parts must not change until it has been sent."""
         parts = [part for part in parts if len(part)]
         message = _Long((kind, number), parts, sum(map(len, parts)))
         message.marks, message.patience = marks, patience
@@ -847,11 +823,11 @@ class Outbox:
                 message.is_owed = self._large_answers > 0
                 self._large_answers += 1
         self._later.append(message)
-        self.octets += message.total
+        self.total_bytes += message.total
         self.owed += message.total if message.is_owed else 0
 
     def withdraw(self, kind: int, number: int) -> bool:
-        """Take a long message back, if nothing of it has been sent."""
+        """Remove a long message if nothing of it has been sent; whether it was removed."""
         for message in self._later:
             if message.key == (kind, number):
                 self._later.remove(message)
@@ -859,8 +835,8 @@ class Outbox:
                 return True
         return False
 
-    def take(self) -> list[Octets]:
-        """The buffers to send next; none if nothing waits."""
+    def take(self) -> list[BytesLike]:
+        """The buffers to send next; empty if nothing waits."""
         if self._short and not (self._longs_turn and (self._begun or self._later)):
             return self._take_batch()
         self._longs_turn = False
@@ -880,23 +856,23 @@ class Outbox:
         return frame
 
     def _count_sent(self, message: _Long, count: int) -> None:
-        self.octets -= count
+        self.total_bytes -= count
         self.owed -= count if message.is_owed else 0
 
-    def _take_batch(self) -> list[Octets]:
-        batch: list[Octets] = []
+    def _take_batch(self) -> list[BytesLike]:
+        batch: list[BytesLike] = []
         size = 0
         while self._short and len(batch) < BATCH and size < self._piece:
             frame = self._short.popleft()
             size += len(frame)
             batch.append(frame)
-        self.octets -= size
+        self.total_bytes -= size
         self.owed -= size
         self._longs_turn = True
         return batch
 
     def _begin_more(self) -> None:
-        """Begin those that may; one that is larger holds up only others of its kind."""
+        """Begin long messages within the budget; one over the limit delays only others like it."""
         if not self._later:
             return
         passed: list[_Long] = []
@@ -913,13 +889,13 @@ class Outbox:
 
 
 # --------------------------------------------------------------------------------------------------
-# A queue in which everybody gets a turn: of those who wait, each peer's first in rotation.
+# A queue that is fair between peers.
 
 Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Items of several peers.
+    """Items of several peers, taken from each peer in turn.
 
     >>> queue = FairQueue()
     >>> for peer, item in ((1, "a"), (1, "b"), (2, "c")): queue.add(peer, item)
@@ -933,11 +909,11 @@ class FairQueue(Generic[Item]):
         self._count = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of items that wait."""
         return self._count
 
     def add(self, peer: Hashable, item: Item) -> None:
-        """Queue behind the others of that peer."""
+        """Add an item after the others of its peer."""
         line = self._waiting.get(peer)
         if line is None:
             line = self._waiting[peer] = deque()
@@ -946,7 +922,7 @@ class FairQueue(Generic[Item]):
         self._count += 1
 
     def take(self, may: Callable[[Any], bool] = lambda _: True) -> Item | None:
-        """The next item, of a peer who may; None if there is none."""
+        """The next item of a peer for which ``may`` is true; None if there is none."""
         for _ in range(len(self._turns)):
             peer = self._turns.popleft()
             if not may(peer):
@@ -963,7 +939,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def take_out(self, unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Remove some wherever they stand."""
+        """Remove and return the items for which ``unwanted`` is true."""
         found: list[Item] = []
         for peer in list(self._turns):
             line = self._waiting[peer]

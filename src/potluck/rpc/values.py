@@ -1,14 +1,13 @@
 """Values in calls: Python's plain ones, dataclasses and arrays; the bytes of arrays are not copied.
 
-What travels is a length, a description in MessagePack, and behind it the arrays and what is long of
-type bytes, each at a multiple of 64 bytes, counted from where the message begins: ``lead`` bytes
-before the values.  Nothing that arrives can run code: an object is only made of a dataclass that
-this side has named, through its constructor.
+The format is a length, a description in MessagePack (:mod:`potluck._values`), then the arrays and
+long bytes, each at a multiple of 64 bytes from the beginning of the message, which is ``lead``
+bytes before the values.  Nothing that arrives can run code: objects are only made of dataclasses
+that this side has shared, through their constructors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import math
@@ -17,16 +16,19 @@ import struct
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from potluck import _values
-from potluck._decode import MAX_DEPTH, KeyCheck, decode_plain, reason_of
-from potluck.arrays.adapters import lend
-from potluck.arrays.base import Access
-from potluck.collective.program import octets_of
+from potluck._decode import KeyCheck, decode_plain, reason_of
+from potluck._platform import CAN_RETURN_PAGES, mapped_memory, return_pages
+from potluck._values import Flattening, Rebuilding
+from potluck.arrays.adapters import as_buffer
+from potluck.arrays.base import Access, is_numeric_name
+from potluck.collective.program import bytes_of
 from potluck.errors import MalformedFrame
 from potluck.rpc.errors import RpcInvalidMessage
 from potluck.rpc.protocol import RESPONSE_OVERHEAD, SHORT
@@ -34,44 +36,28 @@ from potluck.rpc.protocol import RESPONSE_OVERHEAD, SHORT
 Kind = TypeVar("Kind", bound=type)
 
 ALIGNMENT = 64
-"""Bytes: what the widest instructions of a processor like best."""
+"""Bytes: the alignment that the widest vector instructions need."""
 
 MAPPED = 1 << 20
-"""Bytes from which on memory is mapped on its own."""
+"""Bytes from which memory is mapped separately."""
 
 STEP = 2 << 20
-"""Bytes that are copied at a time: well below a millisecond; a large page has as many."""
-
-_PRIVATE: int | None = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) or None
+"""Bytes that are copied at a time, in well below a millisecond: the size of a huge page."""
 
 MAX_DIMENSIONS = 32
-_SHOWN = 80  # characters of a name that a peer made up
-_WRONG = (
-    msgspec.DecodeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    RecursionError,
-    OverflowError,
-)
-
-_PLAIN = frozenset({type(None), bool, float, str, bytes})
-_SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
+_SHOWN = 80  # characters of a peer's text in an error
+_WRONG = (*_values.WRONG, OverflowError)
+_SHORT_PLAIN = _values.PLAIN - {bytes}  # bytes may be long
 _LENGTH = struct.Struct("<I")
 
-LIST, TUPLE, SET, FROZENSET, DICT, ARRAY, OBJECT, OTHER, BYTES = range(9)
-_CODES: dict[type, int] = {list: LIST, tuple: TUPLE, set: SET, frozenset: FROZENSET}
-_MAKERS: dict[int, Callable[[list[Any]], Any]] = {
-    LIST: list,
-    TUPLE: tuple,
-    SET: lambda parts: set(dict.fromkeys(parts)),
-    FROZENSET: lambda parts: frozenset(dict.fromkeys(parts)),
-}
+ARRAY, OBJECT, OTHER, BYTES = range(5, 9)
+"""Codes beside those of :mod:`potluck._values`."""
+
 _KINDS = frozenset("biufcV")
-"""Kinds of numpy's types that are numbers; ``V`` are those of ml_dtypes."""
+"""The kinds of numpy dtypes that are numbers; ``V`` are those of ml_dtypes."""
 
 
-class Values:
+class ValueCodec:
     """Turns values into bytes and back; knows the dataclasses that may arrive."""
 
     def __init__(self) -> None:
@@ -79,15 +65,15 @@ class Values:
         self._lock = threading.Lock()
 
     def share(self, kind: Kind) -> Kind:
-        """Let objects of a dataclass arrive."""
+        """Accept objects of a dataclass."""
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            msg = f"{kind!r} is no dataclass"
+            msg = f"share() needs a dataclass, got {kind!r}"
             raise TypeError(msg)
         name = kind.__qualname__
         with self._lock:
             known = self._shared.get(name)
             if known is not None and known is not kind:
-                msg = f"Another dataclass is known as {name}: {known.__module__}.{name}"
+                msg = f"Another dataclass is already shared as {name}: {known.__module__}.{name}"
                 raise ValueError(msg)
             self._shared[name] = kind
         return kind
@@ -114,7 +100,8 @@ class Values:
     def pack(self, value: Any, lead: int = 0) -> list[Any]:
         """A value as buffers: a description, and the memory of its arrays."""
         arrays: list[memoryview] = []
-        text = msgspec.msgpack.encode(self._flatten(value, arrays, 0))
+        flattening = Flattening(partial(self._flatten, arrays), _SHORT_PLAIN)
+        text = msgspec.msgpack.encode(flattening.flatten(value))
         head = _LENGTH.pack(len(text)) + text
         if not arrays:
             return [head]
@@ -126,33 +113,26 @@ class Values:
             at += gap + len(array)
         return parts
 
-    def _flatten(self, value: Any, arrays: list[memoryview], depth: int) -> Any:
+    def _flatten(
+        self, arrays: list[memoryview], value: Any, depth: int, flattening: Flattening
+    ) -> Any:
+        """What remote calls add to plain values: long bytes, dataclasses and arrays."""
         kind = type(value)
-        if kind is bytes and len(value) > SHORT:
+        if kind is bytes:
+            if len(value) <= SHORT:
+                return value
             arrays.append(memoryview(value))
             return [BYTES, len(value)]
-        if kind in _PLAIN or (kind is int and _SMALLEST <= value <= _LARGEST):
-            return value
-        if depth >= MAX_DEPTH:
-            msg = f"Values are nested more than {MAX_DEPTH} deep, or hold themselves"
-            raise ValueError(msg)
-        if kind in _CODES:
-            return [_CODES[kind], *(self._flatten(each, arrays, depth + 1) for each in value)]
-        if kind is dict:
-            return [DICT, *self._flatten_items(value.items(), arrays, depth)]
         if dataclasses.is_dataclass(kind):
             self.share(kind)  # what we send may come back
             items = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(kind) if f.init]
-            return [OBJECT, kind.__qualname__, *self._flatten_items(items, arrays, depth)]
+            return [OBJECT, kind.__qualname__, *flattening.flatten_items(items, depth)]
         if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
             return _flatten_array(value, arrays)
         try:
             return [OTHER, _values.encode(value)]
         except TypeError:
-            raise _cannot_travel(f"A {kind.__module__}.{kind.__qualname__}") from None
-
-    def _flatten_items(self, items: Any, arrays: list[memoryview], depth: int) -> list[Any]:
-        return [self._flatten(each, arrays, depth + 1) for item in items for each in item]
+            raise _cannot_be_sent(f"A {kind.__module__}.{kind.__qualname__}") from None
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -167,14 +147,14 @@ class Values:
             and all(type(name) is str for name in value[1])
         ):
             return value[0], value[1]
-        raise RpcInvalidMessage("these are no arguments")
+        raise RpcInvalidMessage("the values are not arguments of a call")
 
     def unpack_answer(self, data: bytes | memoryview) -> Any:
         """The value of a response."""
         return self.unpack(data, RESPONSE_OVERHEAD)
 
     def unpack(self, data: bytes | memoryview, lead: int = 0) -> Any:
-        """The value that was packed; arrays are views of ``data``, if that can be written to."""
+        """The value that was packed; arrays are views of ``data`` if that is writable."""
         view = memoryview(data)
         if len(view) < _LENGTH.size:
             raise RpcInvalidMessage("values too short for their length")
@@ -184,57 +164,46 @@ class Values:
             raise RpcInvalidMessage("values too short for their description")
         try:
             text = decode_plain(view[_LENGTH.size : end])
-            return self._rebuild(text, _Arrays(view, end, lead), KeyCheck(), 0)
+            other = partial(self._rebuild, _Arrays(view, end, lead))
+            return Rebuilding(KeyCheck(), other).rebuild(text)
         except RpcInvalidMessage:
             raise
         except MalformedFrame as error:
             raise RpcInvalidMessage(str(error)) from None
         except _WRONG as error:
             words = reason_of(error)
-            raise RpcInvalidMessage(f"values that nobody can have sent: {words}") from None
+            raise RpcInvalidMessage(f"values that no agent sends: {words}") from None
 
-    def _rebuild(self, value: Any, arrays: _Arrays, keys: KeyCheck, depth: int) -> Any:
-        if type(value) in _PLAIN or type(value) is int:
-            return value
-        if type(value) is not list or not value or depth >= MAX_DEPTH:
-            raise RpcInvalidMessage("a value that no caller writes")
-        code, *parts = value
-        if type(code) is not int:
-            raise RpcInvalidMessage("a value of no kind")
+    def _rebuild(
+        self, arrays: _Arrays, code: int, parts: list[Any], depth: int, rebuilding: Rebuilding
+    ) -> Any:
         if code == ARRAY:
             return arrays.next(*parts)
         if code == BYTES:
             return arrays.next_bytes(*parts)
         if code == OTHER:
             (packed,) = parts
-            return _values.decode(packed, keys)
-        name = parts.pop(0) if code == OBJECT else ""
-        built = [self._rebuild(each, arrays, keys, depth + 1) for each in parts]
-        if code in {SET, FROZENSET}:
-            keys.check(built, is_set=True)
-        if code in _MAKERS:
-            return _MAKERS[code](built)
-        if code not in (DICT, OBJECT):
-            raise RpcInvalidMessage(f"a value of the unknown kind {code!r}")
-        keys.check(built[::2])
-        items = dict(zip(built[::2], built[1::2], strict=True))
-        return items if code == DICT else self._make(name, items)
+            return _values.decode(packed, rebuilding.keys)
+        if code == OBJECT:
+            name, *items = parts
+            return self._make(name, rebuilding.rebuild_items(items, depth))
+        raise RpcInvalidMessage(f"a value of the unknown kind {code!r}")
 
     def _make(self, name: str, fields: dict[Any, Any]) -> Any:
         kind = self._shared.get(name)
         if kind is None:
             raise RpcInvalidMessage(
-                f"the dataclass {str(name)[:_SHOWN]!r} is not known here",
-                hint="Name it with agent.share(...), or in the annotations of the function.",
+                f"the dataclass {str(name)[:_SHOWN]!r} is not shared here",
+                hint="Pass it to agent.share(...), or use it in the annotations of the function.",
             )
         wanted = {field.name for field in dataclasses.fields(kind) if field.init}
         if fields.keys() != wanted:
-            raise RpcInvalidMessage(f"{name} has other fields on the other side")
+            raise RpcInvalidMessage(f"{name} has different fields on the other side")
         return kind(**fields)
 
 
 class _Arrays:
-    """The arrays behind a description, one after the other."""
+    """The arrays after a description, in order."""
 
     def __init__(self, view: memoryview, at: int, lead: int) -> None:
         self._view = view
@@ -243,8 +212,7 @@ class _Arrays:
 
     def next(self, name: str, shape: list[int]) -> Any:
         """The next array."""
-        # Only names such as float32: numpy would parse whole descriptions.
-        is_name = type(name) is str and name.replace("_", "").isalnum()
+        is_name = type(name) is str and is_numeric_name(name)
         dtype = np.dtype(name if is_name else "O")
         if dtype.kind not in _KINDS or dtype.hasobject or not dtype.itemsize or dtype.fields:
             raise RpcInvalidMessage(f"an array of type {str(name)[:_SHOWN]!r}")
@@ -254,11 +222,11 @@ class _Arrays:
         if not memory:
             return np.empty(shape, dtype)
         array = np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
-        # What came in a short message cannot be written to; that of a long one is as it should be.
+        # The memory of a short message is read-only; that of a long one is writable and aligned.
         return array if array.flags.writeable and array.flags.aligned else array.copy()
 
     def next_bytes(self, size: int) -> bytes:
-        """The next ones are bytes."""
+        """The next bytes."""
         if type(size) is not int or size < 0:
             raise RpcInvalidMessage(f"{size!r} bytes")
         return taken_bytes(self._take(size))
@@ -273,24 +241,21 @@ class _Arrays:
 
 
 def aligned_memory(size: int) -> memoryview:
-    """Memory with any content (a bytearray would be filled with zeros) at a multiple of 64.
+    """Uninitialised memory, aligned to 64 bytes (a bytearray would be filled with zeros).
 
-    Much of it is mapped on its own: its pages come when they are written to, can be given back one
-    after the other, and go without holding up other threads.
+    Large memory is mapped separately: its pages are allocated when they are written to, can be
+    released one by one, and are freed without blocking other threads.
     """
-    if size >= MAPPED and _PRIVATE is not None:
-        mapped = mmap.mmap(-1, size, flags=_PRIVATE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                mapped.madvise(mmap.MADV_HUGEPAGE)
+    mapped = mapped_memory(size) if size >= MAPPED else None
+    if mapped is not None:
         return memoryview(mapped)
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return octets_of(memory)[start : start + size]
+    return bytes_of(memory)[start : start + size]
 
 
 def joined(parts: Sequence[Any], lead: int) -> memoryview:
-    """Packed values in one piece of memory, where their arrays are at multiples of 64."""
+    """Packed values as one piece of memory, with aligned arrays."""
     memory = aligned_memory(lead + sum(map(len, parts)))[lead:]
     at = 0
     for part in parts:
@@ -301,12 +266,12 @@ def joined(parts: Sequence[Any], lead: int) -> memoryview:
 
 
 def joined_bytes(parts: Sequence[Any]) -> bytes:
-    """The same as bytes; one part that is bytes already is not copied."""
+    """The same as bytes; a single part of type bytes is not copied."""
     if sum(map(len, parts)) <= STEP:
         return b"".join(parts)
     if len(parts) == 1 and type(parts[0]) is bytes:
         return parts[0]
-    whole = io.BytesIO()  # which hands out what it has without a copy
+    whole = io.BytesIO()  # whose getvalue() does not copy
     for part in parts:
         for slice_ in _slices(part):
             whole.write(slice_)
@@ -314,30 +279,30 @@ def joined_bytes(parts: Sequence[Any]) -> bytes:
 
 
 def taken_bytes(data: bytes | memoryview) -> bytes:
-    """What came in, as bytes; the memory it came in is given back meanwhile.
+    """Received data as bytes; its memory is released while it is copied.
 
-    So there are never two copies of all of it.  A copy in one go would hold up all threads.
+    So there are never two whole copies.  A copy in one step would block all threads.
     """
     if type(data) is bytes:
         return data
     view = memoryview(data)
     source = view.obj
-    if len(view) <= STEP or not isinstance(source, mmap.mmap) or not hasattr(source, "madvise"):
+    if len(view) <= STEP or not isinstance(source, mmap.mmap) or not CAN_RETURN_PAGES:
         return joined_bytes([view])
     start = _address(view) - _address(memoryview(source))
     whole = io.BytesIO()
-    given = -(-start // STEP) * STEP  # all of the pages before belong to others, or are back
+    given = -(-start // STEP) * STEP  # the pages before it are used by others, or released
     for slice_ in _slices(view):
         whole.write(slice_)
         done = (start + whole.tell()) // STEP * STEP
         if done > given:
-            source.madvise(mmap.MADV_DONTNEED, given, done - given)
+            return_pages(source, given, done - given)
             given = done
     return whole.getvalue()
 
 
 def _slices(part: Any) -> Iterator[memoryview]:
-    """So small that copying one holds up nobody: a copy does not let other threads run."""
+    """Pieces that are small enough: a copy does not let other threads run."""
     view = memoryview(part)
     for at in range(0, len(view), STEP):
         yield view[at : at + STEP]
@@ -349,18 +314,19 @@ def _address(view: memoryview) -> int:
 
 
 def _flatten_array(value: Any, arrays: list[memoryview]) -> list[Any]:
-    dtype = getattr(value, "dtype", None)
-    if isinstance(dtype, np.dtype) and (dtype.kind not in _KINDS or dtype.fields):
-        raise _cannot_travel(f"An array of type {dtype}")
-    lease = lend(value, Access.READ)
-    flat = lease.flat
-    arrays.append(octets_of(flat))
-    return [ARRAY, flat.dtype.name, list(lease.shape)]
+    if isinstance(value, np.ndarray | np.generic) and (
+        value.dtype.kind not in _KINDS or value.dtype.fields
+    ):
+        raise _cannot_be_sent(f"An array of type {value.dtype}")
+    buffer = as_buffer(value, Access.READ)
+    flat = buffer.flat
+    arrays.append(bytes_of(flat))
+    return [ARRAY, flat.dtype.name, list(buffer.shape)]
 
 
-def _cannot_travel(what: str) -> TypeError:
+def _cannot_be_sent(what: str) -> TypeError:
     return TypeError(
-        f"{what} cannot travel in a call: only None, numbers, str, bytes, dates and times, lists, "
+        f"{what} cannot be sent in a call: only None, numbers, str, bytes, dates and times, lists, "
         "tuples, dicts, sets, dataclasses and arrays of numbers can"
     )
 

@@ -3,8 +3,7 @@
 The model is alpha-beta: a piece takes a latency that depends on the pair, and time for its bytes
 that depends on the slower of the sender's up link and the receiver's down link.  To that comes
 what the machines themselves need for each piece (a system call and some Python on either side) and
-for adding it.  Links that nobody has measured yet count like the median of those that somebody
-has.
+for adding it.  Links that are not measured yet count like the median of those that are.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy.typing as npt
 
 from potluck._types import LinkMatrix
 from potluck.schedule.algorithms.central import owned_by
-from potluck.schedule.schedule import Form, Program, Schedule, Step
-from potluck.schedule.task import Collective, Layout, Span, Task, split
+from potluck.schedule.schedule import Form, Program, Schedule, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task, split
 
 DEFAULT_RATE = 125_000_000
 """Bytes per second to assume when nothing at all is known: Ethernet with 1 Gbit/s."""
@@ -94,7 +93,7 @@ class Network:
         return [min(both) for both in zip(self.up, self.down, strict=True)]
 
     def times(self, size: int) -> Table:
-        """Nanoseconds for so many bytes from each to each; only nonsense on the diagonal."""
+        """Nanoseconds for this many bytes between each pair; the diagonal means nothing."""
         table: Table = self._latency + size * SECOND // self._slower
         return table
 
@@ -112,7 +111,7 @@ class Costs:
     host: Host = Host()
 
     def pieces(self, size: int) -> int:
-        """How many pieces so many bytes make."""
+        """How many pieces this many bytes make."""
         return -(-size // self.piece)
 
     def up(self, rank: int, size: int) -> int:
@@ -128,7 +127,7 @@ class Costs:
         return size * SECOND // min(self.network.up[source], self.network.down[target])
 
     def hop(self, source: int, target: int, size: int) -> int:
-        """Time until the first piece of so many bytes has come from one rank to another."""
+        """Time until the first piece of this many bytes has arrived from another rank."""
         fill = self.flow(source, target, min(size, self.piece))
         return self.network.latency[source][target] + fill + 2 * self.host.piece
 
@@ -139,7 +138,7 @@ class Costs:
         return table
 
     def adding(self, size: int) -> int:
-        """Time to add so many bytes to others."""
+        """Time to add this many bytes to others."""
         return size * SECOND // self.host.reduce_rate
 
 
@@ -152,7 +151,7 @@ class Costs:
 # streams share (the ways out and in of a rank, its processor) bounds the end of all work on it.
 
 
-class Transfer(NamedTuple):
+class SpanTransfer(NamedTuple):
     """One span on its way from one rank to another, in nanoseconds from the start."""
 
     source: int
@@ -171,7 +170,7 @@ class Timeline:
     """Who is busy when."""
 
     duration: int
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[SpanTransfer, ...]
 
 
 class Moments(NamedTuple):
@@ -181,7 +180,7 @@ class Moments(NamedTuple):
     last: int
 
 
-class Queue:
+class SharedResource:
     """Something that all streams of a rank share: it is never faster than its work allows."""
 
     def __init__(self) -> None:
@@ -201,13 +200,13 @@ class Walk:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.costs = costs
         size = schedule.task.world_size
-        self._up = [Queue() for _ in range(size)]
-        self._down = [Queue() for _ in range(size)]
-        self._processor = [Queue() for _ in range(size)]
+        self._up = [SharedResource() for _ in range(size)]
+        self._down = [SharedResource() for _ in range(size)]
+        self._processor = [SharedResource() for _ in range(size)]
         self._free: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._wires: defaultdict[tuple[int, int], deque[Moments]] = defaultdict(deque)
         self.end = 0
-        self.transfers: list[Transfer] = []
+        self.transfers: list[SpanTransfer] = []
         walkers = [self._perform(program) for program in schedule.programs]
         while walkers:
             walkers = [walker for walker in walkers if next(walker, None) is not None]
@@ -235,7 +234,7 @@ class Walk:
             for place, peer in enumerate(step.to):
                 self._send(rank, peer, step, value, place)
 
-    def _value(self, rank: int, step: Step, ready: Moments) -> Moments:
+    def _value(self, rank: int, step: ScheduleStep, ready: Moments) -> Moments:
         """When the value is there, given when its operands are."""
         costs = self.costs
         size = step.length * costs.itemsize
@@ -246,7 +245,7 @@ class Walk:
         end = self._processor[rank].serve(ready.first, work)
         return Moments(ready.first + tail, max(ready.last + tail, end))
 
-    def _send(self, rank: int, peer: int, step: Step, value: Moments, place: int) -> None:
+    def _send(self, rank: int, peer: int, step: ScheduleStep, value: Moments, place: int) -> None:
         """Put a value on its way; it is number ``place`` of those that go out at the same time."""
         costs = self.costs
         size = step.length * (costs.wide if step.gives is Form.PARTIAL else costs.itemsize)
@@ -260,7 +259,9 @@ class Walk:
         last = max(left, self._down[peer].serve(leaves, costs.down(peer, size))) + late
         self._wires[rank, peer].append(Moments(leaves + hop, last))
         self.end = max(self.end, last)
-        self.transfers.append(Transfer(rank, peer, step.start, step.stop, step.gives, leaves, last))
+        self.transfers.append(
+            SpanTransfer(rank, peer, step.start, step.stop, step.gives, leaves, last)
+        )
 
 
 def timeline(schedule: Schedule, costs: Costs) -> Timeline:
@@ -330,7 +331,7 @@ def _heard(costs: Costs, ready: list[int], order: Sequence[int], partners: list[
     ]
 
 
-def doubling_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def doubling_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Whole vectors between partners; guests tell their host before, and hear from it after."""
     order, size = layout.order, task.world_size
     core = 1 << (size.bit_length() - 1)
@@ -353,7 +354,7 @@ def doubling_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
     return max(path, Load(moved, moved, pieces, moved).bound(costs))
 
 
-def doubling_barrier(task: Task, layout: Layout, costs: Costs) -> int:
+def doubling_barrier(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Round by round, once the way round."""
     size = task.world_size
     ready = [0] * size
@@ -363,7 +364,7 @@ def doubling_barrier(task: Task, layout: Layout, costs: Costs) -> int:
     return max(ready)
 
 
-def doubling_all_gather(task: Task, layout: Layout, costs: Costs) -> int:
+def doubling_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Each round passes on all that is known, as soon as the round before is over."""
     size, order = task.world_size, layout.order
     ready = [0] * size  # by place: when all is there that the next round passes on
@@ -384,15 +385,21 @@ def doubling_all_gather(task: Task, layout: Layout, costs: Costs) -> int:
 # But what bounds them is known: the bytes that each rank moves, and the way of a single piece.  An
 # algorithm without an estimate is priced by walking its schedule (``pricing``).
 
-Estimate: TypeAlias = Callable[[Task, Layout, Costs], int]
+Estimate: TypeAlias = Callable[[Task, AlgorithmSettings, Costs], int]
 """Nanoseconds for a task among two ranks or more."""
 
 
 # --- ring ---
 
 
-def _circle(
-    task: Task, layout: Layout, costs: Costs, blocks: Sequence[int], *, sums: int, results: int
+def _ring_time(
+    task: Task,
+    layout: AlgorithmSettings,
+    costs: Costs,
+    blocks: Sequence[int],
+    *,
+    sums: int,
+    results: int,
 ) -> int:
     """Blocks go round, ``sums`` times as partial sums and ``results`` times as results."""
     size, order = task.world_size, layout.order
@@ -415,20 +422,20 @@ def _circle(
     return max(load.bound(costs) + idle, trip)
 
 
-def ring_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def ring_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Twice round: as sums, then as results."""
     blocks = [span.length for span in split(Span(0, task.total), (1,) * task.world_size)]
-    return _circle(task, layout, costs, blocks, sums=1, results=1)
+    return _ring_time(task, layout, costs, blocks, sums=1, results=1)
 
 
-def ring_reduce_scatter(task: Task, layout: Layout, costs: Costs) -> int:
+def ring_reduce_scatter(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Once round as sums."""
-    return _circle(task, layout, costs, task.counts, sums=1, results=0)
+    return _ring_time(task, layout, costs, task.counts, sums=1, results=0)
 
 
-def ring_all_gather(task: Task, layout: Layout, costs: Costs) -> int:
+def ring_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Once round as results."""
-    return _circle(task, layout, costs, task.counts, sums=0, results=1)
+    return _ring_time(task, layout, costs, task.counts, sums=0, results=1)
 
 
 # --- direct ---
@@ -475,11 +482,11 @@ def _path(costs: Costs, part: int, stages: Sequence[Stage]) -> int:
     return int(ready.max())
 
 
-def _lengths(task: Task, layout: Layout) -> list[int]:
+def _lengths(task: Task, layout: AlgorithmSettings) -> list[int]:
     return [span.length for span in split(Span(0, task.total), layout.shares)]
 
 
-def direct_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def direct_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Contributions to the owners, results to all."""
     own, others = _lengths(task, layout), task.world_size - 1
     moved = [task.total - length + others * length for length in own]
@@ -487,7 +494,7 @@ def direct_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
     return _straight(costs, moved, moved, [(everybody, owners), (owners, everybody)], adds=True)
 
 
-def direct_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def direct_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Contributions to the owners, results to the root."""
     own, others, root = _lengths(task, layout), task.world_size - 1, task.root
     sent = [task.total] * task.world_size
@@ -498,7 +505,7 @@ def direct_reduce(task: Task, layout: Layout, costs: Costs) -> int:
     return _straight(costs, sent, got, [(everybody, owners), (owners, [root])], adds=True)
 
 
-def direct_broadcast(task: Task, layout: Layout, costs: Costs) -> int:
+def direct_broadcast(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Shares to the owners, and from them to all."""
     own, others, root = _lengths(task, layout), task.world_size - 1, task.root
     sent = [(others - 1) * length for length in own]
@@ -514,7 +521,7 @@ def _owners(own: Sequence[int]) -> list[int]:
     return [rank for rank, length in enumerate(own) if length] or [0]
 
 
-def direct_all_gather(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+def direct_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """Blocks to all."""
     sent = [count * (task.world_size - 1) for count in task.counts]
     got = [task.total - count for count in task.counts]
@@ -522,7 +529,7 @@ def direct_all_gather(task: Task, layout: Layout, costs: Costs) -> int:  # noqa:
     return _straight(costs, sent, got, [(everybody, everybody)], adds=False)
 
 
-def direct_reduce_scatter(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+def direct_reduce_scatter(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """Contributions to the ranks they belong to."""
     sent = [task.total - count for count in task.counts]
     got = [count * (task.world_size - 1) for count in task.counts]
@@ -530,7 +537,7 @@ def direct_reduce_scatter(task: Task, layout: Layout, costs: Costs) -> int:  # n
     return _straight(costs, sent, got, [(everybody, everybody)], adds=True)
 
 
-def direct_all_to_all(task: Task, layout: Layout, costs: Costs) -> int:  # noqa: ARG001
+def direct_all_to_all(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """From each to each."""
     everybody = range(task.world_size)
     sent = [sum(task.sends(rank)) - task.sends(rank)[rank] for rank in everybody]
@@ -541,17 +548,17 @@ def direct_all_to_all(task: Task, layout: Layout, costs: Costs) -> int:  # noqa:
 # --- central ---
 
 
-def central_all_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def central_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """The direct form with one owner."""
     return direct_all_reduce(task, owned_by(layout.order[0], layout), costs)
 
 
-def central_reduce(task: Task, layout: Layout, costs: Costs) -> int:
+def central_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """The direct form, owned by the root."""
     return direct_reduce(task, owned_by(task.root, layout), costs)
 
 
-def central_broadcast(task: Task, layout: Layout, costs: Costs) -> int:
+def central_broadcast(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """The direct form, owned by the root."""
     return direct_broadcast(task, owned_by(task.root, layout), costs)
 

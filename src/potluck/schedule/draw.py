@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from html import escape
 
 from potluck import _time
-from potluck.schedule.cost import Costs, Transfer, timeline
-from potluck.schedule.schedule import Form, Schedule, Step
+from potluck.schedule.cost import Costs, SpanTransfer, timeline
+from potluck.schedule.schedule import Form, Schedule, ScheduleStep
 
 COLOURS = {Form.DATA: "#2563eb", Form.PARTIAL: "#d97706"}
 WIDTH, MARGIN, LANE = 960, 72, 56
@@ -55,7 +55,7 @@ def _title(schedule: Schedule) -> str:
     )
 
 
-def _sentence(step: Step) -> str:
+def _sentence(step: ScheduleStep) -> str:
     operands = [str(peer) for peer in step.sources]
     if step.own is not None:
         operands.insert(step.own_at, step.own.name.lower())
@@ -102,7 +102,7 @@ def _lane(rank: int) -> int:
     return MARGIN + LANE * rank
 
 
-def _stroke(transfer: Transfer, scale: float) -> str:
+def _stroke(transfer: SpanTransfer, scale: float) -> str:
     begin, end = (MARGIN + moment * scale for moment in (transfer.leaves, transfer.arrives))
     label = (
         f"{transfer.source} → {transfer.target}: [{transfer.start}, {transfer.stop}) "

@@ -28,7 +28,7 @@ from potluck.schedule.algorithms.ring import RING
 from potluck.schedule.algorithms.tree import TREE
 from potluck.schedule.cost import ESTIMATES, SECOND, Costs, Host, Network, price
 from potluck.schedule.schedule import Algorithm, Schedule
-from potluck.schedule.task import Collective, Layout, Strategy, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Strategy, Task
 
 # --------------------------------------------------------------------------------------------------
 # Order: in which sequence ranks stand round a ring, so that the way round is short.
@@ -40,10 +40,10 @@ from potluck.schedule.task import Collective, Layout, Strategy, Task
 # that of the ranks themselves unless another is better.
 
 EXACT = 12
-"""Up to so many ranks the order is optimal; the effort doubles with each more."""
+"""Up to this many ranks the order is optimal; the effort doubles with each further rank."""
 
 IMPROVED = 64
-"""Up to so many ranks the order is improved until no small change helps."""
+"""Up to this many ranks the order is improved until no small change helps."""
 
 STARTS = 4
 """From how many ranks a tour is tried."""
@@ -251,7 +251,7 @@ def offering(collective: Collective) -> list[Algorithm]:
     return [each for each in ALGORITHMS.values() if collective in each.offers]
 
 
-def schedule(algorithm: str, task: Task, layout: Layout | None = None) -> Schedule:
+def schedule(algorithm: str, task: Task, layout: AlgorithmSettings | None = None) -> Schedule:
     """The schedule of a task by the algorithm of this name."""
     return find(algorithm).schedule(task, layout)
 
@@ -265,7 +265,7 @@ ALIKE = 3
 """Per cent within which two prices count as equal; the model is not more exact than that."""
 
 FEW = 16
-"""Up to so many ranks all talk to all; beyond, other ways are preferred where they cost alike."""
+"""Up to this many ranks all may talk to all; beyond, an equally fast other way is preferred."""
 
 GAIN = 20
 """Per cent by which another plan must be better to replace one in use."""
@@ -275,6 +275,10 @@ PATIENCE = 50
 
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 16, 1 << 19
 """Bytes.  Below, Python's work on a piece outweighs the piece; above, it leaves the cache."""
+
+WITHIN_MACHINE = 2
+"""How many times as long pieces are within a machine: they are copied in memory, faster than Python
+can handle them, and delay no other transfer."""
 
 SHORTEST = 550_000
 """Nanoseconds that a piece should take on a fast link: many times what its handling takes."""
@@ -311,9 +315,11 @@ class Plan:
     """Nanoseconds it should take."""
     reason: str
 
-    def layout(self, itemsize: int) -> Layout:
-        """The knobs, for elements of so many bytes; partial sums count if they are wider."""
-        return Layout(self.order, self.shares, self.arity, max(1, self.piece // itemsize))
+    def layout(self, itemsize: int) -> AlgorithmSettings:
+        """The settings, for elements of this many bytes; partial sums count if they are wider."""
+        return AlgorithmSettings(
+            self.order, self.shares, self.arity, max(1, self.piece // itemsize)
+        )
 
     @property
     def identity(self) -> int:
@@ -334,7 +340,7 @@ def keeps(current: int, best: int, operations: int) -> bool:
     return operations < PATIENCE or best * 100 > current * (100 - GAIN)
 
 
-def piece_for(nbytes: int, network: Network) -> int:
+def piece_for(nbytes: int, network: Network, *, within_machine: bool = False) -> int:
     """Bytes of a piece: a power of two.
 
     Eight or more of them for each rank's part, so that work overlaps, unless that makes them too
@@ -344,13 +350,17 @@ def piece_for(nbytes: int, network: Network) -> int:
     >>> network = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=100_000))
     >>> piece_for(1 << 28, network), piece_for(1 << 20, network)
     (524288, 65536)
+    >>> fast = Network(LinkMatrix.uniform(4, rate=1_000_000_000, latency=10_000))
+    >>> piece_for(1 << 24, fast), piece_for(1 << 24, fast, within_machine=True)
+    (524288, 1048576)
     """
-    usual = usual_rate(network)
+    times = WITHIN_MACHINE if within_machine else 1
+    usual = usual_rate(network) * times
     most = min(
         max(nbytes // (8 * network.size), usual * SHORTEST // SECOND),
         max(nbytes // FILLED, usual * FILL // SECOND),
         STAGING // max(1, network.size - 1),
-        LARGEST_PIECE,
+        LARGEST_PIECE * times,
     )
     return max(SMALLEST_PIECE, 1 << max(0, most.bit_length() - 1))
 
@@ -361,7 +371,7 @@ def usual_rate(network: Network) -> int:
     return rates[len(rates) // 2]
 
 
-Candidate: TypeAlias = tuple[int, str, Layout]
+Candidate: TypeAlias = tuple[int, str, AlgorithmSettings]
 """A price, an algorithm and its layout."""
 
 
@@ -376,9 +386,12 @@ class Planner:
     ('direct', (1, 1, 1, 0))
     """
 
-    def __init__(self, links: LinkMatrix, host: Host | None = None) -> None:
+    def __init__(
+        self, links: LinkMatrix, host: Host | None = None, *, within_machine: bool = False
+    ) -> None:
         self.network = Network(links)
         self.host = host or Host()
+        self._within_machine = within_machine
 
     def plan(
         self,
@@ -396,9 +409,8 @@ class Planner:
             msg = f"Links among {self.network.size} ranks, but a task for {task.world_size}"
             raise ValueError(msg)
         nbytes = task.total * itemsize
-        costs = Costs(
-            self.network, itemsize, wide or itemsize, piece_for(nbytes, self.network), self.host
-        )
+        piece = piece_for(nbytes, self.network, within_machine=self._within_machine)
+        costs = Costs(self.network, itemsize, wide or itemsize, piece, self.host)
         priced = [
             (self._price(name, task, layout, costs), name, layout)
             for name, layout in self._candidates(task, costs, strategy)
@@ -423,7 +435,7 @@ class Planner:
         costs = Costs(self.network, itemsize, wide or itemsize, plan.piece, self.host)
         return self._price(plan.algorithm, task, plan.layout(costs.wide), costs)
 
-    def _price(self, name: str, task: Task, layout: Layout, costs: Costs) -> int:
+    def _price(self, name: str, task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
         estimate = ESTIMATES.get((name, task.collective))
         if estimate is not None:
             return estimate(task, layout, costs) if task.world_size > 1 else 0
@@ -443,8 +455,8 @@ class Planner:
 
     def _candidates(
         self, task: Task, costs: Costs, strategy: Strategy | None
-    ) -> Iterator[tuple[str, Layout]]:
-        plain = Layout.plain(task.world_size, piece=max(1, costs.piece // costs.wide))
+    ) -> Iterator[tuple[str, AlgorithmSettings]]:
+        plain = AlgorithmSettings.plain(task.world_size, piece=max(1, costs.piece // costs.wide))
         wanted = strategy or Strategy()
         for name in self._names(task, wanted):
             match name:
@@ -474,7 +486,7 @@ class Planner:
 
     @cached_property
     def by_latency(self) -> tuple[int, ...]:
-        """The ranks first that nobody is far from."""
+        """The ranks with the shortest ways to all others first."""
         hops = Costs(self.network, host=self.host).hops(0)
         far = np.maximum(hops.max(axis=0), hops.max(axis=1)).tolist()
         return tuple(sorted(range(self.network.size), key=lambda rank: (far[rank], rank)))

@@ -70,7 +70,7 @@ class ReduceOp(Enum):
             return cls(_ALIASES.get(name, name))
         except ValueError:
             names = ", ".join(each.value for each in cls)
-            msg = f"{op!r} is no reduction; there are {names}"
+            msg = f"{op!r} is not a reduction: use one of {names}"
             raise ValueError(msg) from None
 
 
@@ -199,20 +199,23 @@ class Reducer:
         else:
             self.ufunc(first, second, out=out)
 
-    def fold(self, operands: Sequence[Array], out: Array, *, own_at: int = 0) -> None:
+    def fold(
+        self, operands: Sequence[Array], out: Array, *, own_at: int = 0, spare: Array | None = None
+    ) -> None:
         """All operands, from left to right, become one partial value in ``out``.
 
         ``out`` may be the memory of operand number ``own_at``, or share none with the operands.  In
-        the former case the first operand is used up if others come before that one.  (Partial
-        values that are wider never share memory with an operand.)
+        the former case what comes before that one is added up in ``spare``, or in the first operand
+        if there is none.  (Partial values that are wider never share memory with an operand.)
         """
         total = operands[0]
+        before = total if spare is None else spare
         if self.is_wide:
             own_at = 0
         if len(operands) == 1:
             np.copyto(out, total)
         for index, operand in enumerate(operands[1:], start=1):
-            target = operands[0] if index < own_at else out
+            target = before if index < own_at else out
             self.combine(total, operand, target)
             total = target
 

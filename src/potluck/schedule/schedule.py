@@ -33,7 +33,7 @@ advances through its span from start to stop.  It may combine up to a coordinate
 unfinished step in ``reads`` has *stored* beyond it, and store there as soon as every unfinished
 step in ``overwrites`` is *done* with it: has stored it and handed it to all its streams.  (Steps
 that are not listed never touch the same cells in a way that matters.)  So a piece is forwarded the
-moment it is reduced.  When several steps could go on, the earlier in the list is the more urgent.
+moment it is reduced.  When several steps could continue, the first in the list is the most urgent.
 
 **Staging.**  A step that only moves (one source, no own operand) and stores can be received
 straight into its destination once ``overwrites`` allows it, with no copy.  Every other step needs
@@ -46,7 +46,7 @@ one of them until it is handed on.  Beyond these pieces nothing is allocated, ex
 order of events: nothing that has become possible can become impossible again, so if one order ends,
 all do; ``verify`` tries it with streams of a single element.  With unlimited streams each rank
 could even run its list strictly from top to bottom.  A relay that takes part in a circle is never
-longer than ``Layout.piece``: an executor must not use shorter pieces than that.
+longer than ``AlgorithmSettings.piece``: an executor must not use shorter pieces than that.
 
 **Memory.**  Input and output may be the same memory if ``Task.in_place``; otherwise the input is
 only read.  A step that copies a cell onto itself does nothing.  Until the program ends, the
@@ -62,7 +62,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from potluck.errors import InvalidRank, UnsupportedOperation
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 
 # --------------------------------------------------------------------------------------------------
 # Hazards: which steps of one rank touch the same cells, so that one must wait for the other.
@@ -129,7 +129,7 @@ RELAYED = 2
 """Pieces that must be held for each source of a step that combines, or moves, without storing."""
 
 
-class Place(IntEnum):
+class Operand(IntEnum):
     """Where an operand comes from, or a value goes, on a rank itself."""
 
     INPUT = 0
@@ -144,7 +144,7 @@ class Form(IntEnum):
     PARTIAL = 1
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """One stage of a rank's pipeline; see the contract above."""
 
     start: int
@@ -153,9 +153,9 @@ class Step(NamedTuple):
     """Ranks from whose streams this span comes."""
     takes: tuple[Form, ...] = ()
     """The form in which each source sends it."""
-    own: Place | None = None
+    own: Operand | None = None
     own_at: int = 0
-    into: Place | None = None
+    into: Operand | None = None
     to: tuple[int, ...] = ()
     """Ranks to whose streams the value goes, the most urgent first."""
     gives: Form = Form.DATA
@@ -163,13 +163,13 @@ class Step(NamedTuple):
     reads: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
 
-    def at(self, span: Span) -> Step:
+    def at(self, span: Span) -> ScheduleStep:
         """The same with another span."""
-        return tuple.__new__(Step, (*span, *self[2:]))  # four times as fast as _replace
+        return tuple.__new__(ScheduleStep, (*span, *self[2:]))  # four times as fast as _replace
 
-    def after(self, reads: tuple[int, ...], overwrites: tuple[int, ...]) -> Step:
+    def after(self, reads: tuple[int, ...], overwrites: tuple[int, ...]) -> ScheduleStep:
         """The same with its dependencies."""
-        return tuple.__new__(Step, (*self[:-2], reads, overwrites))
+        return tuple.__new__(ScheduleStep, (*self[:-2], reads, overwrites))
 
     @property
     def length(self) -> int:
@@ -199,7 +199,7 @@ class Program:
     rank: int
     input: Span
     output: Span
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
     incoming: dict[int, tuple[int, ...]] = field(init=False, repr=False)
     """For each rank that sends to this one: the steps that its stream feeds, in order."""
     outgoing: dict[int, tuple[int, ...]] = field(init=False, repr=False)
@@ -213,7 +213,7 @@ class Program:
     @property
     def needs_sum(self) -> bool:
         """Whether partial values rest in memory between steps."""
-        return any(Place.SUM in (step.own, step.into) for step in self.steps)
+        return any(Operand.SUM in (step.own, step.into) for step in self.steps)
 
 
 def _by_peer(peers_of_steps: Iterable[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -237,14 +237,14 @@ class Draft:
         self._rank = rank
         self._input, self._output = brings, gets
         self._in_place = in_place
-        self._steps: list[Step] = []
+        self._steps: list[ScheduleStep] = []
 
     @classmethod
     def of(cls, task: Task, rank: int) -> Draft:
         """An empty program for a rank of a task."""
         return cls(rank, task.input(rank), task.output(rank), in_place=task.in_place)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ScheduleStep) -> None:
         """Append a step as it is, unless its span is empty."""
         if step.start < step.stop:
             self._steps.append(step)
@@ -254,27 +254,27 @@ class Draft:
         span: Span,
         to: tuple[int, ...],
         *,
-        own: Place = Place.INPUT,
+        own: Operand = Operand.INPUT,
         gives: Form = Form.DATA,
     ) -> None:
         """Send own memory, if there is anybody to send it to."""
         if to:
-            self.add(Step(*span, own=own, to=to, gives=gives))
+            self.add(ScheduleStep(*span, own=own, to=to, gives=gives))
 
     def keep(self, span: Span, to: tuple[int, ...] = (), *, final: bool = False) -> None:
         """Copy own input into the output, and send it."""
-        self.add(Step(*span, own=Place.INPUT, into=Place.OUTPUT, to=to, final=final))
+        self.add(ScheduleStep(*span, own=Operand.INPUT, into=Operand.OUTPUT, to=to, final=final))
 
     def store(self, span: Span, source: int, to: tuple[int, ...] = ()) -> None:
         """Receive into the output, and forward."""
-        self.add(Step(*span, (source,), (Form.DATA,), into=Place.OUTPUT, to=to))
+        self.add(ScheduleStep(*span, (source,), (Form.DATA,), into=Operand.OUTPUT, to=to))
 
     def finish(self) -> Program:
         """The program, with every dependency between its steps."""
         hazards = Hazards()
-        steps: list[Step] = []
+        steps: list[ScheduleStep] = []
         for index, step in enumerate(self._steps):
-            watched = step.own is not None and (step.own is not Place.INPUT or self._in_place)
+            watched = step.own is not None and (step.own is not Operand.INPUT or self._in_place)
             reads, overwrites = hazards.step(
                 index, step.start, step.stop, reads=watched, writes=step.into is not None
             )
@@ -294,7 +294,7 @@ class Schedule:
     """
 
     task: Task
-    layout: Layout
+    layout: AlgorithmSettings
     algorithm: str
     maker: Maker = field(repr=False, compare=False)
     _made: dict[int, Program] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -318,7 +318,7 @@ class Schedule:
 #
 # One file per algorithm declares one :class:`Algorithm`; ``registry`` lists them.
 
-Builder: TypeAlias = Callable[[Task, Layout], Maker]
+Builder: TypeAlias = Callable[[Task, AlgorithmSettings], Maker]
 """Does once what all ranks share, and returns what makes the program of each rank."""
 
 
@@ -331,9 +331,9 @@ class Algorithm:
     """How it works, for a sentence that begins with its name."""
     offers: Mapping[Collective, Builder] = field(repr=False)
 
-    def schedule(self, task: Task, layout: Layout | None = None) -> Schedule:
+    def schedule(self, task: Task, layout: AlgorithmSettings | None = None) -> Schedule:
         """The schedule of a task; without a layout, the plain one."""
-        layout = layout or Layout.plain(task.world_size)
+        layout = layout or AlgorithmSettings.plain(task.world_size)
         if len(layout.order) != task.world_size:
             msg = f"The layout is for {len(layout.order)} ranks, the task for {task.world_size}"
             raise ValueError(msg)

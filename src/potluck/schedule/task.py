@@ -218,7 +218,7 @@ def facing(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[Sp
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AlgorithmSettings:
     """The knobs of an algorithm; equal on all ranks, or nothing fits."""
 
     order: tuple[int, ...]
@@ -244,10 +244,10 @@ class Layout:
             raise ValueError(msg)
 
     @classmethod
-    def plain(cls, world_size: int, *, arity: int = 2, piece: int = 1 << 16) -> Layout:
+    def plain(cls, world_size: int, *, arity: int = 2, piece: int = 1 << 16) -> AlgorithmSettings:
         """Ranks in their own order, with equal shares.
 
-        >>> Layout.plain(3).order
+        >>> AlgorithmSettings.plain(3).order
         (0, 1, 2)
         """
         return cls(tuple(range(world_size)), (1,) * world_size, arity, piece)
@@ -255,7 +255,7 @@ class Layout:
     def headed_by(self, root: int) -> tuple[int, ...]:
         """The order with ``root`` moved to its front.
 
-        >>> Layout.plain(4).headed_by(2)
+        >>> AlgorithmSettings.plain(4).headed_by(2)
         (2, 0, 1, 3)
         """
         return (root, *(rank for rank in self.order if rank != root))
@@ -263,7 +263,7 @@ class Layout:
     def turned_to(self, root: int) -> tuple[int, ...]:
         """The order, as a ring, entered at ``root``.
 
-        >>> Layout.plain(4).turned_to(2)
+        >>> AlgorithmSettings.plain(4).turned_to(2)
         (2, 3, 0, 1)
         """
         place = self.order.index(root)
@@ -307,7 +307,7 @@ class Strategy:
         found = getattr(cls, name.upper(), None)
         if colon or not isinstance(found, cls):
             names = (each for each in dir(cls) if isinstance(getattr(cls, each), cls))
-            msg = f"{text!r} is no {cls.__name__}; there are {', '.join(names).lower()}, tree:ARITY"
+            msg = f"Unknown {cls.__name__} {text!r}: use {', '.join(names).lower()} or tree:ARITY"
             raise ValueError(msg)
         return found
 
@@ -386,7 +386,7 @@ AllReduceStrategy.DOUBLING = AllReduceStrategy("doubling")
 # CollectiveConfig: which strategies a group uses, for callers who want a say in it.
 
 FEW = 16
-"""Up to so many ranks connections between all of them cost little."""
+"""Up to this many ranks, connections between all of them cost little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,7 +472,7 @@ class CollectiveConfig:
             raise TypeError(msg)
 
     def select_all_reduce(self, nbytes: int, world_size: int) -> AllReduceStrategy:
-        """The strategy for a vector of so many bytes, as long as nothing is known of the links.
+        """The strategy for a vector of this many bytes, as long as the links are not measured.
 
         What the caller asked for comes first.  The planner takes over once links are measured.
         """

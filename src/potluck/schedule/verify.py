@@ -22,7 +22,15 @@ from typing import TypeAlias
 import numpy as np
 
 from potluck.schedule.reduce import Array, Dtype, ReduceOp, Reducer, quiet
-from potluck.schedule.schedule import RELAYED, STAGED, Form, Place, Program, Schedule, Step
+from potluck.schedule.schedule import (
+    RELAYED,
+    STAGED,
+    Form,
+    Operand,
+    Program,
+    Schedule,
+    ScheduleStep,
+)
 from potluck.schedule.task import Collective, Span, Task
 
 # --------------------------------------------------------------------------------------------------
@@ -46,44 +54,44 @@ def complaints(schedule: Schedule) -> Iterator[str]:
     yield from _streams(programs)
 
 
-def _peers(task: Task, program: Program, step: Step) -> Iterator[str]:
+def _peers(task: Task, program: Program, step: ScheduleStep) -> Iterator[str]:
     for peers in (step.sources, step.to):
         if len(set(peers)) < len(peers):
             yield f"a rank appears twice in {peers}"
         for peer in peers:
             if not 0 <= peer < task.world_size or peer == program.rank:
-                yield f"{peer} is no other rank"
+                yield f"{peer} is not another rank"
     if len(step.takes) != len(step.sources):
         yield "there is not one form for each source"
 
 
-def _value(task: Task, step: Step) -> Iterator[str]:
+def _value(task: Task, step: ScheduleStep) -> Iterator[str]:
     if step.operands == 0 or (step.into is None and not step.to):
         yield "it has nothing to do"
     if not 0 <= step.own_at <= len(step.sources):
         yield "the own operand has no place in the order"
     combines = step.operands > 1
-    partial = {*step.takes, step.gives} & {Form.PARTIAL} or step.own is Place.SUM
+    partial = {*step.takes, step.gives} & {Form.PARTIAL} or step.own is Operand.SUM
     if not task.collective.reduces and (combines or partial or step.final):
         yield f"{task.collective.value} reduces nothing"
-    if step.final and (step.gives is Form.PARTIAL or step.into is Place.SUM):
+    if step.final and (step.gives is Form.PARTIAL or step.into is Operand.SUM):
         yield "a final value is treated as a partial one"
     if combines and not step.final:
-        if step.into is Place.OUTPUT:
+        if step.into is Operand.OUTPUT:
             yield "a partial value is stored as if it were final"
         if step.to and step.gives is Form.DATA:
             yield "a partial value is sent as if it were final"
 
 
-def _ranges(program: Program, step: Step) -> Iterator[str]:
+def _ranges(program: Program, step: ScheduleStep) -> Iterator[str]:
     if step.start >= step.stop:
         yield "its span is empty"
-    if step.into is Place.INPUT:
+    if step.into is Operand.INPUT:
         yield "it writes to the input"
     for place in (step.own, step.into):
         if place is None:
             continue
-        home = program.input if place is Place.INPUT else program.output
+        home = program.input if place is Operand.INPUT else program.output
         if not home.start <= step.start <= step.stop <= home.stop:
             yield f"{step.start} to {step.stop} is beyond {place.name.lower()} {tuple(home)}"
 
@@ -110,16 +118,16 @@ def _life(task: Task, program: Program, cell: int) -> Iterator[str]:
             if not before <= set(step.overwrites):
                 yield f"step {index} overwrites cell {cell} before others are done with it"
             writer, readers = index, set()
-        elif step.own is not None and (step.own is not Place.INPUT or task.in_place):
+        elif step.own is not None and (step.own is not Operand.INPUT or task.in_place):
             readers.add(index)
     if program.output.start <= cell < program.output.stop and (
-        writer is None or program.steps[writer].into is not Place.OUTPUT
+        writer is None or program.steps[writer].into is not Operand.OUTPUT
     ):
         yield f"the output's cell {cell} is never written"
 
 
-def _read(step: Step, writer: int | None, *, in_place: bool) -> Iterator[str]:
-    if step.own is Place.INPUT:
+def _read(step: ScheduleStep, writer: int | None, *, in_place: bool) -> Iterator[str]:
+    if step.own is Operand.INPUT:
         if writer is not None and in_place:
             yield "reads the input's overwritten"
     elif step.own is not None:
@@ -154,7 +162,7 @@ Dice: TypeAlias = Callable[[int], int]
 """Called with *n*, returns one of 0 … *n* − 1."""
 
 
-class Memory:
+class RankMemory:
     """The arrays of one rank, by place and coordinate, and how values come to be."""
 
     def __init__(
@@ -181,13 +189,13 @@ class Memory:
         self._sum = _garbage(gets.length, reducer.wide) if reducer.is_wide else self.output
         self._starts = (brings.start, gets.start, gets.start)
 
-    def cells(self, place: Place, start: int, stop: int) -> Array:
+    def cells(self, place: Operand, start: int, stop: int) -> Array:
         """A view of the cells of a span."""
         array = (self.input, self.output, self._sum)[place]
         offset = self._starts[place]
         return array[start - offset : stop - offset]
 
-    def value(self, step: Step, arrived: list[Array], start: int, stop: int) -> Array:
+    def value(self, step: ScheduleStep, arrived: list[Array], start: int, stop: int) -> Array:
         """What comes of the operands of a step, between two coordinates."""
         if step.own is not None:
             arrived.insert(step.own_at, self.cells(step.own, start, stop))
@@ -202,7 +210,7 @@ def _garbage(count: int, dtype: Dtype) -> Array:
     return np.full(count * dtype.itemsize, 113, dtype="u1").view(dtype)
 
 
-class Stream:
+class ElementStream:
     """Elements on their way from one rank to another, in order."""
 
     def __init__(self, capacity: int) -> None:
@@ -227,10 +235,10 @@ class Stream:
         return chunk
 
 
-class Stage:
+class StepState:
     """A step under way."""
 
-    def __init__(self, step: Step, reducer: Reducer) -> None:
+    def __init__(self, step: ScheduleStep, reducer: Reducer) -> None:
         types = (reducer.dtype, reducer.wide)
         self.step = step
         self.value = step.stop if step.only_sends else step.start
@@ -240,9 +248,9 @@ class Stage:
         self.staged = [] if step.moves else [np.empty(step.length, types[f]) for f in step.takes]
         self.held = np.empty(step.length if step.into is None else 0, types[step.gives])
         self.on_value: list[Actor] = []
-        """Who may go on when more of the value is known."""
+        """Who may continue when more of the value is known."""
         self.on_sent: list[Actor] = []
-        """Who may go on when more of it was handed on."""
+        """Who may continue when more of it was sent on."""
 
     @property
     def done(self) -> int:
@@ -253,21 +261,21 @@ class Stage:
 class Rank:
     """One rank: its memory and the state of its steps."""
 
-    def __init__(self, program: Program, memory: Memory, reducer: Reducer, piece: int) -> None:
+    def __init__(self, program: Program, memory: RankMemory, reducer: Reducer, piece: int) -> None:
         self.program = program
         self.memory = memory
         self.piece = piece
-        self.stages = [Stage(step, reducer) for step in program.steps]
+        self.stages = [StepState(step, reducer) for step in program.steps]
 
-    def readable(self, step: Step) -> int:
+    def readable(self, step: ScheduleStep) -> int:
         """How far the own operand may be read."""
         return self._least(step.stop, step.reads, lambda stage: stage.value)
 
-    def writable(self, step: Step) -> int:
+    def writable(self, step: ScheduleStep) -> int:
         """How far the value may be stored."""
         return self._least(step.stop, step.overwrites, lambda stage: stage.done)
 
-    def _least(self, limit: int, waits: Iterable[int], far: Callable[[Stage], int]) -> int:
+    def _least(self, limit: int, waits: Iterable[int], far: Callable[[StepState], int]) -> int:
         for index in waits:
             reached = far(self.stages[index])
             if reached < self.stages[index].step.stop:
@@ -287,10 +295,10 @@ class Actor:
         raise NotImplementedError
 
 
-class Sender(Actor):
+class StreamSender(Actor):
     """The sending end of a stream."""
 
-    def __init__(self, rank: Rank, peer: int, stream: Stream) -> None:
+    def __init__(self, rank: Rank, peer: int, stream: ElementStream) -> None:
         super().__init__(rank)
         self.peer, self.stream = peer, stream
         self.queue = deque(rank.stages[index] for index in rank.program.outgoing[peer])
@@ -317,14 +325,14 @@ class Sender(Actor):
         return self.stream.ends + stage.on_sent
 
 
-class Receiver(Actor):
+class StreamReceiver(Actor):
     """The receiving end of a stream."""
 
-    def __init__(self, rank: Rank, peer: int, stream: Stream) -> None:
+    def __init__(self, rank: Rank, peer: int, stream: ElementStream) -> None:
         super().__init__(rank)
         self.peer, self.stream = peer, stream
         self.queue = deque(rank.stages[index] for index in rank.program.incoming[peer])
-        self.combiners: dict[Stage, Combiner] = {}
+        self.combiners: dict[StepState, Combiner] = {}
 
     def act(self, dice: Dice) -> list[Actor] | None:
         """Take in what may be taken in: straight into memory, or into the staged pieces."""
@@ -350,7 +358,7 @@ class Receiver(Actor):
         stage.value = stop
         return self.stream.ends + stage.on_value
 
-    def _limit(self, stage: Stage) -> int:
+    def _limit(self, stage: StepState) -> int:
         step = stage.step
         if step.moves:
             return self.rank.writable(step)
@@ -362,7 +370,7 @@ class Receiver(Actor):
 class Combiner(Actor):
     """A step that computes a value from its operands, or copies memory."""
 
-    def __init__(self, rank: Rank, stage: Stage) -> None:
+    def __init__(self, rank: Rank, stage: StepState) -> None:
         super().__init__(rank)
         self.stage = stage
 
@@ -395,7 +403,7 @@ class Combiner(Actor):
 
 
 def straight(sides: int) -> int:
-    """Dice for the quickest run: whoever woke last goes on, as far as it can."""
+    """Dice for the quickest run: the rank that woke last continues, as far as it can."""
     return sides - 1
 
 
@@ -404,7 +412,7 @@ class Deadlock(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class VerifyLimits:
     """The room that ranks have; unless told otherwise, the least there can be."""
 
     piece: int = 1
@@ -412,7 +420,7 @@ class Limits:
     """Elements that a stream holds."""
 
 
-class Machine:
+class ScheduleRun:
     """One run of one schedule."""
 
     def __init__(
@@ -421,22 +429,22 @@ class Machine:
         inputs: Sequence[Array],
         reducer: Reducer,
         *,
-        limits: Limits,
+        limits: VerifyLimits,
         in_place: bool,
     ) -> None:
         self._capacity = limits.capacity
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._streams: dict[tuple[int, int], ElementStream] = {}
         self._actors: list[Actor] = []
         self.ranks: list[Rank] = []
         for program, given in zip(schedule.programs, inputs, strict=True):
             size = schedule.task.world_size
-            memory = Memory(program, given, reducer, world_size=size, in_place=in_place)
+            memory = RankMemory(program, given, reducer, world_size=size, in_place=in_place)
             rank = Rank(program, memory, reducer, limits.piece)
             self.ranks.append(rank)
             self._connect(rank)
 
     def run(self, dice: Dice = straight) -> None:
-        """Let everybody act, in the order that the dice decide, until nobody can."""
+        """Let all ranks act, in the order that the dice decide, until none can."""
         awake = self._actors.copy()
         for actor in awake:
             actor.awake = True
@@ -463,17 +471,18 @@ class Machine:
         if stuck:
             raise Deadlock("; ".join(stuck))
 
-    def _stream(self, source: int, target: int) -> Stream:
-        return self._streams.setdefault((source, target), Stream(self._capacity))
+    def _stream(self, source: int, target: int) -> ElementStream:
+        return self._streams.setdefault((source, target), ElementStream(self._capacity))
 
     def _connect(self, rank: Rank) -> None:
         """Make a rank's actors, and let each stage know whom its progress helps."""
         me = rank.program.rank
         senders = {
-            peer: Sender(rank, peer, self._stream(me, peer)) for peer in rank.program.outgoing
+            peer: StreamSender(rank, peer, self._stream(me, peer)) for peer in rank.program.outgoing
         }
         receivers = {
-            peer: Receiver(rank, peer, self._stream(peer, me)) for peer in rank.program.incoming
+            peer: StreamReceiver(rank, peer, self._stream(peer, me))
+            for peer in rank.program.incoming
         }
         combiners: list[Combiner] = []
         for sender in senders.values():
@@ -505,7 +514,7 @@ Wires: TypeAlias = defaultdict[tuple[int, int], deque[Array]]
 """What is on its way from one rank to another."""
 
 
-class Faulty(Exception):
+class FaultyScheduleError(Exception):
     """The schedule does not do what it should; the text says where."""
 
 
@@ -514,7 +523,7 @@ def run(
     inputs: Sequence[Array],
     reducer: Reducer,
     *,
-    limits: Limits | None = None,
+    limits: VerifyLimits | None = None,
     in_place: bool = False,
     dice: Dice = straight,
 ) -> list[Array]:
@@ -527,21 +536,23 @@ def run(
     >>> [output.tolist() for output in outputs]
     [[3, 30], [3, 30], [3, 30]]
     """
-    machine = Machine(schedule, inputs, reducer, limits=limits or Limits(), in_place=in_place)
+    machine = ScheduleRun(
+        schedule, inputs, reducer, limits=limits or VerifyLimits(), in_place=in_place
+    )
     machine.run(dice)
     for rank, given in zip(machine.ranks, inputs, strict=True):
         if not in_place and rank.memory.input.tobytes() != given.tobytes():
-            raise Faulty(f"Rank {rank.program.rank} changed its input")
+            raise FaultyScheduleError(f"Rank {rank.program.rank} changed its input")
     return [rank.memory.output for rank in machine.ranks]
 
 
 def inspect(schedule: Schedule) -> None:
     """Raise unless the schedule keeps to the contract, as far as reading it tells."""
     for complaint in complaints(schedule):
-        raise Faulty(complaint)
+        raise FaultyScheduleError(complaint)
 
 
-def prove(schedule: Schedule, *, limits: Limits | None = None, dice: Dice = straight) -> None:
+def prove(schedule: Schedule, *, limits: VerifyLimits | None = None, dice: Dice = straight) -> None:
     """Raise unless the schedule is right, with the least room or with ``limits``.
 
     It is run on whole numbers in place, and, where input and output may differ, beside; and if all
@@ -557,7 +568,7 @@ def prove(schedule: Schedule, *, limits: Limits | None = None, dice: Dice = stra
         mean = Reducer.of(ReduceOp.MEAN, "f4")
         got = run(schedule, rough(task, "f4"), mean, limits=limits, in_place=True, dice=dice)
         if len({mine.tobytes() for mine in got}) > 1:
-            raise Faulty("Two ranks have results that differ in some bits")
+            raise FaultyScheduleError("Two ranks have results that differ in some bits")
 
 
 def play(schedule: Schedule, inputs: Sequence[Array], reducer: Reducer) -> list[Array]:
@@ -568,7 +579,7 @@ def play(schedule: Schedule, inputs: Sequence[Array], reducer: Reducer) -> list[
     size = schedule.task.world_size
     wires: Wires = defaultdict(deque)
     memories = [
-        Memory(program, given, reducer, world_size=size)
+        RankMemory(program, given, reducer, world_size=size)
         for program, given in zip(schedule.programs, inputs, strict=True)
     ]
     players = [
@@ -582,11 +593,11 @@ def play(schedule: Schedule, inputs: Sequence[Array], reducer: Reducer) -> list[
                 raise Deadlock(f"{len(waiting)} ranks wait and nothing is on its way")
             players = waiting
     if any(wires.values()):
-        raise Faulty("Something was sent that nobody awaits")
+        raise FaultyScheduleError("Something was sent that no rank awaits")
     return [memory.output for memory in memories]
 
 
-def _perform(program: Program, memory: Memory, wires: Wires) -> Iterator[int]:
+def _perform(program: Program, memory: RankMemory, wires: Wires) -> Iterator[int]:
     """A rank at work; whenever it waits for another, that one's number."""
     for step in program.steps:
         arrived = []
@@ -612,7 +623,7 @@ def compare(task: Task, got: Sequence[Array], reducer: Reducer) -> None:
     wanted = expected(task, distinct(task), reducer)
     for rank, (mine, right) in enumerate(zip(got, wanted, strict=True)):
         if mine.tobytes() != right.tobytes():
-            raise Faulty(f"Rank {rank} gets {mine} instead of {right}")
+            raise FaultyScheduleError(f"Rank {rank} gets {mine} instead of {right}")
 
 
 def distinct(task: Task) -> list[Array]:

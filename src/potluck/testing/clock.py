@@ -1,6 +1,6 @@
 """A clock that moves only when it is pushed, and a diary of what is due when.
 
-Whoever takes a clock as an argument can be given this one: a test of minutes then takes
+Code that takes a clock as an argument can be given this one: a test of minutes then takes
 milliseconds, and takes the same course every time.
 """
 
@@ -82,7 +82,7 @@ class VirtualClock:
         heappush(self._diary, (when, count, action, arguments))
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> Appointment:
-        """Call ``action(*arguments)`` in so many seconds."""
+        """Call ``action(*arguments)`` after this many seconds."""
         return self.at(self.now + seconds, action, *arguments)
 
     def step(self, until: float = inf) -> bool:
@@ -143,7 +143,7 @@ class LocalClock:
         return self._offset + self._rate * self._world.now
 
     def world_time(self, shown: float) -> float:
-        """When it will show this, if it goes on as now."""
+        """When it will show this, if it continues as now."""
         return (shown - self._offset) / self._rate
 
     def jump(self, seconds: float) -> None:
@@ -160,7 +160,7 @@ class LocalClock:
         self._frozen_at = self._world.now
 
     def thaw(self) -> None:
-        """Go on from where it stood still, if it did."""
+        """Continue from where it stood still, if it did."""
         if self._frozen_at is not None:
             self._offset -= self._rate * (self._world.now - self._frozen_at)
             self._frozen_at = None

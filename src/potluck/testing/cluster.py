@@ -19,12 +19,18 @@ from potluck._types import NodeId, ProcessId, View
 from potluck.membership import events as effects
 from potluck.membership.core import ClusterCore
 from potluck.membership.events import ClusterConfig, ClusterState
-from potluck.membership.messages import Commit, ProcessCard, Relayed, Role, decode
+from potluck.membership.messages import Commit, ProcessInfo, ProcessRole, Relayed, decode
 from potluck.testing.clock import Appointment, VirtualClock
 from potluck.testing.invariants import Bounds, Invariants
 from potluck.testing.network import LinkQuality, LossyNetwork
-from potluck.testing.process import CoreFactory, Dialling, SimulatedProcess, Violation
-from potluck.testing.trainer import Checkpoint, SimulatedTrainer, States
+from potluck.testing.process import (
+    CoreFactory,
+    Dialling,
+    ProcessEnvironment,
+    SimulatedProcess,
+    Violation,
+)
+from potluck.testing.trainer import SimulatedCheckpoint, SimulatedTrainer, States, TrainerWatch
 
 # --------------------------------------------------------------------------------------------------
 # Messages and processes in few words, for the trace of a simulated cluster.
@@ -38,7 +44,7 @@ def in_short(thing: Any, who: Naming) -> str:
     """A message, or a field of one, with names instead of ids and without what is empty."""
     if isinstance(thing, ProcessId):
         return who(thing)
-    if isinstance(thing, ProcessCard):
+    if isinstance(thing, ProcessInfo):
         return who(thing.process)
     if isinstance(thing, msgspec.Struct):
         fields = ((name, getattr(thing, name)) for name in thing.__struct_fields__)
@@ -59,17 +65,36 @@ def _field(name: str, value: Any, who: Naming) -> str:
     return f"{name}={in_short(value, who)}"
 
 
-# --------------------------------------------------------------------------------------------------
-# The world in which simulated processes live: clock, network, machines, and whoever looks on.
-#
-# It starts processes, lets them reach each other, shows everything they do to the invariants, and
-# writes the trace.  :class:`~potluck.testing.cluster.SimulatedCluster` adds what a test does to it.
-
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
-class SimulatedWorld:
-    """Machines, what runs on them, and the links between them."""
+def _node_id(name: str) -> NodeId:
+    """32 letters that begin with the name, so that the order of names is the order of ids."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return NodeId((name.lower() + "".join(_ALPHABET[byte % 32] for byte in digest))[:32])
+
+
+STAYING = 0.5  # seconds for which a view must hold that everything was settled into
+
+
+class _ContinueCheck(Protocol):
+    def continue_without_missing(self, now: float) -> list[effects.Effect]: ...
+
+
+class SimulatedCluster:
+    """Processes that find each other, agree on who is in, and suffer what a test does to them.
+
+    It has a clock, a network and machines, shows everything that processes do to the invariants,
+    and writes the trace.
+
+    >>> cluster = SimulatedCluster(seed=7)
+    >>> cluster.start("a", "b", "c")
+    >>> cluster.run_until(lambda: cluster.in_one_view("a", "b", "c"), within=5)
+    True
+    >>> cluster.kill("c")
+    >>> cluster.run_until(lambda: cluster.in_one_view("a", "b"), within=5)
+    True
+    """
 
     def __init__(
         self,
@@ -100,6 +125,18 @@ class SimulatedWorld:
         """Seconds that the cluster needed to come together after the last fault, if it did."""
         self.needed_the_dead = False
         """Whether it came together only when the dead were started again."""
+        self._environment = ProcessEnvironment(
+            clock=self.clock,
+            draw=self.draw,
+            sends=self.sends,
+            receives=self.receives,
+            wants=self.wants,
+            counts=self.counts,
+            lost_connection=self.lost_connection,
+            tells=self.tells,
+            changed=self.changed,
+            restless=self.restless,
+        )
         self._core = core
         self._tell = tell
         self.triggers: list[tuple[str, str, Callable[[], None]]] = []
@@ -115,18 +152,20 @@ class SimulatedWorld:
 
     # --- who is there ---
 
-    def start(self, *names: str, role: Role = Role.MEMBER) -> None:
+    def start(self, *names: str, role: ProcessRole = ProcessRole.MEMBER) -> None:
         """Start new processes, each on a machine of its own."""
         for name in names:
             self.start_on(name, name, role=role)
 
-    def start_on(self, name: str, host: str, *, role: Role = Role.MEMBER, node: str = "") -> None:
+    def start_on(
+        self, name: str, host: str, *, role: ProcessRole = ProcessRole.MEMBER, node: str = ""
+    ) -> None:
         """Start a new process on the machine of another; ``node``: with the key of that one."""
         if name in self.places:
             msg = f"There is a process {name!r} already; restart() starts it again."
             raise ValueError(msg)
         slot = sum(place.host == host for place in self.places.values())
-        card = ProcessCard(
+        card = ProcessInfo(
             node=_node_id(node or host),
             incarnation=0,
             slot=slot,
@@ -138,11 +177,11 @@ class SimulatedWorld:
             pause_after=self.config.health.pause_after,
             quorum=self.config.quorum,
         )
-        self.places[name] = SimulatedProcess(self, card, host, name)
+        self.places[name] = SimulatedProcess(self._environment, card, host, name)
         self._begin(self.places[name])
 
     def set_wanted(self, name: str, count: int) -> None:
-        """Let a process that starts under this name ask for at least so many founders."""
+        """Let a process that starts under this name ask for at least this many founders."""
         self._wanted[name] = count
 
     def restart(self, *names: str) -> None:
@@ -166,14 +205,14 @@ class SimulatedWorld:
         if place.name in self._wanted:
             config = replace(config, min_nodes=self._wanted[place.name])
         place.start(self._core(card, config, place.clock.now))
-        if self.has_trainers and card.role is Role.MEMBER:
+        if self.has_trainers and card.role is ProcessRole.MEMBER:
             self._begin_training(place, None if before is None else before.saved)
         self.dialling.begin(place)
 
-    def _begin_training(self, place: SimulatedProcess, saved: Checkpoint | None) -> None:
-        trainer = SimulatedTrainer(
-            place, self.network, self._states, self.invariants.ledger, self._trainers.get
-        )
+    def _begin_training(self, place: SimulatedProcess, saved: SimulatedCheckpoint | None) -> None:
+        step_log = self.invariants.step_log
+        watch = TrainerWatch(step_log.settled, step_log.applied, step_log.replaced, step_log.lost)
+        trainer = SimulatedTrainer(place, self.network, self._states, watch, self._trainers.get)
         trainer.saves = self.saves_checkpoints
         self._trainers[place.process] = trainer
         if saved is not None:
@@ -235,9 +274,11 @@ class SimulatedWorld:
             message = content
         self.invariants.families.receives(process.process, message)
 
-    def wants(self, process: SimulatedProcess, effect: effects.Probe | effects.Meet) -> None:
+    def wants(
+        self, process: SimulatedProcess, effect: effects.ProbePort | effects.ConnectTo
+    ) -> None:
         """A core asks for a probe or an acquaintance."""
-        if isinstance(effect, effects.Probe):
+        if isinstance(effect, effects.ProbePort):
             self.dialling.probe(process, effect)
         else:
             self.dialling.meet(process, effect)
@@ -246,16 +287,16 @@ class SimulatedWorld:
         """A process has sent this many messages within a second."""
         self.invariants.calm.counted(process, sent)
 
-    def lost_lane(self, process: SimulatedProcess, peer: ProcessId) -> None:
-        """A lane of a process has ended."""
+    def lost_connection(self, process: SimulatedProcess, peer: ProcessId) -> None:
+        """A connection of a process has ended."""
         if self._tell is not None:
-            self.tell(process.name, f"has lost its lane to {self.invariants.names.who(peer)}")
+            self.tell(process.name, f"has lost its connection to {self.invariants.names.who(peer)}")
         self.dialling.hasten(process)
 
     def tells(self, process: SimulatedProcess, effect: effects.Effect) -> None:
         """A core has decided something."""
         if self._tell is not None:
-            self.tell(process.name, getattr(effect, "event", effect))
+            self.tell(process.name, effect.event if isinstance(effect, effects.Note) else effect)
         self.changes += 1
         self.invariants.tells(process, effect)
         trainer = self._trainers.get(process.process)
@@ -270,34 +311,6 @@ class SimulatedWorld:
     def restless(self, process: SimulatedProcess) -> None:
         """A core wants to be woken again and again."""
         self.invariants.restless(process)
-
-
-def _node_id(name: str) -> NodeId:
-    """32 letters that begin with the name, so that the order of names is the order of ids."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return NodeId((name.lower() + "".join(_ALPHABET[byte % 32] for byte in digest))[:32])
-
-
-# --------------------------------------------------------------------------------------------------
-
-STAYING = 0.5  # seconds for which a view must hold that everything was settled into
-
-
-class _MayContinue(Protocol):
-    def continue_without_missing(self, now: float) -> list[effects.Effect]: ...
-
-
-class SimulatedCluster(SimulatedWorld):
-    """Processes that find each other, agree on who is in, and suffer what a test does to them.
-
-    >>> cluster = SimulatedCluster(seed=7)
-    >>> cluster.start("a", "b", "c")
-    >>> cluster.run_until(lambda: cluster.in_one_view("a", "b", "c"), within=5)
-    True
-    >>> cluster.kill("c")
-    >>> cluster.run_until(lambda: cluster.in_one_view("a", "b"), within=5)
-    True
-    """
 
     # --- who does what ---
 
@@ -315,7 +328,7 @@ class SimulatedCluster(SimulatedWorld):
                 place.end("the connection was closed")
 
     def unplug(self, *names: str) -> None:
-        """Take the power from machines: everything on them is gone, and nobody says so."""
+        """Take the power from machines: everything on them is gone, silently."""
         for place in self.named(names):
             self.disturbed(f"the machine of {place.name} loses its power", place)
             self._boots[place.host] = self._boots.get(place.host, 0) + 1
@@ -337,10 +350,10 @@ class SimulatedCluster(SimulatedWorld):
                 place.stop(clock_too=True)
 
     def wake(self, *names: str) -> None:
-        """Let stopped or suspended processes go on."""
+        """Let stopped or suspended processes continue."""
         for place in self.named(names):
             if place.is_alive and place.is_stopped:
-                self.disturbed(f"{place.name} goes on", place)
+                self.disturbed(f"{place.name} continues", place)
                 self.invariants.ran_late()
                 place.wake()
                 self.invariants.woke(place)
@@ -409,10 +422,10 @@ class SimulatedCluster(SimulatedWorld):
 
     def continue_without_missing(self, name: str) -> None:
         """Let a person tell a process to continue without those it misses."""
-        self.disturbed(f"{name} shall continue without the missing", self.place(name))
+        self.disturbed(f"{name} is asked to continue without the missing", self.place(name))
         self.invariants.families.told_to_continue(self.place(name).process)
         self.place(name).ask(
-            lambda core, now: cast("_MayContinue", core).continue_without_missing(now)
+            lambda core, now: cast("_ContinueCheck", core).continue_without_missing(now)
         )
 
     def shape(self, quality: LinkQuality) -> None:
@@ -421,7 +434,7 @@ class SimulatedCluster(SimulatedWorld):
         self.network.quality = quality
 
     def leave(self, *names: str) -> None:
-        """Let processes say goodbye and end."""
+        """Let processes leave and end."""
         for place in self.named(names):
             if place.is_running:
                 self.disturbed(f"{place.name} leaves", place)
@@ -430,12 +443,12 @@ class SimulatedCluster(SimulatedWorld):
 
     def step_down(self, name: str) -> None:
         """Let a process hand over rank 0, if it has it."""
-        self.disturbed(f"{name} shall step down", self.place(name))
+        self.disturbed(f"{name} is asked to step down", self.place(name))
         # Not within whatever it is doing just now: this may happen as it sends a message.
         self.clock.after(0.0, self.place(name).ask, ClusterCore.step_down)
 
     def set_steps(self, name: str, steps: int) -> None:
-        """Let a process have committed so many training steps."""
+        """Let a process have committed this many training steps."""
         core = self.place(name).core
         if core is not None:
             core.samples = steps
@@ -506,15 +519,15 @@ class SimulatedCluster(SimulatedWorld):
     def _check_training(self) -> bool:
         """Demand that all who are in the view make a step, unless the state of one is lost.
 
-        False if they rightly wait for processes that are dead, and of which nobody can know that.
+        False if they rightly wait for processes that are dead, which no process can know.
         """
         names = [name for name, place in self.places.items() if place.is_alive]
         trainers = [each for name in names if (each := self.trainer_of(name)) is not None]
-        if any(trainer.is_lost for trainer in trainers):
-            return True
         begun = [(trainer, trainer.value) for trainer in trainers]
         end = self.clock.now + self.invariants.bounds.settling
         while idle := [trainer for trainer, value in begun if trainer.value is value]:
+            if any(trainer.is_lost for trainer in trainers):
+                return True
             if self.clock.now >= end:
                 unknown = self.invariants.unknown_deaths(self.dialling)
                 if all(each.awaited and unknown.issuperset(each.awaited) for each in idle):
@@ -537,7 +550,7 @@ class SimulatedCluster(SimulatedWorld):
         self.clock.advance(seconds)
 
     def run_until(self, condition: Callable[[], bool], *, within: float) -> bool:
-        """Let time pass until something is so; False if it is not within so many seconds."""
+        """Let time pass until something is so; False if it is not within this many seconds."""
         end = self.clock.now + within
         while not condition():
             seen = self.changes

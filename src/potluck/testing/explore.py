@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from potluck._platform import fork
 from potluck.membership.core import ClusterCore
 from potluck.membership.events import ClusterConfig
 from potluck.testing.cluster import SimulatedCluster
@@ -54,10 +55,10 @@ _LEFT_OUT = frozenset(
 def fingerprint(core: ClusterCore) -> int:
     """The core's state, as a hash that is the same within one run of the interpreter.
 
-    >>> from potluck.membership.messages import ProcessCard
+    >>> from potluck.membership.messages import ProcessInfo
     >>> from potluck.membership.events import ClusterConfig
     >>> from potluck._types import NodeId
-    >>> me = ProcessCard(node=NodeId("a" * 32), incarnation=1)
+    >>> me = ProcessInfo(node=NodeId("a" * 32), incarnation=1)
     >>> one, two = (ClusterCore(me, ClusterConfig(), now) for now in (100.0, 200.0))
     >>> fingerprint(one) == fingerprint(two)
     True
@@ -65,12 +66,12 @@ def fingerprint(core: ClusterCore) -> int:
     >>> fingerprint(one) == fingerprint(two)
     False
     """
-    situation = core._situation  # noqa: SLF001 - this is about all there is in it
+    state = core._state  # noqa: SLF001 - this is about all there is in it
     health = tuple(
         (contact.process, core.health.status(contact.process).name)
-        for contact in sorted(situation.contacts, key=lambda each: each.process)
+        for contact in sorted(state.contacts, key=lambda each: each.process)
     )
-    return hash((core.state, health, tuple(_walk(core, situation.time, set()))))
+    return hash((core.state, health, tuple(_walk(core, state.time, set()))))
 
 
 def _walk(thing: Any, now: float, seen: set[int]) -> Iterator[Any]:
@@ -223,7 +224,7 @@ def state_of(cluster: SimulatedCluster) -> int:
         if core is None:
             parts.append((name, place.is_powered, place.process))
             continue
-        parts.append((name, fingerprint(core), tuple(sorted(map(str, place.lanes)))))
+        parts.append((name, fingerprint(core), tuple(sorted(map(str, place.connections)))))
         if trainer is not None:
             report = trainer.report
             behind = deepest - trainer.value.depth
@@ -263,7 +264,7 @@ class Explorer:
         """Let a child play one action and all that follows, and take over what it found."""
         reader, writer = os.pipe()
         sys.stdout.flush()
-        child = os.fork()
+        child = fork()
         if child == 0:
             status = 1
             try:

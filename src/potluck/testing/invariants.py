@@ -5,14 +5,14 @@ Safety is checked when it could break, at the very event:
 * a view has at most one committed successor, and its members agree on their ranks;
 * the rules of votes, proposals and quorums (:mod:`potluck.testing.invariants`);
 * a process's views follow each other, it is in each of them, and no observer ever is;
-* nobody is active in a view from which a later view of the lineage has excluded it, so that two
+* no process is active in a view from which a later view of the lineage has excluded it, so that two
   views of one lineage are never at work at once; a process that was stopped or suspended has the
   time it needs to notice (``Bounds.waking``).
 
 Liveness is checked when the surroundings have not changed for as long as it may take, and the links
 lose nothing:
 
-* nobody stays active in a view with a member that is dead, stopped, cut off or elsewhere;
+* no process stays active in a view with a member that is dead, stopped, cut off or elsewhere;
 * when all faults have ended, all processes are in one view.
 """
 
@@ -29,10 +29,10 @@ from potluck.membership.messages import (
     Accepted,
     Commit,
     Departed,
+    ProcessRole,
     Proposal,
     Propose,
     Relayed,
-    Role,
     Vote,
     compare,
     decode,
@@ -46,7 +46,7 @@ from potluck.training.steps import FRESH, Position
 # The rules of votes and proposals, checked on what the members of a simulated cluster say.
 #
 # * A term has one leader, who proposes one thing in it.
-# * Nobody votes twice in a term.
+# * No member votes twice in a term.
 # * What is announced as agreed was accepted, in one term, by a quorum of the view before: a
 #   majority
 #   of it, half of it with its first member, or all of it but those who are dead (here: really dead)
@@ -55,7 +55,7 @@ from potluck.training.steps import FRESH, Position
 _Term = tuple[str, int, int]
 
 
-class Ballots:
+class VoteLog:
     """Everything that was ever proposed, voted and accepted."""
 
     def __init__(self, names: Names, is_alive: Callable[[ProcessId], bool]) -> None:
@@ -114,7 +114,7 @@ class Ballots:
             for who in before.members
             if not self._is_alive(who) or (lineage, who) in self._departed
         }
-        alone = {process.process}  # who knows all others to be gone has nobody to ask
+        alone = {process.process}  # who knows all others to be gone has no process to ask
         tallies = [alone, *self._tallies(before, agreed)]
         if not any(_is_quorum(before, accepted, gone) for accepted in tallies):
             heard = " or ".join(self._names.all(sorted(tally)) for tally in tallies)
@@ -163,7 +163,7 @@ ERRANDS = 40
 _QUICK = 0.05  # seconds; a network on which messages take longer may delay any decision
 
 
-class Calm:
+class QuietCheck:
     """Watches that a cluster neither waits nor works without need."""
 
     def __init__(
@@ -310,7 +310,7 @@ def _calm_is_quorum(view: View, present: set[ProcessId]) -> bool:
 #   same causes.
 
 
-class Families:
+class LineageCheck:
     """Which lineages belong together, and which of them are at work."""
 
     def __init__(
@@ -364,6 +364,10 @@ class Families:
     def told_to_continue(self, process: ProcessId) -> None:
         """A person asked a process to continue without those it misses."""
         self._told.add(process)
+
+    def works(self, process: ProcessId) -> None:
+        """A process is at work: what a person asked of it before is done."""
+        self._told.discard(process)
 
     def insists(self, view: View | None) -> bool:
         """Whether a member of a view continues without those left out, whatever they have."""
@@ -507,6 +511,15 @@ class Families:
         """Whether a person asked for a lineage, or for one that it comes from."""
         return not self._forced.isdisjoint({lineage, *(each for each, _ in self.ancestry(lineage))})
 
+    def is_asked_for_without(self, process: ProcessId, lineage: str, former: str) -> bool:
+        """Whether a person had others leave a process behind, between two lineages it was in."""
+        path = [*(each for each, _ in self.ancestry(lineage)), lineage]
+        for place, each in enumerate(path):
+            first = self._views.get((each, 1))
+            if each in self._forced and first is not None and process not in first.members:
+                return former not in path[place:]
+        return False
+
     def has_been_forced(self, process: ProcessId) -> bool:
         """Whether a process was in a lineage that a person asked for."""
         return any(map(self.is_forced, self._visited.get(process, ())))
@@ -564,8 +577,11 @@ def _is_later(branch: Branch, lineages: set[str], known: Mapping[str, int]) -> b
 #   it begins, and every view of its children; it is lost only when all who applied it have ended.
 # * Of two lineages with a common ancestor, by their foundings or by the checkpoint that one of them
 #   began with, the one that followed it to the later view wins the merge.
-# * A process that has counted a step gives it up only after a merge in which its lineage lost.
+# * A process that has counted a step gives it up only after a merge in which its lineage lost, or
+#   when it enters a lineage that others began without it because a person said so.
 # * Its user is told how many steps the new state lacks, whenever it lacks any.
+# * A training is said to be lost only when no living process has applied a step of it, but for
+#   those that were left behind because a person said so.
 
 
 class _Step:
@@ -578,13 +594,13 @@ class _Step:
         self.appliers: set[ProcessId] = set()
 
 
-class Ledger:
+class StepLog:
     """Every step that was ever applied."""
 
     def __init__(
         self,
         names: Names,
-        families: Families,
+        families: LineageCheck,
         is_alive: Callable[[ProcessId], bool],
         check_at_work: Callable[[SimulatedProcess, View], None],
         *,
@@ -601,9 +617,9 @@ class Ledger:
         self._states: dict[str, TrainingValue] = {}  # with which the last view of it began
         self._counted: dict[ProcessId, TrainingValue] = {}
         self.losers: set[ProcessId] = set()
-        """Processes that gave up steps that they had counted, in a merge."""
+        """Processes that gave up steps that they had counted, and told their users."""
         self.taken_back = 0
-        """Times that a process gave up steps that it had counted, in a merge."""
+        """Times that a process gave up steps that it had counted, and told its user."""
 
     def applied(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
         """A member applies a step."""
@@ -623,7 +639,7 @@ class Ledger:
         self._check_at_work(process, view)
 
     def _speaks_for_its_parent(self, lineage: str) -> bool:
-        """Whether a child may decide a step of its parent, as nobody else of it is at work."""
+        """Whether a child may decide a step of its parent, as no other process of it is at work."""
         return self._is_one_at_work and not self._families.is_forced(lineage)
 
     def settled(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
@@ -659,6 +675,27 @@ class Ledger:
                     f"{step.value.position}, which {self._names.all(sorted(step.appliers))} applied"
                 )
             return
+
+    def lost(self, process: SimulatedProcess, view: View) -> None:
+        """A member says that the state is gone: then no living process may have a step of it.
+
+        Those may that were left behind because a person said so.
+        """
+        if self._families.insists(view):
+            return
+        lineages = [view.lineage, *(each for each, _ in self._families.ancestry(view.lineage))]
+        for step in (step for each in lineages for step in self._in_lineage.get(each, ())):
+            lineage = step.value.position.lineage
+            living = [
+                who
+                for who in sorted(filter(self._is_alive, step.appliers))
+                if not self._families.is_asked_for_without(who, view.lineage, lineage)
+            ]
+            if living:
+                raise Violation(
+                    f"{process.name} says in {self._names.view(view)} that the state is lost, "
+                    f"although {self._names.all(living)} applied {step.value.position}"
+                )
 
     def dissolves(self, view: View, into: str, epoch: int) -> None:
         """A lineage ends in another one: it must not have more of a common history."""
@@ -701,8 +738,7 @@ class Ledger:
         counted = self._counted.get(process.process)
         if counted is None or new.contains(counted):
             return
-        view = None if process.core is None else process.core.view
-        if not (self._families.has_lost_a_merge(process.process) or self._families.insists(view)):
+        if not self._may_give_up(process, counted.position.lineage):
             raise Violation(
                 f"{process.name} counted {counted.position}, and gives it up for {new.position} "
                 f"although it has not lost a merge (it had {old.position})"
@@ -710,6 +746,14 @@ class Ledger:
         self.taken_back += 1
         self.losers.add(process.process)
         del self._counted[process.process]
+
+    def _may_give_up(self, process: SimulatedProcess, lineage: str) -> bool:
+        """Whether a process may give up a step that it counted in a lineage."""
+        families, who = self._families, process.process
+        view = None if process.core is None else process.core.view
+        if families.has_lost_a_merge(who) or families.insists(view):
+            return True
+        return view is not None and families.is_asked_for_without(who, view.lineage, lineage)
 
 
 def _words(branches: tuple[Branch, ...]) -> str:
@@ -764,10 +808,10 @@ class Invariants:
         self._clock = network.clock
         self._newest: dict[str, int] = {}  # lineage -> the last committed epoch
         self.names = Names(places)
-        self.ballots = Ballots(self.names, self._is_alive)
-        self.calm = Calm(places, network, self.names, bounds.settling, bounds.converging)
-        self.families = Families(places, self.names, self._is_waking)
-        self.ledger = Ledger(
+        self.ballots = VoteLog(self.names, self._is_alive)
+        self.calm = QuietCheck(places, network, self.names, bounds.settling, bounds.converging)
+        self.families = LineageCheck(places, self.names, self._is_waking)
+        self.step_log = StepLog(
             self.names,
             self.families,
             self._is_alive,
@@ -808,6 +852,7 @@ class Invariants:
         view = core.view
         if view is None:
             raise Violation(f"{process.name} is active without a view")
+        self.families.works(process.process)
         if self.committed.get((view.lineage, view.epoch)) != view:
             raise Violation(
                 f"{process.name} is active in {self.names.view(view)}, which is not agreed"
@@ -842,7 +887,7 @@ class Invariants:
         )
 
     def woke(self, process: SimulatedProcess) -> None:
-        """A process goes on: it has a while to notice what it missed."""
+        """A process continues: it has a while to notice what it missed."""
         self._clock.after(self.bounds.waking, self._has_woken, process)
 
     def _has_woken(self, process: SimulatedProcess) -> None:
@@ -859,7 +904,7 @@ class Invariants:
         if len(set(view.members)) != len(view.members):
             raise Violation(f"{process.name} installs {self.names.view(view)}, with a member twice")
         for place in self._places.values():
-            if place.card.role is Role.OBSERVER and place.process in view.members:
+            if place.card.role is ProcessRole.OBSERVER and place.process in view.members:
                 raise Violation(f"{process.name} installs {self.names.view(view)} with an observer")
         before = process.seen[0]
         if before and before.lineage == view.lineage and before.epoch >= view.epoch:
@@ -874,7 +919,7 @@ class Invariants:
         """A process is in no view any more; a lineage of one dissolves without a message."""
         view = process.seen[0]
         if commit is None and view is not None and process.core is not None:
-            commit = process.core._situation.archive.newest(view.lineage)  # noqa: SLF001
+            commit = process.core._state.history.newest(view.lineage)  # noqa: SLF001
         if commit is not None and commit.proposal.into:
             self._commits(process, commit.view, commit.proposal)
 
@@ -897,7 +942,7 @@ class Invariants:
         self.families.agreed(view, proposal.into)
         if proposal.into:
             newest = self.families.newest_epoch(proposal.into)
-            self.ledger.dissolves(view, proposal.into, newest)
+            self.step_log.dissolves(view, proposal.into, newest)
         before = self.committed.get((view.lineage, view.epoch - 1))
         if before is not None:
             self.ballots.check_quorum(process, before, proposal)
@@ -942,11 +987,16 @@ class Invariants:
         """The surroundings have changed: what must settle begins to settle now."""
         self._disturbances += 1
         self.calm.disturbed()
-        self._clock.after(self.bounds.settling, self._check_settled, self._disturbances)
+        self._clock.after(self._settling, self._check_settled, self._disturbances)
+
+    @property
+    def _settling(self) -> float:
+        """Twice as long where messages take so long that campaigns for one term meet."""
+        return self.bounds.settling * (1 if self._network.is_quick(_QUICK) else 2)
 
     def _check_settled(self, disturbance: int) -> None:
         if disturbance != self._disturbances or self._network.quality.loss:
-            return  # with luck a lossy network lets nobody agree on anything for ever
+            return  # with luck a lossy network prevents every agreement for ever
         if self.patience:
             self._clock.after(self.patience, self._check_settled, disturbance)
             return
@@ -964,7 +1014,7 @@ class Invariants:
             if (trouble := self._trouble(process, place, view)) is not None:
                 raise Violation(
                     f"{process.name} is still active in {self.names.view(view)} "
-                    f"{self.bounds.settling:g} s after the last change, although "
+                    f"{self._settling:g} s after the last change, although "
                     f"{self.names.who(member)} {trouble}"
                 )
 
@@ -984,42 +1034,46 @@ class Invariants:
     def why_not_waiting(self, dialling: Dialling) -> str | None:
         """Who does not wait as it should, for a process that may be at work; None if all do.
 
-        At most one view is at work.  A process that was in a view and is not in this one names one
-        that is dead, and of which nobody can know that.
+        At most one view is at work.  A process that was in a view and is not in this one misses one
+        that is dead, which no process can know.
         """
         living = [
             place
             for place in self._places.values()
-            if place.core is not None and place.card.role is Role.MEMBER
+            if place.core is not None and place.card.role is ProcessRole.MEMBER
         ]
-        missing = set(map(str, self.unknown_deaths(dialling)))
+        unknown = self.unknown_deaths(dialling)
         working = set()
         for place in living:
             core = place.core
             assert core is not None
             if core.state is ClusterState.ACTIVE and core.view is not None:
                 working.add(self.families.heir(core.view.lineage))
-            elif self.families.has_been_in_a_view(place.process) and not any(
-                name in core.reason for name in missing
+            elif self.families.has_been_in_a_view(place.process) and unknown.isdisjoint(
+                cause.who for cause in core.missing(place.clock.now)
             ):
                 return f"{place.name} does not wait for one that is missing: {core.reason}"
         return "two lineages are at work" if len(working) > 1 else None
 
     def unknown_deaths(self, dialling: Dialling) -> set[ProcessId]:
-        """All starts of processes that are dead, and of which nobody can know that."""
+        """All starts of processes that are dead, which no process can know."""
         return {
             who
             for place in self._places.values()
-            if place.core is None and not dialling.is_provable(place)
+            if self._is_unknown(place, dialling)
             for who in place.past
         }
+
+    @staticmethod
+    def _is_unknown(place: SimulatedProcess, dialling: Dialling) -> bool:
+        return place.core is None and not dialling.is_provable(place)
 
     def why_not_converged(self) -> str | None:
         """What keeps the living members from being in one view; None if they are."""
         members = [
             place
             for place in self._places.values()
-            if place.core is not None and place.card.role is Role.MEMBER
+            if place.core is not None and place.card.role is ProcessRole.MEMBER
         ]
         wanted = {place.process for place in members}
         for place in members:

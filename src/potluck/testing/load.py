@@ -27,7 +27,7 @@ BEGINNING = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadResult:
     """What became of a group under load."""
 
     size: int
@@ -48,7 +48,7 @@ class Outcome:
         )
 
 
-def endure(size: int, *, load: float = LOAD, seconds: float = 600.0, seed: int = 1) -> Outcome:
+def endure(size: int, *, load: float = LOAD, seconds: float = 600.0, seed: int = 1) -> LoadResult:
     """Form a group, give each process so much of a processor, and let time pass."""
     cluster = SimulatedCluster(seed)
     names = [f"n{number:02}" for number in range(size)]
@@ -67,7 +67,7 @@ def endure(size: int, *, load: float = LOAD, seconds: float = 600.0, seed: int =
     cluster.run(seconds)
     taken = (_inputs(cluster) - begun) / (BEGINNING + seconds) / size
     idle = sum(cluster.state_of(name) is not ClusterState.ACTIVE for name in names)
-    return Outcome(size, load * taken / rate, at_first, calm.views - views - at_first, idle)
+    return LoadResult(size, load * taken / rate, at_first, calm.views - views - at_first, idle)
 
 
 def _inputs(cluster: SimulatedCluster) -> int:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from potluck._types import Branch, ProcessId
 from potluck.membership import bootstrap
-from potluck.membership.bootstrap import Founding
-from potluck.membership.core import ClusterCore, Evidence
-from potluck.membership.messages import Charter, Claim, Commit
-from potluck.membership.state import Situation
-from potluck.membership.views import Tenure
+from potluck.membership.bootstrap import Bootstrap
+from potluck.membership.core import ClusterCore, FailureEvidence
+from potluck.membership.messages import Charter, Claim, Commit, Found
+from potluck.membership.state import MembershipState
+from potluck.membership.views import ViewInstaller
 from potluck.testing.seeds import check_seed
 
 
@@ -43,21 +43,27 @@ class Mutant:
 
 
 def _found_alone(patch: Patch) -> None:
-    def branch(founding: Founding, bound: Commit) -> None:  # noqa: ARG001 - it forgets where it belongs
-        s = founding._situation  # noqa: SLF001 - a mutant is a part of what it changes
+    def branch(founding: Bootstrap, bound: Commit) -> None:  # noqa: ARG001 - it forgets where it belongs
+        s = founding._state  # noqa: SLF001 - a mutant is a part of what it changes
         if s.view is None:
             founding._found_when_due((s.id,), Charter(s.quorum), "")  # noqa: SLF001
 
-    patch.setattr(Founding, "_maybe_branch", branch)
+    def why_not(founding: Bootstrap, sender: ProcessId, message: Found) -> str:
+        is_own = sender == founding._state.id  # noqa: SLF001
+        return "" if is_own else known(founding, sender, message)
+
+    known = Bootstrap._why_not_now  # noqa: SLF001
+    patch.setattr(Bootstrap, "_maybe_branch", branch)
+    patch.setattr(Bootstrap, "_why_not_now", why_not)
 
 
 def _trust_the_founder(patch: Patch) -> None:
-    patch.setattr(Founding, "_why_not_bound", lambda *_: "")
+    patch.setattr(Bootstrap, "_why_not_bound", lambda *_: "")
     patch.setattr(
-        Tenure,
+        ViewInstaller,
         "_may_install",
-        lambda tenure, commit: (
-            not tenure._situation.archive.is_closed(  # noqa: SLF001
+        lambda installer, commit: (
+            not installer._state.history.is_closed(  # noqa: SLF001
                 commit.lineage, commit.epoch
             )
         ),
@@ -73,15 +79,15 @@ def _merge_by_samples(patch: Patch) -> None:
 
 
 def _prove_without_a_lease(patch: Patch) -> None:
-    patch.setattr(Evidence, "_is_proof", lambda *_: True)
+    patch.setattr(FailureEvidence, "_is_proof", lambda *_: True)
 
 
 def _exclude_after_one_pause(patch: Patch) -> None:
-    def is_silent(s: Situation, process: ProcessId) -> bool:
+    def is_silent(s: MembershipState, process: ProcessId) -> bool:
         pause = s.contacts.of(process).card.pause_after
         return s.health.silence(process, s.now) >= pause
 
-    patch.setattr(Situation, "is_silent", is_silent)
+    patch.setattr(MembershipState, "is_silent", is_silent)
 
 
 def _forget_where_a_checkpoint_came_from(patch: Patch) -> None:
@@ -89,6 +95,10 @@ def _forget_where_a_checkpoint_came_from(patch: Patch) -> None:
         """Whatever the trainer says is dropped."""
 
     patch.setattr(ClusterCore, "origin", property(lambda _: (), forget))
+
+
+def _break_a_pledge(patch: Patch) -> None:
+    patch.setattr(MembershipState, "is_pledged", property(lambda _: False))
 
 
 MUTANTS = (
@@ -112,6 +122,12 @@ MUTANTS = (
         "A restarted process does not say where its checkpoint came from.",
         _forget_where_a_checkpoint_came_from,
         187,
+    ),
+    Mutant(
+        "breaks a pledge",
+        "A process that agreed to a founding enters another view while the founder may begin.",
+        _break_a_pledge,
+        36,
     ),
 )
 

@@ -1,69 +1,29 @@
-"""A simulated process: a real cluster core with a clock of its own, and lanes to its peers.
+"""A simulated process: a real cluster core with a clock of its own, and connections to its peers.
 
 The process carries out what its core decides and tells it what happens, as the control thread of a
-real one does.  It can be stopped (it does nothing, and finds all that came meanwhile when it goes
-on), suspended (the same, and its clock stood still), killed (its machine says so) and lose its
-power (nobody says anything).  A restart is a new core in the same place, one incarnation later.
+real one does.  It can be stopped (it does nothing, and finds all that came meanwhile when it
+continues), suspended (the same, and its clock stood still), killed (its machine says so) and lose
+its power (silently).  A restart is a new core in the same place, one incarnation later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from potluck._types import ProcessId, View
 from potluck.membership import events as effects
 from potluck.membership.core import ClusterCore
-from potluck.membership.events import ClusterConfig, ClusterState, Meet, Probe
+from potluck.membership.events import ClusterConfig, ClusterState, ConnectTo, ProbePort
 from potluck.membership.health import HealthEvent, HealthStatus
-from potluck.membership.messages import Commit, Heartbeat, ProcessCard, Relayed, decode, encode
+from potluck.membership.messages import Commit, Heartbeat, ProcessInfo, Relayed, decode, encode
 from potluck.testing.clock import Appointment, LocalClock, VirtualClock
-from potluck.testing.network import LaneEnd, LossyNetwork, join_ends
+from potluck.testing.network import Flow, LossyNetwork
 
-# --------------------------------------------------------------------------------------------------
-# What a simulated process needs of the world around it, as an interface.
-
-Process_contra = TypeVar("Process_contra", contravariant=True)
-
-
-class Surroundings(Protocol[Process_contra]):
-    """What a process needs of the world around it."""
-
-    clock: VirtualClock
-
-    def draw(self) -> float:
-        """A number between 0 and 1, by lot."""
-
-    def sends(self, process: Process_contra, to: ProcessId, message: Any) -> None:
-        """A message that is no heartbeat is about to leave."""
-
-    def receives(self, process: Process_contra, message: Any) -> None:
-        """A process takes in a commit, or something that was relayed."""
-
-    def wants(self, process: Process_contra, effect: effects.Probe | effects.Meet) -> None:
-        """The core asks for a probe or an acquaintance."""
-
-    def counts(self, process: Process_contra, sent: int) -> None:
-        """A process has sent this many messages within a second."""
-
-    def lost_lane(self, process: Process_contra, peer: ProcessId) -> None:
-        """A lane of the process has ended."""
-
-    def tells(self, process: Process_contra, effect: effects.Effect) -> None:
-        """The core has decided something that is neither a message nor a probe."""
-
-    def changed(self, process: Process_contra) -> None:
-        """The view or the state of the core has changed."""
-
-    def restless(self, process: Process_contra) -> None:
-        """The core was woken, and wants to be woken again at once."""
-
-
-# --------------------------------------------------------------------------------------------------
-
-CoreFactory = Callable[[ProcessCard, ClusterConfig, float], ClusterCore]
+CoreFactory = Callable[[ProcessInfo, ClusterConfig, float], ClusterCore]
 
 LATENESS = 0.0005  # seconds by which a loop wakes up late at most
 PERMITTED_RETURNS = 10  # of a core that wants to be woken at once; more would burn a processor
@@ -72,12 +32,35 @@ WORK = 0.0005  # seconds that a whole processor takes for one input, where its s
 ROUNDING = 1e-6  # seconds; a deadline turned into simulated time and back must have passed
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessEnvironment:
+    """What a process needs of the world around it, and whom it tells what it does."""
+
+    clock: VirtualClock
+    draw: Callable[[], float]
+    """A number between 0 and 1, by lot."""
+    sends: Callable[[SimulatedProcess, ProcessId, Any], None]
+    """A message other than a heartbeat is about to leave."""
+    receives: Callable[[SimulatedProcess, Any], None]
+    """A process takes in a commit, or something that was relayed."""
+    wants: Callable[[SimulatedProcess, ProbePort | ConnectTo], None]
+    """The core asks for a probe or an acquaintance."""
+    counts: Callable[[SimulatedProcess, int], None]
+    """A process has sent this many messages within a second."""
+    lost_connection: Callable[[SimulatedProcess, ProcessId], None]
+    """A connection of the process has ended."""
+    tells: Callable[[SimulatedProcess, effects.Effect], None]
+    """The core has decided something that is neither a message nor a probe."""
+    changed: Callable[[SimulatedProcess], None]
+    """The view or the state of the core has changed."""
+    restless: Callable[[SimulatedProcess], None]
+    """The core was woken, and wants to be woken again at once."""
+
+
 class SimulatedProcess:
     """A place where processes run, one after the other; the core of the present one, if any."""
 
-    def __init__(
-        self, world: Surroundings[SimulatedProcess], card: ProcessCard, host: str, name: str
-    ) -> None:
+    def __init__(self, world: ProcessEnvironment, card: ProcessInfo, host: str, name: str) -> None:
         self.name = name
         self.host = host
         self.card = card
@@ -95,8 +78,8 @@ class SimulatedProcess:
         self.touched_at = -inf
         """When something was last done to it from outside."""
         self.woke_at = -inf
-        """When it went on after a stop or suspension."""
-        self.lanes: dict[ProcessId, LaneEnd] = {}
+        """When it continued after a stop or suspension."""
+        self.connections: dict[ProcessId, ConnectionEnd] = {}
         self.past: set[ProcessId] = set()
         """All processes that ran here."""
         self.barred: set[ProcessId] = set()
@@ -152,17 +135,17 @@ class SimulatedProcess:
         self._arm()
 
     def end(self, cause: str, *, silently: bool = False) -> None:
-        """The process dies; silently: with its machine, so that nobody says so."""
+        """The process dies; silently: with its machine, so that no connection is closed."""
         self.core = None
         self.is_powered = not silently
         self.died_at = self._world.clock.now
         self._backlog.clear()
-        for lane in self.lanes.values():
+        for connection in self.connections.values():
             if silently:
-                lane.drop()
+                connection.drop()
             else:
-                lane.close(cause)
-        self.lanes.clear()
+                connection.close(cause)
+        self.connections.clear()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -174,7 +157,7 @@ class SimulatedProcess:
             self.clock.freeze()
 
     def wake(self) -> None:
-        """Go on, late, with all that came meanwhile; the alarm may go off before or after it."""
+        """Continue, late, with all that came meanwhile; the alarm may go off before or after it."""
         if not self.is_stopped or self.core is None:
             return
         self.is_stopped = False
@@ -206,36 +189,39 @@ class SimulatedProcess:
 
     # --- what happens to it ---
 
-    def lane_opened(self, end: LaneEnd) -> None:
-        """A lane is open at this end."""
+    def connection_opened(self, end: ConnectionEnd) -> None:
+        """A connection is open at this end."""
         self._stimulate(self._connected, end)
 
-    def lane_closed(self, end: LaneEnd, cause: str) -> None:
-        """The other side has closed a lane."""
+    def connection_closed(self, end: ConnectionEnd, cause: str) -> None:
+        """The other side has closed a connection."""
         self._stimulate(self._disconnected, end, cause)
 
-    def lane_delivers(self, end: LaneEnd, message: Any) -> None:
+    def connection_delivers(self, end: ConnectionEnd, message: Any) -> None:
         """A message has arrived."""
         self._stimulate(self._received, end, message)
 
-    def drop_stale_lane(self, peer: ProcessId) -> bool:
-        """Give up what is left of a lane whose other end is gone; whether it was still in use."""
-        end = self.lanes.get(peer)
+    def drop_stale_connection(self, peer: ProcessId) -> bool:
+        """Drop a connection whose other end is gone; whether the core still uses it.
+
+        The core of a slow process may not have been told of it yet.
+        """
+        end = self.connections.get(peer)
         if end is None or not end.is_open:
             return False
         end.drop()
-        return True
+        return end.is_known
 
     def give_up(self, peer: ProcessId, reason: str) -> None:
-        """Close a lane that has been silent for too long, as if it had broken."""
-        end = self.lanes.get(peer)
+        """Close a connection that has been silent for too long, as if it had broken."""
+        end = self.connections.get(peer)
         if end is not None and end.is_open:
             end.close(reason)
-            self.lane_closed(end, reason)
+            self.connection_closed(end, reason)
 
     def probed(self, peer: ProcessId, what: str, *, has_ended: bool) -> None:
-        """A probe was refused, or it proved nothing; one with a lane needs no probe."""
-        if peer in self.lanes and self.lanes[peer].is_open:
+        """A probe was refused, or it proved nothing; one with a connection needs no probe."""
+        if peer in self.connections and self.connections[peer].is_open:
             return
         self._stimulate(
             lambda core: (core.ended if has_ended else core.unreachable)(peer, what, self.clock.now)
@@ -286,20 +272,25 @@ class SimulatedProcess:
                 self.seen = core.view, core.state
                 self._world.changed(self)
 
-    def _connected(self, core: ClusterCore, end: LaneEnd) -> list[effects.Effect]:
-        if end.is_replacement or not end.is_open:
+    def _connected(self, core: ClusterCore, end: ConnectionEnd) -> list[effects.Effect]:
+        if end.is_known or not end.is_open:
             return []
+        end.is_known = True
         return core.connected(end.card, self.clock.now)
 
-    def _disconnected(self, core: ClusterCore, end: LaneEnd, cause: str) -> list[effects.Effect]:
-        if self.lanes.get(end.peer) is not end:
-            return []  # a newer lane has taken its place
-        del self.lanes[end.peer]
-        self._world.lost_lane(self, end.peer)
+    def _disconnected(
+        self, core: ClusterCore, end: ConnectionEnd, cause: str
+    ) -> list[effects.Effect]:
+        if self.connections.get(end.peer) is not end:
+            return []  # a newer connection has taken its place
+        del self.connections[end.peer]
+        self._world.lost_connection(self, end.peer)
         return core.disconnected(end.peer, cause, self.clock.now)
 
-    def _received(self, core: ClusterCore, end: LaneEnd, message: Any) -> list[effects.Effect]:
-        if self.lanes.get(end.peer) is not end:
+    def _received(
+        self, core: ClusterCore, end: ConnectionEnd, message: Any
+    ) -> list[effects.Effect]:
+        if self.connections.get(end.peer) is not end:
             return []
         if type(message) is Commit or type(message) is Relayed:
             self._world.receives(self, message)
@@ -311,23 +302,23 @@ class SimulatedProcess:
     # --- what it does ---
 
     def _carry_out(self, outcome: Iterable[effects.Effect]) -> None:
-        world, lanes, core = self._world, self.lanes, self.core
+        world, connections, core = self._world, self.connections, self.core
         if (second := int(world.clock.now)) != self._second:
             self._second, self._sent = second, 0
         for effect in outcome:
             if self.core is not core:
                 return  # it died of what the story does when this message leaves
-            if isinstance(effect, effects.Send):
+            if isinstance(effect, effects.SendMessage):
                 message = effect.message
                 self._sent += 1
                 if type(message) is not Heartbeat:
                     world.sends(self, effect.to, message)
-                lane = lanes.get(effect.to)
-                if lane is not None and lane.is_open:
-                    lane.send(decode(encode(message)) if self.writes_bytes else message)
+                connection = connections.get(effect.to)
+                if connection is not None and connection.is_open:
+                    connection.send(decode(encode(message)) if self.writes_bytes else message)
                 if self._sent > MANY:
                     world.counts(self, self._sent)
-            elif isinstance(effect, effects.Probe | effects.Meet):
+            elif isinstance(effect, effects.ProbePort | effects.ConnectTo):
                 world.wants(self, effect)
             else:
                 self._decided(effect)
@@ -346,13 +337,13 @@ class SimulatedProcess:
             self.entered = None
 
     def _judged(self, event: HealthEvent) -> None:
-        """What waits in a lane that was silent for long comes late: begin with a new one."""
+        """What waits in a connection that was silent for long comes late: begin with a new one."""
         if event.status is HealthStatus.DEAD:
             self._world.clock.after(0.0, self.give_up, event.peer, event.reason)
 
     def _bar(self, peer: ProcessId, reason: str) -> None:
         self.barred.add(peer)
-        if (end := self.lanes.pop(peer, None)) is not None:
+        if (end := self.connections.pop(peer, None)) is not None:
             end.close(reason)
 
     def _arm(self, *, was_woken: bool = False) -> None:
@@ -399,24 +390,122 @@ class SimulatedProcess:
 
 
 # --------------------------------------------------------------------------------------------------
+# Control connections between simulated processes, with the manners of TCP connections.
+#
+# A connection has two ends.  What is sent at one end arrives at the other in order.  An end that
+# closes says so, and the other hears it if the network lets it through; an end whose machine lost
+# its power says nothing, and a process that keeps sending to it learns of it only when that machine
+# is back and answers with a reset.
+
+
+class ConnectionEnd:
+    """One end of a connection, in the hands of one start of one process."""
+
+    __slots__ = (
+        "_flow",
+        "card",
+        "is_known",
+        "is_open",
+        "is_opening",
+        "other",
+        "owner",
+        "peer",
+    )
+
+    other: ConnectionEnd
+
+    def __init__(self, owner: SimulatedProcess, peer: ProcessId, card: Any, flow: Flow) -> None:
+        self.owner = owner
+        self.peer = peer
+        self.card = card
+        """What the other side said of itself in its hello."""
+        self.is_open = False
+        self.is_opening = True
+        self.is_known = False
+        """Whether the core has been told of it, or of the connection whose place it took."""
+        self._flow = flow
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is open, or about to be."""
+        return self.is_open or self.is_opening
+
+    def send(self, message: Any) -> None:
+        """Post a message to the other end."""
+        self._flow.send(self.other.receive, message)
+
+    def receive(self, message: Any) -> None:
+        """A message arrives; a closed end answers with a reset, a machine without power not."""
+        if self.is_open:
+            self.owner.connection_delivers(self, message)
+        elif self.owner.is_powered:
+            self._flow.send(self.other.hang_up, "the connection was reset", certain=True)
+
+    def open(self, _: None = None) -> None:
+        """Take it into use, unless its owner has ended meanwhile."""
+        if self.is_opening:
+            self.is_opening = False
+            self.is_open = True
+            self.owner.connection_opened(self)
+        elif self.owner.is_powered:
+            self._flow.send(self.other.hang_up, "the connection was reset", certain=True)
+
+    def open_other(self) -> None:
+        """Let the answer to the other side's hello travel there."""
+        self._flow.send(self.other.open, None, certain=True)
+
+    def close(self, cause: str) -> None:
+        """End it here, and tell the other side."""
+        if self.is_in_use:
+            self.drop()
+            self._flow.send(self.other.hang_up, cause, certain=True)
+
+    def drop(self) -> None:
+        """End it here without a word."""
+        self.is_open = self.is_opening = False
+
+    def hang_up(self, cause: str) -> None:
+        """The other side has closed."""
+        if self.is_in_use:
+            was_open = self.is_open
+            self.drop()
+            if was_open:
+                self.owner.connection_closed(self, cause)
+
+
+def join_ends(
+    network: LossyNetwork,
+    dialler: tuple[SimulatedProcess, ProcessId, Any],
+    acceptor: tuple[SimulatedProcess, ProcessId, Any],
+) -> tuple[ConnectionEnd, ConnectionEnd]:
+    """A new connection, open at neither end yet; each side is (owner, process id, card)."""
+    (one, one_id, one_card), (two, two_id, two_card) = dialler, acceptor
+    here = ConnectionEnd(one, two_id, two_card, network.flow(one.host, two.host))
+    there = ConnectionEnd(two, one_id, one_card, network.flow(two.host, one.host))
+    here.other, there.other = there, here
+    return here, there
+
+
+# --------------------------------------------------------------------------------------------------
 # How simulated processes find and reach each other: dialling, accepting, and probing a port.
 #
 # Every process knows where the others may be, as discovery would tell it, and dials those to whom
-# it has no lane, again and again.  A dead process's port refuses if its machine is up; a stopped
-# process's port accepts and then says nothing; what is cut off, or without power, does not answer.
+# it has no connection, again and again.  A dead process's port refuses if its machine is up; a
+# stopped process's port accepts and then says nothing; what is cut off, or without power, does not
+# answer.
 
 FIRST_LOOK = 0.05  # seconds after the start of a process at most
 LOOK_AROUND = 0.3  # seconds from one look at who is missing to the next
-HASTE = 0.1  # seconds at most from the loss of a lane to the next look
+HASTE = 0.1  # seconds at most from the loss of a connection to the next look
 TIMEOUT = 0.4  # seconds after which a dialler gives up
 
 
-class Outcome(Enum):
+class PortOutcome(Enum):
     """What became of knocking at a port."""
 
     ANSWERED = "it answers"
     REFUSED = "its port refuses connections"
-    SILENT = "nobody answers"
+    SILENT = "no answer"
     BARRED = "it wants no connection"
 
 
@@ -447,25 +536,25 @@ class Dialling:
         self._clock.after(FIRST_LOOK * self._draw(), self._look, process, process.process)
 
     def hasten(self, process: SimulatedProcess) -> None:
-        """A lane has ended: look around soon."""
+        """A connection has ended: look around soon."""
         self._clock.after(HASTE * self._draw(), self._look_once, process, process.process)
 
-    def meet(self, process: SimulatedProcess, effect: Meet) -> None:
-        """Dial somebody of whom an acquaintance told."""
+    def meet(self, process: SimulatedProcess, effect: ConnectTo) -> None:
+        """Dial a process of which another one told."""
         place = self._place_of(effect.card.process)
         if place is not None and place is not process and not self._is_linked(process, place):
             self._knock(process, place, None)
 
-    def probe(self, process: SimulatedProcess, effect: Probe) -> None:
+    def probe(self, process: SimulatedProcess, effect: ProbePort) -> None:
         """Try a port and tell the core what came of it."""
         place = self._place_of(effect.peer)
         who = process.process
         if place is None:
             return
 
-        def answer(outcome: Outcome) -> None:
+        def answer(outcome: PortOutcome) -> None:
             if process.process == who:
-                is_proof = outcome is Outcome.REFUSED and not self.is_routed
+                is_proof = outcome is PortOutcome.REFUSED and not self.is_routed
                 process.probed(effect.peer, outcome.value, has_ended=is_proof)
 
         self._knock(process, place, answer)
@@ -479,7 +568,11 @@ class Dialling:
     def _look_once(self, process: SimulatedProcess, who: ProcessId) -> None:
         if not process.is_running or process.process != who:
             return
-        linked = {lane.other.owner for lane in process.lanes.values() if lane.is_in_use}
+        linked = {
+            connection.other.owner
+            for connection in process.connections.values()
+            if connection.is_in_use
+        }
         if len(linked) + 1 < len(self._places):
             for place in self._places.values():
                 if place is not process and place not in linked:
@@ -492,13 +585,16 @@ class Dialling:
         return None
 
     def _is_linked(self, process: SimulatedProcess, place: SimulatedProcess) -> bool:
-        return any(lane.is_in_use and lane.other.owner is place for lane in process.lanes.values())
+        return any(
+            connection.is_in_use and connection.other.owner is place
+            for connection in process.connections.values()
+        )
 
     def _knock(
         self,
         process: SimulatedProcess,
         place: SimulatedProcess,
-        answer: Callable[[Outcome], None] | None,
+        answer: Callable[[PortOutcome], None] | None,
     ) -> None:
         delay = self._network.delay(process.host, place.host)
         self._clock.after(delay, self._arrive, process, process.process, place, answer)
@@ -508,39 +604,39 @@ class Dialling:
         process: SimulatedProcess,
         who: ProcessId,
         place: SimulatedProcess,
-        answer: Callable[[Outcome], None] | None,
+        answer: Callable[[PortOutcome], None] | None,
     ) -> None:
         if process.core is None or process.process != who:
             return
         outcome = self._outcome(process, place)
-        if outcome is Outcome.ANSWERED and not self._is_linked(process, place):
+        if outcome is PortOutcome.ANSWERED and not self._is_linked(process, place):
             self._open(process, place)
         if answer is not None:
             back = self._network.delay(place.host, process.host)
-            self._clock.after(TIMEOUT if outcome is Outcome.SILENT else back, answer, outcome)
+            self._clock.after(TIMEOUT if outcome is PortOutcome.SILENT else back, answer, outcome)
 
-    def _outcome(self, process: SimulatedProcess, place: SimulatedProcess) -> Outcome:
+    def _outcome(self, process: SimulatedProcess, place: SimulatedProcess) -> PortOutcome:
         if not self._network.is_open(process.host, place.host) or not place.is_powered:
-            return Outcome.SILENT
+            return PortOutcome.SILENT
         if place.core is None:
             is_dropped = place.host in self.firewalls and process.host != place.host
-            return Outcome.SILENT if is_dropped else Outcome.REFUSED
+            return PortOutcome.SILENT if is_dropped else PortOutcome.REFUSED
         if place.is_stopped or not process.is_running:
-            return Outcome.SILENT
+            return PortOutcome.SILENT
         if place.process in process.barred or process.process in place.barred:
-            return Outcome.BARRED
-        return Outcome.ANSWERED
+            return PortOutcome.BARRED
+        return PortOutcome.ANSWERED
 
     def _open(self, process: SimulatedProcess, place: SimulatedProcess) -> None:
-        is_replaced = place.drop_stale_lane(process.process)
+        is_known = place.drop_stale_connection(process.process)
         here, there = join_ends(
             self._network,
             (process, process.process, process.card),
             (place, place.process, place.card),
         )
-        process.lanes[place.process] = here
-        place.lanes[process.process] = there
-        there.is_replacement = is_replaced
+        process.connections[place.process] = here
+        place.connections[process.process] = there
+        there.is_known = is_known
         there.open_other()  # first: it travels before whatever the core has to say
         there.open()
 

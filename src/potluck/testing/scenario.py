@@ -2,7 +2,7 @@
 
 ::
 
-    # The third of three is killed: the others go on without it.
+    # The third of three is killed: the others continue without it.
     nodes a b c
     within 3 expect a b c in one view
     kill c
@@ -12,14 +12,14 @@
 Every line is an action, and may begin with when it takes place:
 
 ======================  ==================================================================
-``at 2.5``              so many seconds after the beginning
-``after 0.5``           so many seconds after the line before
+``at 2.5``              2.5 seconds after the beginning
+``after 0.5``           0.5 seconds after the line before
 ``when a sends Commit`` just before that message leaves, once; the lines below do not wait
-``within 3``            for an expectation: it must become true within so many seconds
-``for 2``               for an expectation: it must hold for so many seconds from now on
+``within 3``            for an expectation: it must become true within 3 seconds
+``for 2``               for an expectation: it must hold for 2 seconds from now on
 ======================  ==================================================================
 
-``docs/testing.md`` lists the actions and expectations.
+``docs/internals/testing.md`` lists the actions and expectations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Literal, cast
 from potluck.errors import DistributedError
 from potluck.membership.core import ClusterCore
 from potluck.membership.events import ClusterConfig, ClusterState, Note, Removed
-from potluck.membership.messages import Role
+from potluck.membership.messages import ProcessRole
 from potluck.testing.cluster import SimulatedCluster
 from potluck.testing.network import LinkQuality
 from potluck.testing.process import CoreFactory
@@ -57,7 +57,7 @@ class Timing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ScenarioAction:
     """What a line does: a verb and the parts of its sentence."""
 
     verb: str
@@ -66,10 +66,10 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScenarioStep:
     """One line of a story."""
 
-    action: Action
+    action: ScenarioAction
     timing: Timing = Timing.NOW
     seconds: float = 0.0
     """Of every timing but NOW and WHEN."""
@@ -154,7 +154,7 @@ class Scenario:
     (['nodes', 'kill', 'expect'], 'at 2 kill b')
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScenarioStep, ...]
     title: str = ""
 
     @classmethod
@@ -184,7 +184,7 @@ class Scenario:
         return "\n".join([f"# {self.title}", *lines] if self.title else lines)
 
 
-def _step(line: str, number: int) -> Step:
+def _step(line: str, number: int) -> ScenarioStep:
     if match := _TIMED.fullmatch(line):
         timing, seconds, rest = Timing(match[1]), float(match[2]), match[3]
         action = _action(rest, number)
@@ -193,26 +193,24 @@ def _step(line: str, number: int) -> Step:
                 f"Line {number}: '{timing.value} {match[2]}' goes with an expectation; '{rest}' "
                 f"is none.  Write 'at' or 'after' for something that shall happen."
             )
-        return Step(action, timing, seconds, line=number)
+        return ScenarioStep(action, timing, seconds, line=number)
     if match := _TRIGGERED.fullmatch(line):
         action = _action(match[3], number)
-        return Step(action, Timing.WHEN, sender=match[1], message=match[2], line=number)
-    return Step(_action(line, number), line=number)
+        return ScenarioStep(action, Timing.WHEN, sender=match[1], message=match[2], line=number)
+    return ScenarioStep(_action(line, number), line=number)
 
 
-def _action(text: str, number: int) -> Action:
+def _action(text: str, number: int) -> ScenarioAction:
     verb, _, rest = text.partition(" ")
     spec = VERBS.get(verb)
     if spec is None:
         guess = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean '{guess[0]}'?" if guess else f"known are: {', '.join(VERBS)}."
-        raise ScenarioError(f"Line {number}: nobody knows how to '{verb}'; {hint}")
+        raise ScenarioError(f"Line {number}: unknown action '{verb}'; {hint}")
     match = _PATTERNS[verb].fullmatch(rest.strip())
     if match is None:
-        raise ScenarioError(
-            f"Line {number}: '{text}' is not understood; the verb is used like this: {spec.example}"
-        )
-    return Action(verb, tuple(part or "" for part in match.groups()), text)
+        raise ScenarioError(f"Line {number}: '{text}' cannot be parsed; example: {spec.example}")
+    return ScenarioAction(verb, tuple(part or "" for part in match.groups()), text)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -228,6 +226,7 @@ def _action(text: str, number: int) -> Action:
 # ``a says "no quorum"``    these words are in its present reason, or in a note since its last start
 # ``a trained at least 20`` this many steps are in its state
 # ``a b await c``           their training waits for c, which may have its state
+# ``a b lost the state``    they said that all who had the state of the training are gone
 # ``a gave up steps``       it counted some that it lost in a merge, since its last start
 # ``not …``                 the opposite of any of these
 # ========================  =======================================================================
@@ -291,8 +290,13 @@ def _await(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
     return all(each is not None and not past.isdisjoint(each.awaited) for each in trainers)
 
 
+def _lost(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
+    trainers = map(cluster.trainer_of, match[1].split())
+    return all(each is not None and each.is_lost for each in trainers)
+
+
 def _gave_up(cluster: SimulatedCluster, match: re.Match[str]) -> bool:
-    return cluster.place(match[1]).process in cluster.invariants.ledger.losers
+    return cluster.place(match[1]).process in cluster.invariants.step_log.losers
 
 
 _CONDITIONS: tuple[
@@ -307,6 +311,7 @@ _CONDITIONS: tuple[
     (re.compile(r"(\w+) trained at least (\d+)"), _trained),
     (re.compile(r"(\w+) gave up steps"), _gave_up),
     (re.compile(rf"({NAMES}) awaits? (\w+)"), _await),
+    (re.compile(rf"({NAMES}) lost the state"), _lost),
     (re.compile(rf"({NAMES}) (active|paused|joining|gone)"), _in_state),
 )
 
@@ -321,7 +326,7 @@ def condition(cluster: SimulatedCluster, text: str) -> Condition:
             found = match
             return lambda: holds(cluster, found)
     raise ScenarioError(
-        f"'{text}' is no expectation.  Try one of: a b in one view; a b together; a paused; "
+        f"Unknown expectation '{text}'.  Try one of: a b in one view; a b together; a paused; "
         f"a leads b; a was removed; a says \"words\"; or one of them after 'not'."
     )
 
@@ -374,7 +379,7 @@ def _settings(scenario: Scenario) -> tuple[int, ClusterConfig]:
     return seed, config
 
 
-def _take(cluster: SimulatedCluster, step: Step) -> None:
+def _take(cluster: SimulatedCluster, step: ScenarioStep) -> None:
     match step.timing:
         case Timing.AT:
             cluster.clock.advance_to(step.seconds)
@@ -392,7 +397,7 @@ def _take(cluster: SimulatedCluster, step: Step) -> None:
         _act(cluster, step.action)
 
 
-def _expect(cluster: SimulatedCluster, step: Step) -> None:
+def _expect(cluster: SimulatedCluster, step: ScenarioStep) -> None:
     holds = condition(cluster, step.action.parts[0])
     if step.timing is Timing.FOR:
         is_met = not cluster.run_until(lambda: not holds(), within=step.seconds)
@@ -406,7 +411,7 @@ def _expect(cluster: SimulatedCluster, step: Step) -> None:
         )
 
 
-def _act(cluster: SimulatedCluster, action: Action) -> None:
+def _act(cluster: SimulatedCluster, action: ScenarioAction) -> None:
     do = _ACTIONS.get(action.verb)
     if do is None:
         raise ScenarioError(f"'{action.text}' cannot happen at a message")
@@ -447,7 +452,7 @@ def _delay(cluster: SimulatedCluster, shortest: str, longest: str) -> None:
 
 _ACTIONS: dict[str, Callable[..., None]] = {
     "nodes": lambda cluster, names: cluster.start(*names.split()),
-    "observers": lambda cluster, names: cluster.start(*names.split(), role=Role.OBSERVER),
+    "observers": lambda cluster, names: cluster.start(*names.split(), role=ProcessRole.OBSERVER),
     "node": lambda cluster, name, on: cluster.start_on(name, cluster.place(on).host),
     "clone": lambda cluster, of, name: cluster.start_on(name, name, node=cluster.place(of).host),
     "kill": lambda cluster, names: cluster.kill(*names.split()),

@@ -33,14 +33,14 @@ from potluck.testing.scenario import Scenario, ScenarioError, play
 # --------------------------------------------------------------------------------------------------
 # Stories drawn by lot: the same seed always tells the same one.
 #
-# A story begins with a cluster that forms, goes on with faults close upon each other, and ends with
-# everything mended: then all who live must end up in one view.  Some stories hit anybody at any
-# time. Others aim at the moments where protocols break: the view must change, and just when some
-# message about the change leaves, its sender is killed or the network splits; or messages take as
-# long as campaigns, so that several members run for the same term.
+# A story begins with a cluster that forms, continues with faults close upon each other, and ends
+# with everything mended: then all who live must end up in one view.  Some stories hit anybody at
+# any time. Others aim at the moments where protocols break: the view must change, and just when
+# some message about the change leaves, its sender is killed or the network splits; or messages take
+# as long as campaigns, so that several members run for the same term.
 #
 # Clocks leap and drift, but count the time in which a process is stopped: one that did not would
-# break what ``docs/membership.md`` assumes.
+# break what ``docs/internals/membership.md`` assumes.
 
 _FAULTS = {  # verb -> how often, among all
     "cut": 35,
@@ -59,7 +59,7 @@ _FAULTS = {  # verb -> how often, among all
 }
 _PROVOCATIONS = "kill kill kill unplug pause pause leave abdicate abdicate abdicate cut".split()
 _MOMENTS = "Propose Accepted Accepted Commit Commit Vote VoteRequest Lost Departed".split()
-_CAMPAIGNS = "Canvass Leaning VoteRequest Vote Vote Propose Accepted Accepted Commit".split()
+_CAMPAIGNS = "PreVote PreVoteReply VoteRequest Vote Vote Propose Accepted Accepted Commit".split()
 _MEETINGS = "Found Founded Commit MergeRequest MergeAnswer Propose".split()
 _FEWEST = 2  # nodes of a cluster to which something can happen
 _LONG = 6  # seconds; views have settled by then, see Bounds.settling
@@ -78,6 +78,7 @@ class _Author:
         count = self._chance.choices((2, 3, 4, 5, 6), (12, 48, 24, 14, 2))[0]
         self._names = list("abcdef"[:count])
         self._deserter = ""  # of two clusters that meet, the only member of one
+        self._is_early = False  # and the other one has not begun yet
         self._middle = self._chance.choices(
             (
                 self._anything,
@@ -152,12 +153,25 @@ class _Author:
 
     def _apart(self) -> list[str]:
         """Two clusters form without knowing of each other."""
+        if self._is_early:
+            return self._arrival(self._deserter)
         lines = [f"nodes {' '.join(self._names)}", self._split("|"), "founders 1"]
         if name := self._deserter:  # it has trained for longer, and messages take their time
             others = " ".join(other for other in self._names if other != name)
             lines = ["delay 0.05 to 0.2", "founders 1", f"nodes {name}", "wait 2"]
             lines += [f"nodes {others}", self._away(name)]
         return [*lines, f"wait {self._chance.uniform(1.0, 2.0):.3f}", "heal"]
+
+    def _arrival(self, host: str) -> list[str]:
+        """One of those who begin meets a cluster, while their founder waits for an answer."""
+        chance, others = self._chance, [name for name in self._names if name != host]
+        founder, last = others[0], others[-1]
+        lines = ["delay 0.001 to 0.01", "founders 1", f"nodes {host}", "wait 2"]
+        lines += [f"nodes {' '.join(others)}", self._away(host)]
+        if last != founder:
+            lines.append(f"when {founder} sends Found lag {last} > {founder} 0.2 to 0.25")
+        lines.append(f"wait {chance.uniform(0.0, 0.2):.3f}")
+        return [*lines, f"heal {host} | {chance.choice(others[1:] or others)}"]
 
     # --- what happens ---
 
@@ -172,7 +186,10 @@ class _Author:
         if self._happens(0.3):
             lines.append(self._fault())
         if self._happens(0.2):
-            lines += [cut, f"after {chance.uniform(2.0, 3.5):.2f} continue {self._one()}"]
+            lines.append(cut)
+            if self._happens(0.5):  # then perhaps those wait who worked without it
+                lines.append(f"unplug {self._one()}")
+            lines.append(f"after {chance.uniform(2.0, 3.5):.2f} continue {self._one()}")
         return [*lines, cut, f"wait {chance.uniform(4.0, 8.0):.2f}"]
 
     def _flapping(self) -> list[str]:
@@ -280,7 +297,7 @@ class _Author:
         return [*lines, f"wait {chance.choice((1.3, 2.6, 3.2))}"]
 
     def _endurance(self) -> list[str]:
-        """What is broken stays so for long: whoever is active must be able to work."""
+        """What is broken stays so for long: an active process must be able to work."""
         lines = [self._fault() for _ in range(self._chance.choice((1, 2)))]
         return [*lines, f"wait {_LONG}"]
 
@@ -319,6 +336,9 @@ class _Author:
         """The one that wins is cut off before the others have its state; it may die meanwhile."""
         chance, name = self._chance, self._one()
         self._deserter = name
+        if self._happens(0.4):
+            self._is_early = True
+            return [f"wait {chance.uniform(0.5, 3.0):.2f}"]
         lines = [f"wait {chance.uniform(0.8, 2.0):.2f}", self._away(name)]
         if self._happens(0.5):
             lines.append(f"wait {chance.uniform(1.0, 3.5):.2f}")
@@ -393,14 +413,14 @@ class _Author:
 
 # --------------------------------------------------------------------------------------------------
 
-_FRAME = frozenset({"seed", "beat", "nodes", "calm", "settle"})  # without them it is no such story
+_FRAME = frozenset({"seed", "beat", "nodes", "calm", "settle"})  # without them it is none
 _GARBAGE = 200_000  # objects; stories make many, and most of them end with their story
 _TELL_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 BATCH = 50  # seeds that a worker takes at once, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SeedFailure:
     """A seed whose story broke a rule."""
 
     seed: int
@@ -413,11 +433,11 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Report:
+class SeedReport:
     """What came of many seeds."""
 
     seeds: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[SeedFailure] = field(default_factory=list)
     settled_in: list[float] = field(default_factory=list)
     """Seconds from the last fault until all were in one view, for each seed that got there."""
     exceptions: int = 0
@@ -427,7 +447,7 @@ class Report:
     elapsed: float = 0.0
     """Real seconds."""
 
-    def add(self, other: Report) -> None:
+    def add(self, other: SeedReport) -> None:
         """Count another report in."""
         self.seeds += other.seeds
         self.failures += other.failures
@@ -462,20 +482,20 @@ def check_seed(
     return play(random_story(seed), core=core, tell=tell).settled_in
 
 
-def check_seeds(seeds: Sequence[int], *, core: CoreFactory = ClusterCore) -> Report:
+def check_seeds(seeds: Sequence[int], *, core: CoreFactory = ClusterCore) -> SeedReport:
     """Play the stories of many seeds, one after the other."""
-    report = Report()
+    report = SeedReport()
     for seed in seeds:
         report.seeds += 1
         try:
             cluster = play(random_story(seed), core=core)
         except Exception as error:  # noqa: BLE001 - a core that raises is a finding like any other
-            report.failures.append(Failure(seed, f"{type(error).__name__}: {error}"))
+            report.failures.append(SeedFailure(seed, f"{type(error).__name__}: {error}"))
         else:
             if cluster.settled_in is not None:
                 report.settled_in.append(cluster.settled_in)
             report.exceptions += len(cluster.invariants.families.exceptions)
-            report.taken_back += cluster.invariants.ledger.taken_back
+            report.taken_back += cluster.invariants.step_log.taken_back
     return report
 
 
@@ -501,7 +521,7 @@ def _failure(story: Scenario, core: CoreFactory) -> str | None:
     try:
         play(story, core=core)
     except (ScenarioError, ValueError):
-        return None  # it names somebody who has been left out
+        return None  # it names a process that has been left out
     except Exception as error:  # noqa: BLE001 - a core that raises is a finding like any other
         return f"{type(error).__name__}: {error}"
     return None
@@ -525,9 +545,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=os.cpu_count() or 1,
         help="processes (default: all cores)",
     )
-    parser.add_argument(
-        "--minutes", type=float, default=inf, help="stop after so many at the latest"
-    )
+    parser.add_argument("--minutes", type=float, default=inf, help="stop after this many minutes")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell every event")
     parser.add_argument("--shorten", action="store_true", help="with --seed: leave out what we can")
@@ -563,9 +581,9 @@ def _tell(line: str) -> None:
     sys.stdout.write(line + "\n")  # plain and unwrapped: traces are searched and compared
 
 
-def _many(seeds: range, workers: int, console: Console, *, minutes: float) -> Report:
+def _many(seeds: range, workers: int, console: Console, *, minutes: float) -> SeedReport:
     begun = told = time.monotonic()
-    report = Report()
+    report = SeedReport()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("seeds", total=len(seeds))
         with closing(_parts(seeds, workers)) as parts, suppress(KeyboardInterrupt):
@@ -591,7 +609,7 @@ def _begin_worker() -> None:
     gc.set_threshold(_GARBAGE)
 
 
-def _parts(seeds: range, workers: int) -> Generator[Report]:
+def _parts(seeds: range, workers: int) -> Generator[SeedReport]:
     size = max(1, min(BATCH, len(seeds) // (4 * workers)))
     batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     if workers <= 1:
@@ -604,13 +622,13 @@ def _parts(seeds: range, workers: int) -> Generator[Report]:
         pool.shutdown(cancel_futures=True)
 
 
-def _show(failure: Failure, console: Console) -> None:
+def _show(failure: SeedFailure, console: Console) -> None:
     words = f"seed {failure.seed}: {failure.reason}"
     console.print(words, style="red", markup=False, soft_wrap=True)
     console.print(f"  again: {failure.command}", markup=False, soft_wrap=True)
 
 
-def _explain(report: Report, console: Console) -> None:
+def _explain(report: SeedReport, console: Console) -> None:
     facts = report.as_dict()
     console.print(
         f"{report.seeds} seeds, {len(report.failures)} failed, in {facts['seconds']} s "

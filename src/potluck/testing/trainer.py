@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from potluck._types import ProcessId, View
 from potluck.membership import events as effects
@@ -20,11 +20,11 @@ from potluck.testing.network import Flow, LossyNetwork
 from potluck.testing.process import SimulatedProcess, Violation
 from potluck.training.steps import (
     FRESH,
-    Action,
-    Decision,
-    History,
     Position,
-    Report,
+    StepHistory,
+    StepReport,
+    SyncAction,
+    SyncDecision,
     ancestry_in,
     decide,
 )
@@ -33,41 +33,41 @@ from potluck.training.steps import (
 # The door to :mod:`potluck.training.steps`: how a simulated trainer reports, decides and counts.
 
 
-def agree(view: View, reports: Sequence[Report]) -> Decision:
+def agree(view: View, reports: Sequence[StepReport]) -> SyncDecision:
     """What the members of a view do before they continue."""
     return decide(view, reports)
 
 
-def attempted(report: Report, attempt: Position | None) -> Report:
+def attempted(report: StepReport, attempt: Position | None) -> StepReport:
     """The member begins to average a step; nothing of an earlier try counts."""
     return replace(report, attempt=attempt, holds=False)
 
 
-def held(report: Report, samples: int) -> Report:
+def held(report: StepReport, samples: int) -> StepReport:
     """The member has the complete result of its attempt, with which it will have these samples."""
     return replace(report, holds=True, samples_held=samples)
 
 
-def stepped(report: Report, view: View) -> History:
+def stepped(report: StepReport, view: View) -> StepHistory:
     """What the member has once it has applied the result that it holds."""
     assert report.attempt is not None
     ancestry = ancestry_in(view, report.attempt, report.history)
     return report.history.extended(report.attempt, ancestry, report.samples_held)
 
 
-def applied(report: Report, history: History) -> Report:
+def applied(report: StepReport, history: StepHistory) -> StepReport:
     """The member has applied the result that it held."""
     return replace(report.at(history), holds=False)
 
 
-def received(report: Report, decision: Decision) -> Report:
+def received(report: StepReport, decision: SyncDecision) -> StepReport:
     """The member has got the state that all decided on."""
     return replace(report.at(decision.history), attempt=None, holds=False)
 
 
-def loaded(report: Report) -> Report:
+def loaded(report: StepReport) -> StepReport:
     """The report of a new process that has loaded what another one saved."""
-    return Report().at(report.history)
+    return StepReport().at(report.history)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -163,37 +163,36 @@ _EARLY = 32  # messages of a view that we have not entered yet
 _SAVE_EVERY = 4  # steps
 
 
-class TrainerWatch(Protocol):
-    """Checks what trainers do."""
+@dataclass(frozen=True, slots=True)
+class TrainerWatch:
+    """Who checks what trainers do."""
 
-    def settled(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
-        """A member has the state with which a view begins."""
-
-    def applied(self, process: SimulatedProcess, view: View, value: TrainingValue) -> None:
-        """A member applies a step."""
-
-    def replaced(
-        self, process: SimulatedProcess, old: TrainingValue, new: TrainingValue, told: int
-    ) -> None:
-        """A member has another state, and tells its user how many steps are not in that one."""
+    settled: Callable[[SimulatedProcess, View, TrainingValue], None]
+    """A member has the state with which a view begins."""
+    applied: Callable[[SimulatedProcess, View, TrainingValue], None]
+    """A member applies a step."""
+    replaced: Callable[[SimulatedProcess, TrainingValue, TrainingValue, int], None]
+    """A member has another state, and tells its user how many steps are not in that one."""
+    lost: Callable[[SimulatedProcess, View], None]
+    """A member tells its user that the state of the training is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SimulatedCheckpoint:
     """What a process has written to its disk."""
 
-    report: Report
+    report: StepReport
     value: TrainingValue
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    report: Report
+    report: StepReport
     value: TrainingValue
     taken: Share
 
 
-_Arrived = tuple[Decision, TrainingValue]
+_Arrived = tuple[SyncDecision, TrainingValue]
 
 
 @dataclass(slots=True)
@@ -219,14 +218,14 @@ class SimulatedTrainer:
         self.process = process
         self.who = process.process
         self.value = states.fresh()
-        self.report = Report()
+        self.report = StepReport()
         self.is_lost = False
         """Whether the members that had the state are gone, so that it must be started again."""
         self.awaited: dict[ProcessId, str] = {}
         """Processes that it waits for, by name: one of them may have the state."""
         self.discarded = 0
         """Steps of which the user was told that they are not in the state any more."""
-        self.saved: Checkpoint | None = None
+        self.saved: SimulatedCheckpoint | None = None
         self.saves = False
         self._network = network
         self._clock: VirtualClock = network.clock
@@ -243,7 +242,7 @@ class SimulatedTrainer:
         self._early: list[tuple[View, int, str, int, Any]] = []
         self._waiting: tuple[str, int, Any] | None = None  # what we said last to rank 0
         self._is_settled = False
-        self._decision: Decision | None = None
+        self._decision: SyncDecision | None = None
         self._arrived: _Arrived | None = None
         self._result: TrainingValue | None = None
         self._taken: Share = ()
@@ -251,7 +250,7 @@ class SimulatedTrainer:
 
     # --- life ---
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(self, checkpoint: SimulatedCheckpoint) -> None:
         """Begin with what an earlier process of this place has saved."""
         self.saved = checkpoint
         self.report = loaded(checkpoint.report)
@@ -272,7 +271,7 @@ class SimulatedTrainer:
                 self._end()
             case effects.Paused():
                 self._is_paused = True
-            case effects.Resumed():
+            case effects.ViewResumed():
                 self._resume()
 
     def _begin(self, view: View) -> None:
@@ -438,10 +437,11 @@ class SimulatedTrainer:
             return
         if decision.is_lost:
             self.is_lost = True
+            self._watch.lost(self.process, view)
             self._end()
             return
         action = decision.actions[self._rank]
-        if action is Action.APPLY:
+        if action is SyncAction.APPLY:
             self._commit(decision.history)
         elif self.report.attempt is not None and self.report.attempt[:2] == (
             view.lineage,
@@ -449,7 +449,7 @@ class SimulatedTrainer:
         ):
             self.report = attempted(self.report, None)
         self._share_out(standings, decision)
-        if action is not Action.RECEIVE:
+        if action is not SyncAction.RECEIVE:
             self._decision = decision
             self._settled()
             if decision.sources[0] == self._rank:
@@ -458,13 +458,13 @@ class SimulatedTrainer:
         elif not self._maybe_receive():
             self._clock.after(RETRY, self._do, self._want, view, decision.sources[0])
 
-    def _share_out(self, standings: tuple[_Standing, ...], decision: Decision) -> None:
+    def _share_out(self, standings: tuple[_Standing, ...], decision: SyncDecision) -> None:
         """What members had in hand stays theirs if it was for this state, and no other has it."""
         kept: list[Share] = [()] * len(standings)
         taken: set[int] = set()
         for rank in decision.sources:
             share = standings[rank].taken
-            if decision.actions[rank] is Action.KEEP and taken.isdisjoint(share):
+            if decision.actions[rank] is SyncAction.KEEP and taken.isdisjoint(share):
                 kept[rank] = share
                 taken.update(share)
         self._reserved = tuple(kept)
@@ -489,7 +489,7 @@ class SimulatedTrainer:
         self._settled()
         return True
 
-    def _discarded_by(self, decision: Decision) -> int:
+    def _discarded_by(self, decision: SyncDecision) -> int:
         """The committed steps of which the user is told that another state lacks them."""
         lost = self.report.history.discarded_by(decision.history)
         return 0 if lost is None else lost.steps
@@ -537,7 +537,7 @@ class SimulatedTrainer:
         self.report = held(self.report, self._result.samples)
         self._say("held", attempt.step, None)
 
-    def _commit(self, history: History) -> None:
+    def _commit(self, history: StepHistory) -> None:
         """Every member holds the result: apply it."""
         view, result = self._view, self._result
         assert view is not None
@@ -548,7 +548,7 @@ class SimulatedTrainer:
         self._taken, self._reserved = (), ()
         self._note()
         if self.saves and result.depth % _SAVE_EVERY == 0:
-            self.saved = Checkpoint(self.report, result)
+            self.saved = SimulatedCheckpoint(self.report, result)
 
     def _note(self) -> None:
         core = self.process.core

@@ -27,7 +27,7 @@ def monitored_barrier(
     *,
     wait_all_ranks: bool = True,
 ) -> None:
-    """Wait for all ranks of a group; whoever does not come in time is named, on every rank.
+    """Wait for all ranks of a group; the error on every rank names those that are late.
 
     Takes the place of ``dist.monitored_barrier``, which asks for Gloo by name.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from potluck.arrays.adapters import lend
+from potluck.arrays.adapters import as_buffer
 from potluck.arrays.base import Access
 from potluck.collective.context import DistributedContext
 from potluck.errors import BackendUnavailable
@@ -93,7 +93,7 @@ class Backward:
     def _planned(self) -> Buckets:
         leaves = []
         for name, parameter in zip(self._names, self._parameters, strict=True):
-            flat = lend(parameter.detach(), Access.READ).flat
+            flat = as_buffer(parameter.detach(), Access.READ).flat
             leaves.append(Leaf(name, tuple(parameter.shape), str(flat.dtype), flat.size))
         return Buckets(leaves, limit=self._limit, room=self._trainer.room)
 
@@ -108,7 +108,7 @@ class Backward:
             leaves = self.buckets.all[self._next].leaves
             if not all(leaf in self._ready for leaf in leaves):
                 return  # all members average buckets in the same order
-            flats = [lend(self._ready[leaf][0], Access.READ).flat for leaf in leaves]
+            flats = [as_buffer(self._ready[leaf][0], Access.READ).flat for leaf in leaves]
             self.buckets.pack(self._next, flats, self.weight)
             self._trainer.go_on_early(self.buckets, self._next)
             self._sent.update(leaves)

@@ -125,7 +125,7 @@ class CompressHook:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was saved.
+        """Resume from what was saved.
 
         A new DistributedDataParallel cuts its first buckets otherwise than those that were saved,
         which are needed from its second step on; matrices are needed, and found, at once.

@@ -1,7 +1,7 @@
-"""A store for PyTorch that nobody but members can reach: rank 0 keeps it, the others call.
+"""A store for PyTorch that only members can reach: rank 0 keeps it, the others call.
 
-It stands on connections that are authenticated and encrypted before the first word, so with
-``init_method="potluck://"`` nothing listens in clear.
+It uses connections that are authenticated and encrypted from the first byte, so with
+``init_method="potluck://"`` nothing is sent unencrypted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from potluck.backend.base import Backend
 from potluck.backend.simulated import SimulatedBackend
 from potluck.backend.sub import SubBackend
 from potluck.backend.tcp import TcpBackend
-from potluck.cluster.backend import AutoDiscoveryBackend
+from potluck.cluster.cluster import AutoDiscoveryBackend
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.errors import BackendUnavailable, Timeout
 from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.launch_env import read_launch
 from potluck.net.addresses import is_loopback, parse_address
-from potluck.net.tcp import Whereabouts
+from potluck.net.tcp import EndpointHint
 from potluck.rpc.agent import RpcAgent
 from potluck.rpc.calls import RpcConfig
 from potluck.torch.work import seconds
@@ -46,10 +46,10 @@ MOST = 64 << 20
 """Bytes of all values together."""
 
 
-class Shelf:
+class StoreServer:
     """Keys and values.  One call is carried out after the other.
 
-    >>> shelf = Shelf()
+    >>> shelf = StoreServer()
     >>> shelf.shelf_add("ranks", 2), shelf.shelf_get("ranks"), shelf.shelf_missing(["a"])
     (2, b'2', ['a'])
     """
@@ -140,13 +140,13 @@ class PotluckStore(Store):
         part = SubBackend(backend, range(backend.world_size), name="store")
         self._agent = RpcAgent(part, RpcConfig(workers=1))  # one after the other
         if backend.rank == 0:
-            for function in Shelf().functions():
+            for function in StoreServer().functions():
                 self._agent.expose(function)
         self._rank_0 = self._agent.service(0, timeout=CALL)
         part.barrier(CALL)  # nobody calls before rank 0 can answer
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._agent.close()
 
     def leave(self) -> None:
@@ -158,7 +158,7 @@ class PotluckStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Keep a value."""
-        self._rank_0.shelf_set(key, _octets(value))
+        self._rank_0.shelf_set(key, _as_bytes(value))
 
     def get(self, key: str) -> bytes:
         """A value, as soon as there is one."""
@@ -180,13 +180,13 @@ class PotluckStore(Store):
         deadline, pause = time.monotonic() + limit, FIRST_PAUSE
         while missing := self._rank_0.shelf_missing(list(keys)):
             if time.monotonic() >= deadline:
-                raise Timeout(f"Nobody has set {missing[0]!r} within {limit:g} s", seconds=limit)
+                raise Timeout(f"No rank has set {missing[0]!r} within {limit:g} s", seconds=limit)
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Replace a value if it is the expected one; what is there then."""
-        value: bytes = self._rank_0.shelf_swap(key, _octets(expected), _octets(desired))
+        value: bytes = self._rank_0.shelf_swap(key, _as_bytes(expected), _as_bytes(desired))
         return value
 
     def delete_key(self, key: str) -> bool:
@@ -206,7 +206,7 @@ class PotluckStore(Store):
     setTimeout = set_timeout  # noqa: N815
 
 
-def _octets(value: str | bytes) -> bytes:
+def _as_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
@@ -244,12 +244,14 @@ def _meet(timeout: float) -> tuple[Backend, Callable[[], None] | None]:
     config = AutoDiscoveryConfig()
     node = AutoDiscoveryBackend(config)
     try:
-        stage = node.stages.wait_for(lambda found: found.world_size >= config.wanted_nodes, timeout)
+        session = node.sessions.wait_for(
+            lambda found: found.world_size >= config.wanted_nodes, timeout
+        )
     except BaseException:
         node.close()
         raise
-    assert stage.backend is not None
-    return stage.backend, node.close
+    assert session.backend is not None
+    return session.backend, node.close
 
 
 def _is_found_by_several_addresses() -> bool:
@@ -333,7 +335,7 @@ def _is_as_launched(url: str) -> bool:
 # each other, and whoever is found there must show that it belongs to the namespace.
 
 PORTS = 4
-"""Ports that rank 0 proposes: between looking and listening, somebody else may take one."""
+"""Ports that rank 0 proposes: between looking and listening, another program may take one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,12 +381,12 @@ def form(store: Any, rank: int, size: int, timeout: timedelta | None, options: O
     )
 
 
-def _exchange(store: Any, rank: int, size: int, limit: float) -> list[Whereabouts]:
+def _exchange(store: Any, rank: int, size: int, limit: float) -> list[EndpointHint]:
     """Tell the others where we are, and wait until all have."""
     # A store may outlive a group: the next one that uses it must not read what is over.
     generation = store.add(f"potluck/{rank}", 1)
     keys = [f"potluck/{generation}/{each}" for each in range(size)]
-    store.set(keys[rank], Whereabouts.here(PORTS if rank == 0 else 0).to_bytes())
+    store.set(keys[rank], EndpointHint.here(PORTS if rank == 0 else 0).to_bytes())
     try:
         store.wait(keys, timedelta(seconds=min(limit, 1e9)))
     except (RuntimeError, ValueError) as error:
@@ -398,7 +400,7 @@ def _exchange(store: Any, rank: int, size: int, limit: float) -> list[Whereabout
             cause=str(error).partition("\n")[0],
             hint="Check that they were started, with the same world size and store.",
         ) from error
-    return [Whereabouts.from_bytes(store.get(key), f"rank {n}") for n, key in enumerate(keys)]
+    return [EndpointHint.from_bytes(store.get(key), f"rank {n}") for n, key in enumerate(keys)]
 
 
 def _is_there(store: Any, key: str) -> bool:

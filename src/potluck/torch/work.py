@@ -1,6 +1,6 @@
 """Work as PyTorch sees it: what ``async_op=True`` returns, and what C++ waits for.
 
-Errors reach whoever waits as they are.  A future is handed out as the successor of an empty one:
+Errors reach the waiting caller unchanged.  A future is handed out as the successor of an empty one:
 an error set on a future directly would end the process when DistributedDataParallel reads it.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from potluck._process import call_in_children
+from potluck._platform import call_in_children
 from potluck.collective.call import Work
 from potluck.errors import Timeout
 
@@ -71,7 +71,7 @@ def seconds(limit: timedelta | float | None) -> float | None:
 def in_their_words(error: Timeout) -> Timeout:
     """The same, naming what a user of PyTorch has set."""
     told = copy.copy(error)
-    told.message = f"{error.message}, and the timeout of {error.seconds:.3g} s has passed"
+    told.message = f"{error.message} (the timeout of the call or of the process group)"
     return told
 
 
@@ -347,11 +347,11 @@ def _settle() -> None:
             held.end()
 
 
-class Hold:
+class StorageHold:
     """The storages of an operation, until it has ended.
 
     >>> tensor = torch.ones(2)
-    >>> hold = Hold([tensor])
+    >>> hold = StorageHold([tensor])
     >>> tensor.untyped_storage().resizable()
     False
     >>> hold.release(); tensor.untyped_storage().resizable()

@@ -1,7 +1,7 @@
-"""Writing the flight recorder down: on demand, and by itself when something has gone wrong.
+"""Dumps of the flight recorder: on request, and automatically after an error.
 
-A dump appears whole or not at all, is private to its user, and is never the reason for another
-failure: what cannot be written is said in the log, and the error at hand stays what it was.
+A dump is written atomically, is readable by its user only, and never causes another failure: if it
+cannot be written, a warning is logged, and the original error is raised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from potluck._process import ForkSafeLock, call_in_children
+from potluck import _platform
+from potluck._platform import call_in_children
+from potluck._process import ForkSafeLock
+from potluck._version import __version__
 from potluck.errors import (
     CollectiveMismatch,
     DistributedError,
@@ -32,8 +35,7 @@ from potluck.errors import (
 from potluck.identity.private_files import potluck_home
 from potluck.launch_env import tells_of_another
 from potluck.logs import get_logger
-from potluck.trace.recorder import VERSION, Header, encode, live_recorders
-from potluck.wire_messages import software_version
+from potluck.trace.recorder import VERSION, DumpHeader, encode, live_recorders
 
 if TYPE_CHECKING:
     from potluck.trace.recorder import Recorder
@@ -42,24 +44,24 @@ if TYPE_CHECKING:
 logger = get_logger("potluck.trace")
 
 FOLDER_VARIABLE = "POTLUCK_TRACE_DIR"
-"""Where dumps go; set to nothing, none are written by themselves."""
+"""The folder for dumps; if it is empty, none are written automatically."""
 
 SUFFIX = ".trace.jsonl"
 
 KEPT = 32
-"""Dumps that stay in the folder; older ones make room."""
+"""Dumps that are kept in the folder; older ones are removed."""
 
 PAUSE = 1.0
-"""Seconds within which one dump serves all errors of a rank: many may come of one cause."""
+"""Seconds within which one dump serves all errors of a rank: one cause may have many."""
 
 _WORTH_IT = (PeerLost, CollectiveMismatch, Timeout, MalformedFrame)
-"""What a dump helps to explain; that a view changes in good order needs no explanation."""
+"""Errors that a dump helps to explain; an orderly change of the view needs none."""
 
 _writing = ForkSafeLock()
 
 
 def trace_folder() -> Path | None:
-    """Where dumps go that nobody gave a path; None if there shall be none."""
+    """The folder for dumps without a path; None if automatic dumps are off."""
     given = os.environ.get(FOLDER_VARIABLE)
     if given is None:
         return potluck_home() / "traces"
@@ -67,7 +69,7 @@ def trace_folder() -> Path | None:
 
 
 def dump(recorder: Recorder, path: str | os.PathLike[str] | None = None, *, reason: str) -> Path:
-    """Write what a rank has done to a file, and say which; raises if that cannot be done."""
+    """Write a dump and return its path; raises if it cannot be written."""
     target = _new_path(recorder) if path is None else Path(path).expanduser().absolute()
     content = content_of(recorder, reason)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.new")
@@ -87,18 +89,18 @@ def dump(recorder: Recorder, path: str | os.PathLike[str] | None = None, *, reas
     return target
 
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _platform.BINARY
 
 
 def content_of(recorder: Recorder, reason: str) -> bytes:
     """The bytes of a dump made now."""
     monotonic, wall = time.monotonic(), time.time()
     host = socket.gethostname()[:255]
-    header = Header(
+    header = DumpHeader(
         potluck_trace=VERSION,
         monotonic=monotonic,
         wall=wall,
-        potluck=software_version(),
+        potluck=__version__,
         process=f"{host}/{os.getpid()}/{id(recorder):x}"[-255:],
         machine=_steady_clock(),
         name=host,
@@ -110,16 +112,16 @@ def content_of(recorder: Recorder, reason: str) -> bytes:
         is_full=recorder.is_full,
         reason=reason[:4000],
     )
-    with contextlib.suppress(DistributedError):  # a node that has ended says nothing of its peers
+    with contextlib.suppress(DistributedError):  # a node that has ended does not know its peers
         header = recorder.describe(header)
     return encode(header, recorder.records(wall - monotonic))
 
 
 def mention(recorder: Recorder, error: BaseException) -> None:
-    """If it helps with an error, write the dump and add a note to the error that says where it is.
+    """Write a dump if it helps to explain an error, and add a note with its path to the error.
 
-    The text of the error stays as it is: on all ranks it is the same, and the place is not.
-    Done at most once for an error, for a rank of a cluster or where ``POTLUCK_TRACE_DIR`` is set.
+    The text of the error is the same on all ranks, so the path is not a part of it.  Done at most
+    once for an error, on a rank of a cluster or if ``POTLUCK_TRACE_DIR`` is set.
     """
     if not isinstance(error, _WORTH_IT) or error.trace is not None:
         return
@@ -128,16 +130,16 @@ def mention(recorder: Recorder, error: BaseException) -> None:
     path = dump_soon_again(recorder, str(error))
     if path is not None:
         error.trace = str(path)
-        error.add_note(f"What came before is in {path}; `potluck trace` shows it.")
+        error.add_note(f"The trace of this process is in {path}; `potluck trace` shows it.")
 
 
 _last: dict[int, tuple[float, Path]] = {}
-"""When each recorder was written last, and where."""
+"""When each recorder was written last, and the path."""
 call_in_children(_last.clear)
 
 
 def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:
-    """Write a dump unless there is one of this moment; None if there can be none."""
+    """Write a dump unless there is a recent one; None if dumps are off or cannot be written."""
     with _writing:
         at, path = _last.get(id(recorder), (-PAUSE, None))
         if path is not None and time.monotonic() - at < PAUSE and path.exists():
@@ -147,7 +149,7 @@ def dump_soon_again(recorder: Recorder, reason: str) -> Path | None:
                 return None
             path = dump(recorder, reason=reason)
         except (DistributedError, OSError) as failure:
-            logger.warning("What came before an error could not be kept: %s", failure)
+            logger.warning("The trace could not be written: %s", failure)
             return None
         if len(_last) >= KEPT:
             _last.clear()
@@ -171,9 +173,9 @@ def _prune(folder: Path) -> None:
 
 
 def _steady_clock() -> str:
-    """The same for all processes that share one steady clock: those of one start of one machine.
+    """An id of the monotonic clock, shared by all processes since the start of a machine.
 
-    Containers may have a clock of their own.
+    Containers may have their own clock.
     """
     with contextlib.suppress(OSError):
         facts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")]
@@ -184,16 +186,16 @@ def _steady_clock() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Dumps without a call: when a signal asks for them, and when a program ends by an error.
+# Dumps on a signal, and when an error ends the program.
 #
-# Only where ``POTLUCK_TRACE_DIR`` is set, as ``potluck run`` does: a library leaves the signals and
-# the last words of a program alone.
+# Only if ``POTLUCK_TRACE_DIR`` is set, as ``potluck run`` does: a library must not change the
+# signals and the exception hook of a program.
 
 _installed = threading.Event()
 
 
 def install() -> None:
-    """Listen for the signal, and for the error that ends the program.  May be called often."""
+    """Handle the signal, and the error that ends the program.  May be called more than once."""
     if not os.environ.get(FOLDER_VARIABLE):
         return
     _listen()
@@ -212,28 +214,28 @@ def install() -> None:
 
 
 def _listen() -> None:
-    """On SIGUSR2 write dumps and go on; a program's own handler stays."""
-    number = getattr(signal, "SIGUSR2", None)  # not on Windows
+    """Write dumps on SIGUSR2; a handler of the program stays."""
+    number = _platform.SIGUSR2
     if number is None or threading.current_thread() is not threading.main_thread():
         return
-    # `potluck run` lets its scripts begin with this signal ignored: until now nobody could answer.
+    # `potluck run` starts its scripts with this signal ignored, until there is this handler.
     free = {signal.SIG_DFL, signal.SIG_IGN} if os.environ.get("POTLUCK_RUN") else {signal.SIG_DFL}
     if signal.getsignal(number) in free:
         signal.signal(number, _dump_all)
 
 
 def _dump_all(number: int, _frame: FrameType | None) -> None:
-    reason = f"somebody asked for it with {signal.Signals(number).name}"
+    reason = f"it was requested with {signal.Signals(number).name}"
     for recorder in live_recorders():
         with contextlib.suppress(DistributedError, OSError):
             path = dump(recorder, reason=reason)
-            sys.stderr.write(f"potluck: what rank {recorder.rank} has done is in {path}\n")
+            sys.stderr.write(f"potluck: the trace of rank {recorder.rank} is in {path}\n")
 
 
 def _write_last_words(error: Exception) -> None:
-    """The program ends: keep what came before, unless its error has said where that is.
+    """Write dumps when an error ends the program, unless the error already has one.
 
-    Where it only tells of another rank, that rank's machine has more to show.
+    The path is not printed for an error that another rank caused: that machine has more to show.
     """
     if isinstance(error, DistributedError) and error.trace is not None:
         return
@@ -241,6 +243,6 @@ def _write_last_words(error: Exception) -> None:
         path = dump_soon_again(recorder, f"the program ended by {type(error).__name__}: {error}")
         if path is not None and not tells_of_another(error):
             sys.stderr.write(
-                f"potluck: what rank {recorder.rank} did before is in {path}; "
+                f"potluck: the trace of rank {recorder.rank} is in {path}; "
                 "`potluck trace` shows it\n"
             )

@@ -1,7 +1,7 @@
 """The flight recorder: the last operations of one rank, kept for the price of a tuple each.
 
-Pure: no clock, file or lock.  Whoever does something appends an entry when it is over; the ring
-forgets the oldest.  Only when somebody wants to see them do entries become records.
+Pure: no clock, file or lock.  An operation appends an entry when it is over; the ring
+forgets the oldest.  Only when they are read do entries become records.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
-from potluck._process import ForkSafeLock, call_in_children
+from potluck._platform import call_in_children
+from potluck._process import ForkSafeLock
 from potluck.backend.sub import SubBackend
 from potluck.errors import BackendUnavailable, DistributedError
 from potluck.schedule.task import Collective, Task
 
 if TYPE_CHECKING:
-    from potluck._types import View
     from potluck.backend.base import Backend
 
 
@@ -43,7 +43,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]
 """A machine that has been on for 300 years would not be read; nor would the year 2286."""
 
 
-class Outcome(StrEnum):
+class OperationOutcome(StrEnum):
     """How an operation ended."""
 
     DONE = "done"
@@ -63,7 +63,7 @@ class Neighbour(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: _Prose = ""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DumpHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose dump it is, and how its clocks stood when it was written."""
 
     potluck_trace: int
@@ -97,7 +97,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peers: Annotated[tuple[Neighbour, ...], msgspec.Meta(max_length=4096)] = ()
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One operation, or one event."""
 
     lane: _Text
@@ -119,7 +119,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tag: int = 0
     waited: Annotated[dict[_Rank, _Seconds], msgspec.Meta(max_length=4096)] = {}
     """For whom it waited noticeably, and for how many seconds."""
-    outcome: Outcome = Outcome.DONE
+    outcome: OperationOutcome = OperationOutcome.DONE
     error: _Text = ""
     reason: _Prose = ""
     culprit: _Rank = -1
@@ -128,7 +128,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _encoder = msgspec.json.Encoder()
 
 
-def encode(header: Header, records: list[Record]) -> bytes:
+def encode(header: DumpHeader, records: list[TraceRecord]) -> bytes:
     """A whole dump."""
     return _encoder.encode_lines([header, *records])
 
@@ -146,7 +146,7 @@ LONGEST_REASON = 2000
 """Characters of an error's text that are kept."""
 
 
-class Lane(Enum):
+class Track(Enum):
     """What an entry is about; each has a track of its own."""
 
     COLLECTIVES = "collectives"
@@ -160,7 +160,7 @@ class Lane(Enum):
 class Label:
     """What all entries of one group share."""
 
-    lane: Lane
+    lane: Track
     group: str = ""
     """The same on all ranks, and no other group of the view has it."""
     view: str = ""
@@ -172,7 +172,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class OperationFailure:
     """How an operation ended that did not end well."""
 
     kind: str
@@ -181,14 +181,16 @@ class Failure:
     """Of the group's ranks, the one that the error names."""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException) -> OperationFailure:
         """What an error says."""
         culprit = error.rank if isinstance(error, DistributedError) else None
         text = str(error)[:LONGEST_REASON]
         return cls(type(error).__name__, text, -1 if culprit is None else culprit)
 
 
-Entry: TypeAlias = "tuple[Task | str, float, float, int, int, int, Label, Failure | None, Any]"
+Entry: TypeAlias = (
+    "tuple[Task | str, float, float, int, int, int, Label, OperationFailure | None, Any]"
+)
 """What, begin, end, number, bytes, epoch, label, failure, and more.
 
 Begin and end are seconds of the machine's steady clock; the end of what still runs is 0.  Bytes are
@@ -199,7 +201,7 @@ for events the sentence.
 
 
 class Source(Protocol):
-    """Somebody who knows what is under way."""
+    """Knows what is under way."""
 
     def under_way(self) -> Entry | None:
         """The operation under way, if there is one."""
@@ -210,7 +212,7 @@ class Recorder:
 
     >>> recorder = Recorder(capacity=2)
     >>> for number in range(3):
-    ...     recorder.append(("step", 1.0, 2.0, number, 0, 0, Label(Lane.TRAINING), None, None))
+    ...     recorder.append(("step", 1.0, 2.0, number, 0, 0, Label(Track.TRAINING), None, None))
     >>> [record.number for record in recorder.records(wall=100.0)]
     [1, 2]
     """
@@ -218,16 +220,16 @@ class Recorder:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Entry] = deque(maxlen=capacity)
         self.append: Callable[[Entry], None] = self._ring.append
-        """Keep an operation; atomic, so nobody waits for anybody."""
+        """Keep an operation; atomic, so no thread waits."""
         self._events: deque[Entry] = deque(maxlen=EVENTS)
         self.append_event: Callable[[Entry], None] = self._events.append
         """Keep something that is rarer, and matters longer."""
         self.open: dict[int, Source] = {}
         """What is under way and will be appended when it is over, by its ``id``."""
-        self.describe: Callable[[Header], Header] = lambda header: header
+        self.describe: Callable[[DumpHeader], DumpHeader] = lambda header: header
         """Adds to a dump's header what the owner knows of itself."""
         self.is_automatic = False
-        """Whether it is written down when something goes wrong, also if nobody asked for that."""
+        """Whether it is written down when something goes wrong, also if no one asked for that."""
         self.rank, self.world_size = -1, 0
         self._sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -245,7 +247,7 @@ class Recorder:
         """Ask this one too what is under way."""
         self._sources.add(source)
 
-    def records(self, wall: float) -> list[Record]:
+    def records(self, wall: float) -> list[TraceRecord]:
         """Everything that is kept, oldest first, then what is under way.
 
         ``wall`` is what the clock on the wall shows when the steady clock shows 0.
@@ -259,7 +261,7 @@ class Recorder:
 
 
 @dataclass(slots=True, eq=False)
-class Log:
+class GroupLog:
     """The recorder as one group sees it: with its labels, and messages numbered."""
 
     recorder: Recorder
@@ -274,50 +276,28 @@ class Log:
         """Derive the labels of the other lanes."""
         label = self.collectives
         rest = (label.group, label.view, label.rank, label.members)
-        self.messages, self.calls = Label(Lane.MESSAGES, *rest), Label(Lane.CALLS, *rest)
+        self.messages, self.calls = Label(Track.MESSAGES, *rest), Label(Track.CALLS, *rest)
         self.append = self.recorder.append
 
-    def note_call(self, call: RemoteCall, now: float, error: BaseException | None) -> None:
-        """A call of a function on another rank is over."""
-        failure = None if error is None else Failure.of(error)
-        peer = (call.peer.rank, 0)
-        entry = (call.name, call.began, now, call.number, call.size, 0)
-        self.append((*entry, self.calls, failure, peer))
 
-
-class Ranked(Protocol):
-    """Somebody with a rank."""
-
-    @property
-    def rank(self) -> int:
-        """Its place."""
-
-
-class RemoteCall(Protocol):
-    """What is taken down of a call."""
-
-    name: str
-    number: int
-    size: int
-    began: float
-
-    @property
-    def peer(self) -> Ranked:
-        """Whom it goes to."""
-
-
-def record_of(entry: Entry, wall: float) -> Record:
+def record_of(entry: Entry, wall: float) -> TraceRecord:
     """An entry as others read it."""
     task, began, ended, number, nbytes, epoch, label, failure, more = entry
     if isinstance(task, Task):
-        is_empty = task.collective is Collective.BARRIER  # its byte is no user's
+        is_empty = task.collective is Collective.BARRIER  # its byte is not a user's
         what, nbytes = task.collective.value, 0 if is_empty else task.total * nbytes
     else:
         what = task
-    is_message = label.lane in (Lane.MESSAGES, Lane.CALLS)
+    is_message = label.lane in (Track.MESSAGES, Track.CALLS)
     peer, tag = more[-2:] if is_message else (-1, 0)
-    outcome = Outcome.FAILED if failure else Outcome.DONE if ended else Outcome.RUNNING
-    return Record(
+    outcome = (
+        OperationOutcome.FAILED
+        if failure
+        else OperationOutcome.DONE
+        if ended
+        else OperationOutcome.RUNNING
+    )
+    return TraceRecord(
         lane=label.lane.value,
         what=what[:255],
         begin=began,
@@ -392,20 +372,16 @@ def live_recorders() -> list[Recorder]:
 
 def attach(backend: Backend, recorder: Recorder) -> None:
     """Have what runs on a backend recorded there."""
-    vars(backend)["_recorder"] = recorder
+    backend.services.put(Recorder, recorder)
 
 
-def log_of(backend: Backend) -> Log:
+def log_of(backend: Backend) -> GroupLog:
     """The log of the group that a backend is: always the same one."""
-    found = vars(backend).get("_log")
-    if found is None:
-        found = vars(backend).setdefault("_log", _make_log(backend))  # atomic: the first counts
-    assert isinstance(found, Log)
-    return found
+    return backend.services.of(GroupLog, lambda: _make_log(backend))
 
 
-def _make_log(backend: Backend) -> Log:
-    below: Backend = getattr(backend, "innermost", backend)
+def _make_log(backend: Backend) -> GroupLog:
+    below = backend.innermost
     group, inner = "world", below
     members: tuple[int, ...] = ()
     while isinstance(inner, SubBackend):
@@ -413,24 +389,20 @@ def _make_log(backend: Backend) -> Log:
             group = inner.name or f"subgroup {inner.identity:x}"
         above = inner.members
         members = tuple(above[rank] for rank in members) if members else above
-        inner = getattr(inner.parent, "innermost", inner.parent)
+        inner = inner.parent.innermost
     recorder = recorder_of(inner)
-    view: View | None = getattr(inner, "view", None)
+    view = inner.view
     name = "" if view is None else f"{view.lineage}/{view.epoch}"
     recorder.rank, recorder.world_size = inner.rank, inner.world_size
-    return Log(recorder, Label(Lane.COLLECTIVES, group[:255], name, inner.rank, members))
+    return GroupLog(recorder, Label(Track.COLLECTIVES, group[:255], name, inner.rank, members))
 
 
 def recorder_of(backend: Backend) -> Recorder:
     """The recorder of the rank that a backend is, or is a part of."""
-    backend = getattr(backend, "innermost", backend)
+    backend = backend.innermost
     while isinstance(backend, SubBackend):
-        backend = getattr(backend.parent, "innermost", backend.parent)
-    recorder = vars(backend).get("_recorder")
-    if recorder is None:
-        recorder = vars(backend).setdefault("_recorder", make_recorder())
-    assert isinstance(recorder, Recorder)
-    return recorder
+        backend = backend.parent.innermost
+    return backend.services.of(Recorder, make_recorder)
 
 
 def become_forked() -> None:

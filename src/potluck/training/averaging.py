@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,20 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.arrays import trees
-from potluck.arrays.adapters import adapter_of, lend
+from potluck.arrays.adapters import adapter_of, as_buffer
 from potluck.arrays.base import Access, Array
 from potluck.collective.call import Work
 from potluck.collective.collectives import DistributedBackend
 from potluck.compression.compressor import GradientCompressor
 from potluck.errors import CollectiveMismatch
+from potluck.metrics.registry import DistributedMetrics
 from potluck.training.peer_messages import check_intervals, malformed
 from potluck.training.sampler import MAX_PIECES, Intervals
-from potluck.training.steps import History, Position, explain
+from potluck.training.steps import Position, StepHistory, explain
 
 # --------------------------------------------------------------------------------------------------
 # What members tell each other about a step before they average it: a few numbers each.
 #
-# Everybody checks the same numbers, so all go on, or all raise the same error.
+# All members check the same numbers, so all continue, or all raise the same error.
 
 WHAT = "its part in a step"
 
@@ -39,7 +41,7 @@ LENGTH = _HEAD + 2 * MAX_PIECES
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StepContribution:
     """One member's part in a step."""
 
     step: int
@@ -61,13 +63,13 @@ class Record:
         return np.array([*head, *flat, *[0] * (LENGTH - _HEAD - len(flat))], np.int64)
 
     @classmethod
-    def decode(cls, row: Sequence[int], rank: int) -> Record:
+    def decode(cls, row: Sequence[int], rank: int) -> StepContribution:
         """From numbers of another member, which is named if they make no sense."""
         step, signature, weight, speed, epoch, pieces = row[:_HEAD]
         (value,) = struct.unpack("<d", struct.pack("<q", weight))
         wrong = ""
         if not 0 <= pieces <= MAX_PIECES:
-            wrong = f"{pieces} intervals, where {MAX_PIECES} are possible"
+            wrong = f"{pieces} intervals, more than {MAX_PIECES}"
             pieces = 0
         bounds = row[_HEAD : _HEAD + 2 * pieces]
         share = tuple(zip(bounds[::2], bounds[1::2], strict=True))
@@ -81,7 +83,7 @@ class Record:
         return cls(step, signature, value, speed, epoch, share)
 
 
-def check_records(records: Sequence[Record], me: int | None = None) -> None:
+def check_records(records: Sequence[StepContribution], me: int | None = None) -> None:
     """Raise unless all are about the same step and the same arrays; the same on all ranks.
 
     Where most members agree, the error names one that does not; in a cluster the others continue
@@ -115,7 +117,7 @@ def check_records(records: Sequence[Record], me: int | None = None) -> None:
         raise CollectiveMismatch("The ranks are in different epochs of their samples")
     if not any(record.weight for record in records):
         raise CollectiveMismatch(
-            "No rank brings anything to this step",
+            "No rank has samples for this step",
             hint="A weight is the number of samples; at least one rank needs some.",
         )
 
@@ -220,7 +222,7 @@ class Buckets:
             if weight:
                 np.multiply(flat, weight, out=into, casting="unsafe", dtype=dtype)
             else:
-                into[:] = 0  # whatever is there counts nothing, not even if it is no number
+                into[:] = 0  # whatever is there counts nothing, not even NaN
             place += flat.size
         buffer[-1] = weight
         return buffer
@@ -290,17 +292,17 @@ class Gradients:
         self.tree = tree
         found = trees.leaves_of(tree)
         self._arrays = [array for _, array in found]
-        self._flats = [lend(array, Access.READ).flat for array in self._arrays]
+        self._flats = [as_buffer(array, Access.READ).flat for array in self._arrays]
         for flat in self._flats:
             if flat.dtype.kind not in "fV" or flat.dtype.itemsize > _WIDE.itemsize:
-                msg = f"Gradients are floating-point numbers, not {flat.dtype}"
+                msg = f"Gradients must be floating-point numbers, got {flat.dtype}"
                 raise TypeError(msg)
         leaves = tuple(
             Leaf(name, tuple(int(side) for side in array.shape), str(flat.dtype), flat.size)
             for (name, array), flat in zip(found, self._flats, strict=True)
         )
         if buckets is not None and buckets.leaves != leaves:
-            msg = "These gradients are not those whose averaging was begun"
+            msg = "These are not the gradients whose averaging was started"
             raise ValueError(msg)
         self.buckets = buckets or Buckets(leaves, limit=limit, room=room)
 
@@ -320,9 +322,9 @@ class Gradients:
             if type(array) is np.ndarray and array.dtype == values.dtype:
                 made.append(values.reshape(array.shape))
                 continue
-            lease = adapter_of(array).allocate(array, tuple(array.shape))
-            np.copyto(lease.flat, values, casting="unsafe")
-            made.append(lease.give_back())
+            buffer = adapter_of(array).allocate(array, tuple(array.shape))
+            np.copyto(buffer.flat, values, casting="unsafe")
+            made.append(buffer.commit())
         return trees.replaced(self.tree, iter(made))
 
 
@@ -351,6 +353,22 @@ class StepOutcome:
     """Of all gradients in it together."""
     tries: int
     """How often its averaging was begun."""
+
+
+def count_step(metrics: DistributedMetrics | None, step: Callable[[], StepOutcome]) -> StepOutcome:
+    """Do a step, and count how it went."""
+    if metrics is None:
+        return step()
+    training = metrics.training
+    began = time.perf_counter()
+    try:
+        outcome = step()
+    except BaseException as error:
+        training.steps.note(time.perf_counter() - began, 0, type(error).__name__)
+        raise
+    training.steps.note(time.perf_counter() - began, 0)
+    training.commit(outcome.step, outcome.weight, outcome.tries, counted=outcome.counted)
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +408,7 @@ class DiscardedWork:
 
 
 def compare_states(
-    mine: History, target: History, lineage: str, last: DiscardedWork | None
+    mine: StepHistory, target: StepHistory, lineage: str, last: DiscardedWork | None
 ) -> DiscardedWork | None:
     """What is discarded when the target replaces my state in a view of a lineage, if anything.
 
@@ -414,11 +432,11 @@ def compare_states(
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingStep:
     """A step under way: what went into it stays as it is until the step is applied."""
 
     gradients: Gradients
     weight: float
     tries: int = 0
-    records: tuple[Record, ...] = ()
+    records: tuple[StepContribution, ...] = ()
     """Of all members, for the try that this member holds."""

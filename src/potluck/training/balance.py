@@ -15,7 +15,7 @@ import msgspec
 
 from potluck.identity.node import machine_name
 from potluck.logs import get_logger
-from potluck.training.averaging import Record
+from potluck.training.averaging import StepContribution
 from potluck.training.sampler import divided
 
 UNKNOWN = 0
@@ -43,7 +43,7 @@ def shares_of(batch: int, speeds: Sequence[int]) -> list[int]:
     if batch <= len(weights):
         return [1] * batch + [0] * (len(weights) - batch)
     shares = divided(batch, weights)
-    while 0 in shares:  # a slow one must go on measuring, or it stays slow for ever
+    while 0 in shares:  # a slow one must keep measuring, or it stays slow for ever
         shares[shares.index(0)] = 1
         shares[shares.index(max(shares))] -= 1
     return shares
@@ -56,7 +56,7 @@ class Speedometer:
         self._rate: float | None = None
 
     def note(self, samples: int, seconds: float) -> None:
-        """So many samples took so long; nothing is learned from next to nothing."""
+        """These samples took this long; too few teach nothing."""
         if samples < 1 or seconds < SHORTEST:
             return
         rate = samples / seconds
@@ -88,7 +88,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class MemberCondition:
     """What a member knows of itself, in whole numbers."""
 
     load: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
@@ -103,16 +103,19 @@ class Condition:
 
 
 BUSY, HOT, SLOW = 50, 90, 2.0
-"""Percent of foreign load, degrees, and times slower from which on somebody should know."""
+"""Percent of foreign load, degrees, and times slower that are worth a warning."""
 
 
-def find_straggler(speeds: Sequence[int], conditions: Sequence[Condition]) -> Straggler | None:
+def find_straggler(
+    speeds: Sequence[int], conditions: Sequence[MemberCondition]
+) -> Straggler | None:
     """The slowest member, if it is much slower than the others, with its likely cause.
 
-    >>> str(find_straggler([400, 400, 100], [Condition(), Condition(), Condition(load=80)]))
-    'Rank 2 is 4.0 times slower than the others: its processors do other work (80 %)'
+    >>> fine, busy = MemberCondition(), MemberCondition(load=80)
+    >>> str(find_straggler([400, 400, 100], [fine, fine, busy]))
+    'Rank 2 is 4.0 times slower than the others: other programs use 80 % of its CPU'
     """
-    if len(speeds) < 2 or UNKNOWN in speeds:  # noqa: PLR2004 - nobody to compare with
+    if len(speeds) < 2 or UNKNOWN in speeds:  # noqa: PLR2004 - nothing to compare with
         return None
     rank = min(range(len(speeds)), key=lambda each: speeds[each])
     others = sorted(speed for place, speed in enumerate(speeds) if place != rank)
@@ -127,24 +130,24 @@ WORTH_SAYING = 0.25
 
 
 def find_slow_link(
-    conditions: Sequence[Condition], nbytes: int, seconds: float
+    conditions: Sequence[MemberCondition], nbytes: int, seconds: float
 ) -> Straggler | None:
-    """The member whose link holds up the averaging, if a step of so many seconds shows that.
+    """The member whose link holds up the averaging, if a step of this length shows that.
 
-    A slow processor is no slow link: what counts is the rate that was measured on it.
+    A slow processor does not make a slow link: what counts is the rate that was measured on it.
 
-    >>> links = [Condition(link=rate) for rate in (100_000_000, 120_000_000, 2_000_000)]
+    >>> links = [MemberCondition(link=rate) for rate in (100_000_000, 120_000_000, 2_000_000)]
     >>> str(find_slow_link(links, nbytes=4_000_000, seconds=2.5))
     'Rank 2 is 60.0 times slower than the others: its link is slow (2.0 MB/s)'
     """
     known = [(each.link, rank) for rank, each in enumerate(conditions) if each.link]
-    if len(known) < 2:  # noqa: PLR2004 - nobody to compare with
+    if len(known) < 2:  # noqa: PLR2004 - nothing to compare with
         return None
     (rate, rank), *others = sorted(known)
     typical = others[len(others) // 2][0]
     if typical < SLOW * rate or nbytes / rate < WORTH_SAYING * seconds:
         return None
-    remedy = "LocalSgd and compression send fewer bytes; a cable carries more."
+    remedy = "LocalSgd and compression send fewer bytes; a cable is faster."
     name = conditions[rank].name
     return Straggler(rank, typical / rate, _slow_link(rate), remedy, name)
 
@@ -153,15 +156,15 @@ def _slow_link(rate: int) -> str:
     return f"its link is slow ({rate / 1e6:.1f} MB/s)"
 
 
-def _cause(rank: int, conditions: Sequence[Condition]) -> str:
+def _cause(rank: int, conditions: Sequence[MemberCondition]) -> str:
     mine = conditions[rank]
     others = [each.link for place, each in enumerate(conditions) if place != rank and each.link]
     if mine.heat >= HOT:
-        return f"it is hot ({mine.heat} °C) and slows itself down"
+        return f"it is hot ({mine.heat} °C) and throttles itself"
     if mine.on_battery:
-        return "it runs on its battery"
+        return "it runs on battery"
     if mine.load >= BUSY:
-        return f"its processors do other work ({mine.load} %)"
+        return f"other programs use {mine.load} % of its CPU"
     if mine.link and others and mine.link * SLOW < min(others):
         return _slow_link(mine.link)
     return "its processor is slower"
@@ -171,7 +174,7 @@ def _cause(rank: int, conditions: Sequence[Condition]) -> str:
 # How this machine is: what may make it slower than it could be.
 
 
-def measure_condition(link: int = 0) -> Condition:
+def measure_condition(link: int = 0) -> MemberCondition:
     """Load by others, battery and heat, as far as this machine tells; ``link`` in bytes per second.
 
     >>> measure_condition(link=125_000_000).link
@@ -179,7 +182,7 @@ def measure_condition(link: int = 0) -> Condition:
     """
     import psutil
 
-    return Condition(
+    return MemberCondition(
         load=_foreign_load(psutil),
         on_battery=_on_battery(psutil),
         heat=_heat(psutil),
@@ -226,7 +229,7 @@ AGAIN = 1000
 """Steps before the same member is named again."""
 
 
-class Pace:
+class MemberSpeeds:
     """What a member knows of all members' speeds; the same on all of them.
 
     ``tell`` gets a warning about a slow member as well, for those who look on.
@@ -236,7 +239,7 @@ class Pace:
         self.meter = Speedometer()
         """This member's own."""
         self.speeds: tuple[int, ...] = ()
-        self.conditions: tuple[Condition, ...] = ()
+        self.conditions: tuple[MemberCondition, ...] = ()
         self.straggler: Straggler | None = None
         """The member that is much slower than the others, if there is one, and likely why."""
         self._tell = tell
@@ -244,8 +247,10 @@ class Pace:
         self._named: dict[str | int, int] = {}  # after which step each was named last
         self._suspects: list[int] = []  # who was much slower in each of the last steps, or -1
 
-    def note(self, records: Sequence[Record], rates: Sequence[int] = (), nbytes: int = 0) -> None:
-        """What members have told with a step that counts, in which so many bytes were averaged.
+    def note(
+        self, records: Sequence[StepContribution], rates: Sequence[int] = (), nbytes: int = 0
+    ) -> None:
+        """What members have told with a step that counts, in which this many bytes were averaged.
 
         ``rates`` are those of their links, in bytes per second.
         """
@@ -266,7 +271,7 @@ class Pace:
             self._warn(found)
         self.straggler = found
 
-    def _seconds(self, records: Sequence[Record], nbytes: int) -> float:
+    def _seconds(self, records: Sequence[StepContribution], nbytes: int) -> float:
         """How long a step takes, by what all know: all come to the same conclusion."""
         computing = [1000 * each.weight / each.speed for each in records if each.speed]
         links = [nbytes / each.link for each in self.conditions if each.link]
@@ -283,5 +288,5 @@ class Pace:
         self._tell(sentence)
 
     def counts(self, batch: int, size: int) -> list[int]:
-        """How many samples of a batch each of so many members takes."""
+        """How many samples of a batch each of this many members takes."""
         return shares_of(batch, self.speeds if len(self.speeds) == size else (0,) * size)

@@ -26,11 +26,13 @@ from potluck._types import Seconds
 from potluck.arrays import trees
 from potluck.arrays.base import Array
 from potluck.backend.base import read_view
-from potluck.cluster.connections import Errands
+from potluck.cluster.connections import DialPool
 from potluck.collective.call import Work
 from potluck.compression.compressor import GradientCompressor
 from potluck.errors import DistributedError, IoError, Timeout
 from potluck.logs import get_logger
+from potluck.metrics.instruments import OperationMetrics
+from potluck.metrics.registry import DistributedMetrics
 from potluck.training.checkpoint_files import (
     BLOCK,
     TEMPORARY,
@@ -48,7 +50,7 @@ from potluck.training.checkpoint_files import (
     part_name,
     part_of,
 )
-from potluck.training.steps import History, Position
+from potluck.training.steps import Position, StepHistory
 
 logger = get_logger(__name__)
 
@@ -90,7 +92,7 @@ def find_latest(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A part that is to be written: a copy, so that training can go on."""
+    """A part that is to be written: a copy, so that training can continue."""
 
     folder: Path
     manifest: Manifest
@@ -121,11 +123,11 @@ class Checkpointer(Closing):
         keep: int = 3,
     ) -> None:
         if not 0 <= rank < world_size or keep < 1:
-            msg = f"Rank {rank} of {world_size} that keeps {keep} checkpoints makes no sense"
+            msg = f"Invalid rank {rank}, world_size {world_size} or keep {keep}"
             raise ValueError(msg)
         self.folder = Path(folder)
         self.rank, self.world_size, self.keep = rank, world_size, keep
-        self._errands = Errands(at_once=1)
+        self._pool = DialPool(at_once=1)
         self._work: Work[Path] | None = None
         self.last_nbytes = 0
         """Bytes of this rank's part of what was saved last."""
@@ -137,7 +139,7 @@ class Checkpointer(Closing):
         *,
         lineage: str = "",
         epoch: int = 0,
-        history: History | None = None,
+        history: StepHistory | None = None,
         own: Any = None,
         wait: bool = False,
     ) -> Work[Path]:
@@ -157,7 +159,7 @@ class Checkpointer(Closing):
                 if before.done:
                     self._work = None  # a disk that was full for a while ends nothing
         if history is None:
-            history = History(Position(lineage, epoch, step), samples=step)
+            history = StepHistory(Position(lineage, epoch, step), samples=step)
         job = self._prepare(tree, own, (lineage, epoch, step), history)
         self.last_nbytes = job.manifest.size
         work: Work[Path] = Work(lambda: f"Saving step {step}")
@@ -169,7 +171,7 @@ class Checkpointer(Closing):
             except Exception as error:  # noqa: BLE001 - raised where the work is waited for
                 work.fail(error)
 
-        self._errands.run(run)
+        self._pool.run(run)
         if wait:
             work.wait(ENDING)
         return work
@@ -188,12 +190,12 @@ class Checkpointer(Closing):
         try:
             self.wait()
         finally:
-            self._errands.close(1.0)
+            self._pool.close(1.0)
 
     # -- writing -------------------------------------------------------------------------------
 
     def _prepare(
-        self, tree: Any, own: Any, position: tuple[str, int, int], history: History
+        self, tree: Any, own: Any, position: tuple[str, int, int], history: StepHistory
     ) -> _Job:
         shape, arrays = trees.written(tree)
         own_shape, own_arrays = trees.written(own)
@@ -252,7 +254,7 @@ class Checkpointer(Closing):
             try:
                 self._tidy(whole, job.manifest.lineage)
             except OSError as error:  # others who share the folder tidy too; ours is saved
-                logger.debug("Old checkpoints in %s stay for now: %s", self.folder, error)
+                logger.debug("Old checkpoints in %s could not be removed: %s", self.folder, error)
         return job.folder
 
     def _write_part(self, folder: Folder, job: _Job) -> None:
@@ -284,7 +286,7 @@ class Checkpointer(Closing):
         names = [each.folder.name for each in complete]
         kept = {*names[: self.keep], *own[: self.keep]}
         for path in self.folder.glob("step-*"):
-            # Nobody still writes what is older than a complete one: each rank saves in order.
+            # No rank still writes what is older than a complete one: each rank saves in order.
             newest = own if f"-{_short(lineage)}-of-" in path.name else names
             if not newest or path.name in kept or path.name >= newest[0] or path.is_symlink():
                 continue
@@ -293,7 +295,7 @@ class Checkpointer(Closing):
                     for name in self._leftovers(path):
                         folder.remove(name)
             except OSError as error:  # another rank removes it too, or it is another user's
-                logger.debug("%s stays for now: %s", path, error)
+                logger.debug("%s could not be removed: %s", path, error)
             whole.remove_folder(path.name)
 
     def _leftovers(self, path: Path) -> list[str]:
@@ -315,11 +317,11 @@ def _blocks(arrays: list[Array], checksums: list[str]) -> Iterator[bytes]:
     """The bytes of arrays one after the other in blocks, whose checksums are noted."""
     waiting = bytearray()
     for array in arrays:
-        octets = read_view(array.view(np.uint8))
+        raw = read_view(array.view(np.uint8))
         place = 0
-        while place < len(octets):
+        while place < len(raw):
             room = BLOCK - len(waiting)
-            waiting += octets[place : place + room]
+            waiting += raw[place : place + room]
             place += room
             if len(waiting) == BLOCK:
                 checksums.append(digest(waiting))
@@ -336,14 +338,14 @@ def _chain(header: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Saving: checkpoints of an elastic training, and going on from them.
+# Saving: checkpoints of an elastic training, and resuming from them.
 #
-# Members may have a folder each, or share one, all or some of them; nobody has to say which.  Each
+# Members may have a folder each, or share one, all or some of them, without any setting.  Each
 # leaves a mark in its folder before it meets the others and looks whose marks are there: those
 # share it, and each of them writes a part.
 
 RESUME = "POTLUCK_RESUME"
-"""Set, and not to 0: go on from the last good checkpoint."""
+"""Set, and not to 0: resume from the last good checkpoint."""
 FRESH_START = "POTLUCK_FRESH_START"
 """Set, and not to 0: begin anew if all checkpoints are damaged."""
 FOLDER = "POTLUCK_CHECKPOINTS"
@@ -382,9 +384,10 @@ class Saving:
         self._sharers = 0, 1  # this member's place among those who share the folder
         self._checkpointer: Checkpointer | None = None
         self._farewell: Callable[[], None] | None = None
+        self._unmark: Callable[[], None] | None = None
 
     def found(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if the user wants that and there is one.
+        """The checkpoint to resume from, if the user wants that and there is one.
 
         Raises :class:`~potluck.IoError` if there are some and all are damaged, unless a fresh start
         was asked for.
@@ -394,7 +397,7 @@ class Saving:
             return None
         if self.folder is None:
             logger.warning(
-                "There is nothing to resume from: name a folder, by checkpoints= or "
+                "There is nothing to resume from: name a folder with checkpoints= or "
                 "`potluck run --resume --checkpoints FOLDER`"
             )
             return None
@@ -404,7 +407,10 @@ class Saving:
         for each in self.damaged:
             logger.warning("%s", each)
         if checkpoint is None:
-            logger.warning("No complete checkpoint is in %s: this begins anew", self.folder)
+            logger.warning(
+                "There is no complete checkpoint in %s: training starts from the beginning",
+                self.folder,
+            )
         return checkpoint
 
     def _mention_what_is_there(self) -> None:
@@ -413,8 +419,8 @@ class Saving:
         there, _ = find_latest(self.folder, verify=False, fresh_start=True)
         if there is not None:
             logger.warning(
-                "%s has a checkpoint of step %d, which is not loaded; resuming later goes on "
-                "from the latest step there. Begin another training in another folder.",
+                "%s has a checkpoint of step %d, which is not loaded; resuming later continues "
+                "from the latest step there. Use a new folder for a new training run.",
                 self.folder,
                 there.step,
             )
@@ -428,8 +434,12 @@ class Saving:
         try:
             with Folder.open(self.folder) as folder:
                 folder.touch(f"{_MARK}{self.token}")
+            if self._unmark is None:  # a program may end without closing
+                path = (self.folder / f"{_MARK}{self.token}").absolute()
+                self._unmark = functools.partial(_remove, path)
+                atexit.register(self._unmark)
         except (OSError, DistributedError) as error:
-            logger.warning("No checkpoints here: %s", error)
+            logger.warning("This machine writes no checkpoints: %s", error)
 
     def meet(self, tokens: Sequence[str]) -> None:
         """What the members of a view told: all of them have left their marks."""
@@ -453,8 +463,8 @@ class Saving:
         """Whether the state after this step is to be saved."""
         return self.folder is not None and self.every > 0 and step > 0 and step % self.every == 0
 
-    def save(self, tree: Any, own: Any, history: History) -> Work[Path] | None:
-        """Save meanwhile; what goes wrong is said, and training goes on."""
+    def save(self, tree: Any, own: Any, history: StepHistory) -> Work[Path] | None:
+        """Save meanwhile; errors are logged, and training continues."""
         assert self.folder is not None
         if self._checkpointer is None:
             place, count = self._sharers
@@ -485,9 +495,10 @@ class Saving:
     def close(self) -> None:
         """Wait for what is being written."""
         self._end()
-        if self.folder is not None:
-            with contextlib.suppress(OSError):
-                (self.folder / f"{_MARK}{self.token}").unlink(missing_ok=True)
+        if self._unmark is not None:
+            atexit.unregister(self._unmark)
+            self._unmark()
+            self._unmark = None
 
     def _end(self) -> None:
         checkpointer, self._checkpointer = self._checkpointer, None
@@ -501,6 +512,11 @@ def _finish(checkpointer: Checkpointer) -> None:
         checkpointer.close()
     except (OSError, DistributedError) as error:
         logger.warning("The last checkpoint here failed: %s", error)
+
+
+def _remove(mark: Path) -> None:
+    with contextlib.suppress(OSError):
+        mark.unlink(missing_ok=True)
 
 
 def _is_marked(folder: Path, token: str) -> bool:
@@ -542,3 +558,16 @@ def restore_own(
                 before = residuals.get(name)
                 residuals[name] = array if before is None else np.add(before, array)
     compressor.load_state_dict({**mine[0], "residuals": residuals})
+
+
+def count_save(metrics: DistributedMetrics | None, work: Work[Any], nbytes: int) -> Work[Any]:
+    """Count a checkpoint when it is saved, or is not."""
+    if metrics is not None:
+        saves, began = metrics.state.saves, time.perf_counter()
+        work.add_done_callback(lambda: _count(saves, time.perf_counter() - began, work, nbytes))
+    return work
+
+
+def _count(saves: OperationMetrics, seconds: float, work: Work[Any], nbytes: int) -> None:
+    error = work.exception()
+    saves.note(seconds, nbytes, "" if error is None else type(error).__name__)

@@ -15,7 +15,6 @@ import math
 import os
 import shlex
 import stat
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -27,24 +26,29 @@ import msgspec
 import numpy as np
 
 from potluck._decode import Exact, decode_json
+from potluck._platform import (
+    BINARY,
+    FOLDERS_ONLY,
+    HAS_FOLDER_HANDLES,
+    NO_LINKS,
+    is_private_group,
+    user_id,
+)
 from potluck.arrays import trees
 from potluck.arrays.base import Array, Dtype
-from potluck.errors import DistributedError, IoError, MalformedFrame
+from potluck.errors import DistributedError, IoError, MalformedFrame, describe
 from potluck.identity.private_files import UnsafeFile
 from potluck.logs import get_logger
 from potluck.membership.messages import Ancestry, Count
-from potluck.training.steps import History, Position, Trail, ranked
+from potluck.training.steps import Position, StepHistory, Trail, ranked
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 TEMPORARY = ".writing-"
 """How names begin of files that are not whole yet."""
 
-_HAS_HANDLES = os.open in os.supports_dir_fd  # Windows has none: names are joined there
-_BINARY = getattr(os, "O_BINARY", 0)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-_AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_LINKS
-_AS_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _BINARY
+_AS_FOLDER = os.O_RDONLY | FOLDERS_ONLY | NO_LINKS
+_AS_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS | BINARY
 
 _HINTS = {
     errno.ENOSPC: "The disk is full: free some space.",
@@ -52,11 +56,11 @@ _HINTS = {
     errno.EROFS: "The disk is read-only: choose another folder.",
     errno.EACCES: "This user may not write there: choose another folder, or change its owner.",
     errno.EPERM: "This user may not write there: choose another folder, or change its owner.",
-    errno.ENOENT: "A folder on the way is missing, or a link leads nowhere: choose another folder.",
+    errno.ENOENT: "A parent folder is missing, or a link is broken: choose another folder.",
     errno.ELOOP: "A symbolic link is in the way: remove it.",
     errno.ENAMETOOLONG: "The name of the folder is too long: choose another folder.",
     errno.EISDIR: "A folder is in the way of a file: remove it, or choose another folder.",
-    errno.ENOTDIR: "Something that is no folder is in the way: remove it, or choose another one.",
+    errno.ENOTDIR: "Part of the path is a file, not a folder: remove it, or choose another folder.",
 }
 
 
@@ -71,7 +75,7 @@ def _as_ours(path: Path) -> Iterator[None]:
         hint = _HINTS.get(error.errno or 0, "Choose another folder.")
         raise IoError(
             f"{path} could not be written",
-            cause=error.strerror or str(error),
+            cause=describe(error),
             hint=f"{hint} Earlier checkpoints are untouched.",
         ) from error
 
@@ -79,7 +83,7 @@ def _as_ours(path: Path) -> Iterator[None]:
 class Folder:
     """An open folder; names are used within it, whatever becomes of the path that led to it.
 
-    It belongs to this user, and nobody else may change what is in it.
+    It belongs to this user, and no other user may change what is in it.
     """
 
     def __init__(self, path: Path, handle: int | None) -> None:
@@ -94,7 +98,7 @@ class Folder:
         """
         path = path.absolute()
         with _as_ours(path):
-            if not _HAS_HANDLES:
+            if not HAS_FOLDER_HANDLES:
                 path.mkdir(parents=True, exist_ok=True)
                 return cls(path, None)
             missing = []
@@ -104,16 +108,20 @@ class Folder:
                 there = there.parent
             for each in (there, *there.parents):
                 _check_link(each, is_last=each == path)
-            folder = cls(there, os.open(there, _AS_FOLDER & ~_NO_LINKS))
+            folder = cls(there, os.open(there, _AS_FOLDER & ~NO_LINKS))
             for name in reversed(missing):
                 with folder:
                     folder = folder.enter(name)
-            try:
-                folder.check()
-            except BaseException:
-                folder.close()
-                raise
-            return folder
+            return folder.checked()
+
+    def checked(self) -> Folder:
+        """Itself, unless it is not safe to write there; then it is closed."""
+        try:
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def enter(self, name: str) -> Folder:
         """A folder within this one; made (0700) if it is missing, refused if it is a link."""
@@ -123,20 +131,15 @@ class Folder:
                 os.mkdir(*self._at(name), mode=0o700, **self._beside())  # noqa: PTH102
                 self.sync()
             folder = self.within(name)
-            try:
-                folder.check()
-            except BaseException:
-                folder.close()
-                raise
-            return folder
+            return folder.checked()
 
     def within(self, name: str) -> Folder:
-        """A folder within this one that is there, whoever may change it; refused if it is a link.
+        """A folder within this one that is there, also if others may change it; a link is refused.
 
         To remove what is in it.
         """
         path = self.path / name
-        if not _HAS_HANDLES:
+        if not HAS_FOLDER_HANDLES:
             return Folder(path, None)
         try:
             return Folder(path, os.open(name, _AS_FOLDER, dir_fd=self._handle))
@@ -172,7 +175,7 @@ class Folder:
             self.sync()
 
     def _rename(self, old: str, new: str) -> None:
-        if _HAS_HANDLES:
+        if HAS_FOLDER_HANDLES:
             os.replace(old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
         else:
             (self.path / old).replace(self.path / new)
@@ -220,19 +223,19 @@ class Folder:
         self.close()
 
     def _at(self, name: str) -> tuple[Any]:
-        return (name,) if _HAS_HANDLES else (self.path / name,)
+        return (name,) if HAS_FOLDER_HANDLES else (self.path / name,)
 
     def _beside(self) -> dict[str, Any]:
-        return {"dir_fd": self._handle} if _HAS_HANDLES else {}
+        return {"dir_fd": self._handle} if HAS_FOLDER_HANDLES else {}
 
 
 def refusal(path: Path, status: os.stat_result) -> tuple[str, str]:
     """Why nothing is written into a folder, and what to do; two empty texts if something can be.
 
     It must belong to this user.  Others may look into it, but not change it; a group of which this
-    user is the only member is no other.
+    user is the only member does not count as another one.
     """
-    user, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
+    user, mode = user_id(), stat.S_IMODE(status.st_mode)
     quoted = shlex.quote(str(path))
     if status.st_uid != user:
         fix = f"Run as that user, choose a folder of your own, or run: sudo chown {user} {quoted}"
@@ -243,36 +246,21 @@ def refusal(path: Path, status: os.stat_result) -> tuple[str, str]:
     if mode & 0o002:
         fix = f"Run: chmod go-w {quoted}"
         return f"can be changed by all users of this machine (mode {mode:04o})", fix
-    if mode & 0o020 and not _is_own_group(status.st_gid):
+    if mode & 0o020 and not is_private_group(status.st_gid):
         fix = f"Run: chmod g-w {quoted}"
         return f"can be changed by group {status.st_gid} (mode {mode:04o})", fix
     return "", ""
 
 
-def _is_own_group(number: int) -> bool:
-    """Whether a group is this user's alone, as many systems make one for each user."""
-    if sys.platform == "win32":
-        return True
-    import grp
-    import pwd
-
-    try:
-        me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
-    except KeyError:  # unknown here, as in a container
-        return False
-    is_mine = number == me.pw_gid and group.gr_name == me.pw_name
-    return is_mine and set(group.gr_mem) <= {me.pw_name}
-
-
 def _check_link(path: Path, *, is_last: bool) -> None:
     """A link in a folder that all users share leads wherever the one who made it wants."""
     status = os.lstat(path)
-    if not stat.S_ISLNK(status.st_mode) or status.st_uid in {os.geteuid(), 0}:
+    if not stat.S_ISLNK(status.st_mode) or status.st_uid in {user_id(), 0}:
         return
     folder = path.parent.stat()
     if is_last or (folder.st_mode & stat.S_IWOTH and folder.st_uid != status.st_uid):
         why = f"is a symbolic link that user {status.st_uid} has made"
-        raise _unsafe(path, why, "Remove it, or name another folder.")
+        raise _unsafe(path, why, "Remove it, or choose another folder.")
 
 
 def _unsafe(path: Path, why: str, fix: str) -> UnsafeFile:
@@ -280,18 +268,18 @@ def _unsafe(path: Path, why: str, fix: str) -> UnsafeFile:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """The content of a file that has at most so many bytes."""
+    """The content of a file that has at most this many bytes."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise IoError(f"{path} is not a file")
         if status.st_size > limit:
-            raise IoError(f"{path} has {status.st_size} bytes; at most {limit} are plausible")
+            raise IoError(f"{path} has {status.st_size} bytes, more than the limit of {limit}")
         return path.read_bytes()
     except IoError:
         raise
     except OSError as error:
-        raise IoError(f"{path} could not be read", cause=error.strerror or str(error)) from error
+        raise IoError(f"{path} could not be read", cause=describe(error)) from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -327,7 +315,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file."""
 
     dtype: str
@@ -359,7 +347,7 @@ def dtype_of(name: str) -> Dtype:
     return dtype
 
 
-def encode_header(entries: Mapping[str, Entry], facts: Mapping[str, str]) -> bytes:
+def encode_header(entries: Mapping[str, TensorEntry], facts: Mapping[str, str]) -> bytes:
     """The beginning of a file: the header's length, and the header."""
     header: dict[str, object] = {"__metadata__": dict(facts)} if facts else {}
     for name, entry in entries.items():
@@ -373,40 +361,11 @@ def encode_header(entries: Mapping[str, Entry], facts: Mapping[str, str]) -> byt
     return len(text).to_bytes(_LENGTH, "little") + text
 
 
-class _Row(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
-def decode_header(data: bytes) -> tuple[dict[str, Entry], dict[str, str], int]:
-    """The tensors of a file from its beginning, its metadata, and where the bytes begin."""
-    length = int.from_bytes(data[:_LENGTH], "little")
-    if len(data) < _LENGTH or not 0 < length <= min(MAX_HEADER, len(data) - _LENGTH):
-        raise IoError("This is no safetensors file", cause="its header has no possible length")
-    try:
-        raw = decode_json(data[_LENGTH : _LENGTH + length], dict[Exact, msgspec.Raw])
-        facts = decode_json(raw.pop("__metadata__", b"{}"), dict[Exact, Exact])
-        rows = {name: decode_json(row, _Row) for name, row in raw.items()}
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise IoError("This is no safetensors file", cause=str(error)) from None
-    entries = {name: _checked(name, row) for name, row in rows.items()}
-    return entries, facts, _LENGTH + length
-
-
-def _checked(name: str, row: _Row) -> Entry:
-    start, stop = row.data_offsets
-    size = math.prod(row.shape) * dtype_of(row.dtype).itemsize
-    if min([start, *row.shape]) < 0 or stop - start != size:
-        raise IoError(f"The tensor {name[:100]!r} has {stop - start} bytes where {size} are due")
-    return Entry(row.dtype, tuple(row.shape), start, stop)
-
-
 # --------------------------------------------------------------------------------------------------
 # The manifest of one rank's part of a checkpoint: what is in its file, with checksums.
 #
 # It is written last, so it is also the mark that this part is complete.  A checkpoint is complete
-# when the parts of all ranks are; nobody has to tell anybody.
+# when the parts of all ranks are; no message is needed.
 
 BLOCK = 1 << 20
 """Bytes that have one checksum: a part of a file can be read and checked alone."""
@@ -471,7 +430,7 @@ class Manifest(msgspec.Struct, frozen=True):
         """From the content of a file; raises :class:`IoError` if anything is wrong with it."""
         head, _, text = data.partition(b"\n")
         if not head.startswith(_MAGIC):
-            raise IoError("This is no manifest of a checkpoint")
+            raise IoError("This is not a checkpoint manifest")
         if head[len(_MAGIC) :] != digest(text).encode():
             raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
         try:
@@ -507,7 +466,7 @@ def header_of(manifest: Manifest) -> bytes:
     return encode_header(_entries(manifest.pieces), _facts(manifest))
 
 
-def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
+def _entries(pieces: tuple[Piece, ...]) -> dict[str, TensorEntry]:
     entries = {}
     for piece, after in itertools.zip_longest(pieces, pieces[1:]):
         count = piece.stop - piece.start
@@ -515,7 +474,7 @@ def _entries(pieces: tuple[Piece, ...]) -> dict[str, Entry]:
         size = count * dtype_of(piece.dtype).itemsize
         assert after is None or after.offset == piece.offset + size
         shape = piece.shape if whole else (count,)
-        entries[piece.name] = Entry(piece.dtype, shape, piece.offset, piece.offset + size)
+        entries[piece.name] = TensorEntry(piece.dtype, shape, piece.offset, piece.offset + size)
     return entries
 
 
@@ -629,6 +588,11 @@ class Checkpoint:
         return f"<Checkpoint of step {self.step}, written by {self.world_size} ranks>"
 
     @property
+    def written_at(self) -> float:
+        """When it was complete, in seconds since 1970."""
+        return self.folder.stat().st_mtime
+
+    @property
     def names(self) -> list[str]:
         """The arrays in it that belong to all ranks."""
         return sorted(name for name in self._pieces if not is_own(name))
@@ -642,7 +606,7 @@ class Checkpoint:
         piece = self._piece(name)
         end = math.prod(piece.shape) if stop is None else stop
         made = np.empty(max(0, end - start), dtype_of(piece.dtype))
-        octets = made.view(np.uint8)
+        raw = made.view(np.uint8)
         for manifest, each in self._pieces[name]:
             low, high = max(start, each.start), min(end, each.stop)
             if low >= high:
@@ -651,7 +615,7 @@ class Checkpoint:
             begin = each.offset + (low - each.start) * width
             place = (low - start) * width
             for data in self._blocks(manifest, begin, begin + (high - low) * width):
-                octets[place : place + len(data)] = np.frombuffer(data, np.uint8)
+                raw[place : place + len(data)] = np.frombuffer(data, np.uint8)
                 place += len(data)
         return made
 
@@ -717,7 +681,7 @@ class Checkpoint:
         if digest(header) != expected:
             raise IoError(
                 f"{path} is damaged",
-                cause="its header has another checksum than when it was written",
+                cause="the checksum of its header is wrong",
                 hint=_EARLIER,
             )
 
@@ -725,7 +689,9 @@ class Checkpoint:
 
     def _piece(self, name: str) -> Piece:
         if name not in self._pieces:
-            raise KeyError(f"No array {name!r} is in this checkpoint; {', '.join(self.names)} are")
+            raise KeyError(
+                f"There is no array {name!r} in this checkpoint; {', '.join(self.names)} are"
+            )
         return self._pieces[name][0][1]
 
     def _blocks(self, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
@@ -753,7 +719,7 @@ class Checkpoint:
         if digest(data) != manifest.checksums[number]:
             raise IoError(
                 f"{path} is damaged",
-                cause=f"block {number} of it has another checksum than when it was written",
+                cause=f"the checksum of block {number} is wrong",
                 hint=_EARLIER,
             )
         self._last = (manifest.rank, number), data
@@ -768,13 +734,15 @@ class Checkpoint:
             raise IoError(f"The parts of {name[:100]!r} in {self.folder} do not fit together")
 
 
-def _history(manifest: Manifest) -> History:
+def _history(manifest: Manifest) -> StepHistory:
     lineage = manifest.lineage
     if len(lineage) > _LONGEST:  # other members would refuse it
         lineage = digest(lineage.encode())
     position = Position(lineage, manifest.epoch, manifest.step)
     # Earlier versions wrote no samples; a step has at least one.
-    return History(position, manifest.ancestry, manifest.samples or manifest.step, manifest.trail)
+    return StepHistory(
+        position, manifest.ancestry, manifest.samples or manifest.step, manifest.trail
+    )
 
 
 class Incomplete(IoError):
@@ -782,7 +750,7 @@ class Incomplete(IoError):
 
 
 def _unreadable(path: Path, error: OSError) -> IoError:
-    return IoError(f"{path} could not be read", cause=error.strerror or str(error))
+    return IoError(f"{path} could not be read", cause=describe(error))
 
 
 def _manifests(folder: Path) -> list[Manifest]:
@@ -826,8 +794,8 @@ def _names(folder: Path) -> list[str]:
     except OSError as error:
         raise IoError(
             f"{folder} could not be read",
-            cause=error.strerror or str(error),
-            hint="Run as the user to whom it belongs, or name another folder.",
+            cause=describe(error),
+            hint="Run as the user who owns it, or choose another folder.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""ElasticTrainer: training that goes on while machines come and go.
+"""ElasticTrainer: training that continues while machines come and go.
 
 A step is a transaction: gradients are averaged out of place, and applied only when every member
 holds the average.  If a member is lost in the middle, the survivors decide alike whether the step
@@ -26,7 +26,7 @@ from potluck._types import Branch, NodeId, ProcessId, Seconds, View, in_seconds
 from potluck.arrays.base import Array
 from potluck.cluster.cluster import Cluster
 from potluck.cluster.telemetry import Steps
-from potluck.cluster.views import Stage
+from potluck.cluster.views import ViewSession
 from potluck.collective.call import Work
 from potluck.collective.collectives import DistributedBackend
 from potluck.collective.context import DistributedContext
@@ -42,9 +42,9 @@ from potluck.errors import (
     Timeout,
     ViewChanged,
 )
-from potluck.logs import get_logger
+from potluck.logs import NOTICE, get_logger
 from potluck.membership.events import MembershipEvent
-from potluck.membership.messages import Ancestry, Count, Label, Lineage, Message
+from potluck.membership.messages import Ancestry, Count, Label, Lineage, MembershipMessage
 from potluck.trace.recorder import log_of
 from potluck.training.averaging import (
     HEAVIEST,
@@ -52,27 +52,28 @@ from potluck.training.averaging import (
     Buckets,
     DiscardedWork,
     Gradients,
-    Pending,
-    Record,
+    PendingStep,
+    StepContribution,
     StepOutcome,
     check_records,
     compare_states,
+    count_step,
 )
 from potluck.training.averaging import WHAT as RECORD_WHAT
-from potluck.training.balance import Condition, Pace, Straggler, measure_condition
-from potluck.training.checkpoint import Checkpointer, Saving, own_part, restore_own
+from potluck.training.balance import MemberCondition, MemberSpeeds, Straggler, measure_condition
+from potluck.training.checkpoint import Checkpointer, Saving, count_save, own_part, restore_own
 from potluck.training.checkpoint_files import Checkpoint
 from potluck.training.peer_messages import Shares, check_intervals, gather, malformed
 from potluck.training.sampler import ElasticSampler, Indices, Intervals, overlap, total, union
-from potluck.training.state import StateSync, SyncReport, TrainingState, count_save, count_step
+from potluck.training.state import StateSync, SyncReport, TrainingState
 from potluck.training.steps import (
     FRESH,
-    Action,
-    Decision,
-    History,
     Missing,
     Position,
-    Report,
+    StepHistory,
+    StepReport,
+    SyncAction,
+    SyncDecision,
     Trail,
     ancestry_in,
     decide,
@@ -92,14 +93,14 @@ def unclear(text: str) -> Aborted:
     return error
 
 
-class Ground:
+class ViewScope:
     """Where calls run: all those of one block in the same view."""
 
     def __init__(self, group: DistributedContext) -> None:
         self.group = group
         self._cluster = group if isinstance(group, Cluster) else None
         self._founded: set[str] = set()
-        self._stage: Stage | None = None
+        self._session: ViewSession | None = None
         self._steps = Steps()
         self._alarms: list[set[int]] = []  # who ended tries since the last step, in this view
 
@@ -108,7 +109,7 @@ class Ground:
         """Whether views follow each other here, so that the others can continue without one."""
         return self._cluster is not None
 
-    def can_go_on(self, error: DistributedError) -> bool:
+    def can_continue(self, error: DistributedError) -> bool:
         """Whether the error says that the view is over: then another follows, or will.
 
         What a program ended on purpose is not to be tried again.
@@ -118,10 +119,10 @@ class Ground:
         if isinstance(error, Aborted) and error.is_unclear:
             return True
         # Before this member stood in any view, only the end of a view can be reported.
-        return self._stage is None or self._stage.ending is not None
+        return self._session is None or self._session.ending is not None
 
     @contextlib.contextmanager
-    def stand(self, timeout: float | None) -> Iterator[View]:
+    def enter_view(self, timeout: float | None) -> Iterator[View]:
         """A block in one view.
 
         Raises what the cluster has to tell first; what fails because the view is over is raised as
@@ -131,18 +132,18 @@ class Ground:
             yield _lasting(self.group.world_size)
             return
         limit = self._cluster.timeout if timeout is None else timeout
-        with self._cluster.innermost.stages.visit(limit) as stage:  # type: ignore[attr-defined]
-            if self._stage is not stage:
-                self._stage = stage
+        with self._cluster.innermost.sessions.visit(limit) as session:
+            if self._session is not session:
+                self._session = session
                 self._alarms.clear()
-            if stage.group is not None:
-                stage.group.ask_around()
+            if session.group is not None:
+                session.group.ask_around()
             try:
-                yield stage.view
+                yield session.view
             except CollectiveMismatch as error:
                 raise self._judged(error) from error
             except Aborted as error:
-                is_ours = error.is_final or error.rank in {None, stage.rank}
+                is_ours = error.is_final or error.rank in {None, session.rank}
                 if is_ours or isinstance(error, ViewChanged):
                     raise
                 tellers = set() if error.teller is None else {error.teller}
@@ -169,7 +170,7 @@ class Ground:
             return MalformedFrame(
                 f"Rank {rank} made another call than most members",
                 rank=rank,
-                cause=f"{theirs} where {ours} was due",
+                cause=f"{theirs} where {ours} was expected",
             )
         # Another member has seen it, and has the one at fault removed; or it says so in vain.
         return self._alarmed(ballot.reporters, error)
@@ -187,7 +188,7 @@ class Ground:
             return error
         ((rank, count),) = ended.most_common(1)
         return MalformedFrame(
-            f"Rank {rank} ended the step of all members {count} times in a row",
+            f"Rank {rank} aborted the step of all members {count} times in a row",
             rank=rank,
             cause=error.message,
         )
@@ -195,12 +196,12 @@ class Ground:
     @property
     def failures(self) -> int:
         """Grows, on all members alike, when an operation of all has failed."""
-        group = self.group.group if self._stage is None else self._stage.group
+        group = self.group.group if self._session is None else self._session.group
         return 0 if group is None else group.epoch
 
     def rates(self) -> tuple[int, ...]:
-        """Bytes per second of each member's link, as all have agreed; 0 where nobody measured."""
-        group = self.group.group if self._stage is None else self._stage.group
+        """Bytes per second of each member's link, as all have agreed; 0 where unmeasured."""
+        group = self.group.group if self._session is None else self._session.group
         if group is None:
             return ()
         return tuple(map(min, group.links.up, group.links.down))
@@ -232,7 +233,7 @@ class Ground:
         return tuple(found.items()), ended, insists
 
     def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
-        """Let people who ask know whom the training waits for; nobody, if it does not wait."""
+        """Tell observers which members the training waits for; none, if it does not wait."""
         if self._cluster is not None:
             self._cluster.innermost.note_awaited(awaited)  # type: ignore[attr-defined]
 
@@ -244,7 +245,7 @@ class Ground:
         Both decide which of two clusters stays when they meet.
         """
         self._alarms.clear()
-        backend = self.group if self._stage is None else self._stage.backend
+        backend = self.group if self._session is None else self._session.backend
         if backend is not None:
             self._steps.note(log_of(backend), steps, what)
         if self._cluster is not None:
@@ -258,42 +259,42 @@ class Ground:
 
 def _lasting(size: int) -> View:
     """The only view of a group that does not change."""
-    nobody = NodeId("0" * 32)
-    return View("0" * 32, 1, tuple(ProcessId(nobody, rank) for rank in range(size)))
+    node = NodeId("0" * 32)
+    return View("0" * 32, 1, tuple(ProcessId(node, rank) for rank in range(size)))
 
 
 # --------------------------------------------------------------------------------------------------
 # One try of a step: the record that everybody sends, then the buckets, always in this order.
 #
-# It may begin before all gradients are there, while a backward pass still computes; whoever has
-# nothing to compute makes the same operations at once.
+# It may begin before all gradients are there, while a backward pass still computes; a member that
+# has nothing to compute makes the same operations at once.
 
 ENDING = 5.0
 """Seconds in which operations of a view that is over come to their end."""
 
 
-class Try:
+class StepAttempt:
     """What of a step is under way in one view."""
 
     def __init__(
         self,
         attempt: Position,
         group: DistributedBackend,
-        record: Record,
+        record: StepContribution,
         compressor: GradientCompressor | None,
     ) -> None:
         self.attempt, self.weight = attempt, record.weight
         self._group, self._compressor = group, compressor
         self._row = record.encode()
         self._told: Work[npt.NDArray[np.int64]] | None = None
-        self._records: tuple[Record, ...] = ()
+        self._records: tuple[StepContribution, ...] = ()
         self._works: list[Work[Array]] = []
 
     def start(self) -> None:
         """Send the record meanwhile."""
         self._told = self._group.gather_records(self._row, async_op=True)
 
-    def records(self, timeout: float | None) -> tuple[Record, ...]:
+    def records(self, timeout: float | None) -> tuple[StepContribution, ...]:
         """What everybody brings."""
         if not self._records:
             told = self._told
@@ -303,7 +304,7 @@ class Try:
                 else told.wait(timeout)
             )
             numbered = enumerate(rows.reshape(-1, LENGTH).tolist())
-            self._records = tuple(Record.decode(row, rank) for rank, row in numbered)
+            self._records = tuple(StepContribution.decode(row, rank) for rank, row in numbered)
         return self._records
 
     @property
@@ -334,7 +335,7 @@ class Try:
         under_way: list[Work[Any]] = [*self._works, *([self._told] if self._told else [])]
         for work in under_way:
             with contextlib.suppress(DistributedError):
-                work.ends_within(deadline)
+                work.sleep_until(deadline)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ _NEAR = 1 << 20  # steps
 _MOST_MISSING = 32  # processes that a report names
 
 
-class _Told(Message, frozen=True):
+class _ReportMessage(MembershipMessage, frozen=True):
     """What a member reports, as it travels."""
 
     position: _Place
@@ -373,29 +374,29 @@ class _Told(Message, frozen=True):
     ended: Annotated[tuple[ProcessId, ...], msgspec.Meta(max_length=_MOST_MISSING)]
     taken: Shares
     speed: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-    condition: Condition
+    condition: MemberCondition
     waits: bool
     token: Token
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberReport:
     """What a member reports."""
 
-    report: Report
+    report: StepReport
     taken: Intervals
     """Samples it has in hand for its next step."""
     speed: int
-    condition: Condition
+    condition: MemberCondition
     waits: bool = False
     """Whether it has computed, and waits for the others."""
     token: str = ""
     """The mark it has left in its folder for checkpoints."""
 
-    def message(self) -> _Told:
+    def message(self) -> _ReportMessage:
         """As it travels."""
         report = self.report
-        return _Told(
+        return _ReportMessage(
             report.position,
             report.attended,
             report.attempt,
@@ -416,9 +417,9 @@ class Standing:
         )
 
     @classmethod
-    def of(cls, told: _Told) -> Standing:
+    def of(cls, told: _ReportMessage) -> MemberReport:
         """From what another member sent."""
-        report = Report(
+        report = StepReport(
             Position(*told.position),
             told.attended,
             None if told.attempt is None else Position(*told.attempt),
@@ -435,7 +436,7 @@ class Standing:
         return cls(report, told.taken, told.speed, told.condition, told.waits, told.token)
 
 
-def _check(rank: int, standing: Standing, view: View, size: int | None) -> None:
+def _check(rank: int, standing: MemberReport, view: View, size: int | None) -> None:
     """Raise if a report contradicts what all members know."""
     report = standing.report
     wrong = check_intervals(standing.taken, size)
@@ -458,16 +459,16 @@ def _check_steps(steps: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class SyncResult:
     """What the members of a view have found out."""
 
-    decision: Decision
-    action: Action
+    decision: SyncDecision
+    action: SyncAction
     """What this member has to do."""
     taken: tuple[Intervals, ...]
     """In rank order: samples that members had in hand."""
     speeds: tuple[int, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[MemberCondition, ...]
     waiting: tuple[int, ...]
     """Ranks that have computed the next step already."""
     tokens: tuple[str, ...] = ()
@@ -484,9 +485,9 @@ class Settlement:
         for rank in (*self.decision.sources, *self.decision.receivers):
             action = self.decision.actions[rank]
             others = pieces([share for share in kept if share])
-            if action is Action.APPLY:
+            if action is SyncAction.APPLY:
                 kept[rank] = ()
-            elif action is Action.RECEIVE and rank not in alike:
+            elif action is SyncAction.RECEIVE and rank not in alike:
                 continue
             # Two who began apart, or of whom one was away while its samples were handed out anew,
             # may have taken the same: what the first one has counts.
@@ -496,13 +497,13 @@ class Settlement:
 
 
 def settle(
-    group: DistributedBackend, view: View, mine: Standing, size: int | None = None
-) -> Settlement:
+    group: DistributedBackend, view: View, mine: MemberReport, size: int | None = None
+) -> SyncResult:
     """Ask everybody, and decide; all members call this first in a view.
 
     ``size`` is the number of samples that there are, if they are handed out.
     """
-    told = [Standing.of(each) for each in gather(group, mine.message(), _Told, WHAT)]
+    told = [MemberReport.of(each) for each in gather(group, mine.message(), _ReportMessage, WHAT)]
     for rank, each in enumerate(told):
         _check(rank, each, view, size)
     _check_steps([each.report.position.step for each in told])
@@ -513,7 +514,7 @@ def settle(
             cause=decision.reason,
             hint="Start it again: it then begins anew, or from a checkpoint.",
         )
-    return Settlement(
+    return SyncResult(
         decision,
         decision.actions[group.rank],
         tuple(each.taken for each in told),
@@ -522,7 +523,7 @@ def settle(
         tuple(
             rank
             for rank, each in enumerate(told)
-            if each.waits and decision.actions[rank] is Action.KEEP
+            if each.waits and decision.actions[rank] is SyncAction.KEEP
         ),
         tuple(each.token for each in told),
         tuple(rank for rank, each in enumerate(told) if each.report.position != FRESH),
@@ -539,11 +540,11 @@ def pieces(shares: Sequence[Intervals]) -> list[tuple[int, int]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Member: one process's part in steps that are transactions.
+# The trainer: one member's part in steps that are transactions.
 #
 # Everything here follows :mod:`potluck.training.steps`.  A view begins with settling; a step in it
-# is a record from everybody, the averaging, and a barrier.  Whoever passes the barrier knows that
-# all hold the average, and applies it.
+# is a record from every member, the averaging, and a barrier.  A member that passes the barrier
+# knows that all hold the average, and applies it.
 
 PLATFORM = f"{platform.machine()} {platform.system()} numpy {np.__version__}"
 """Machines of which this is the same compute the same bits."""
@@ -562,397 +563,10 @@ CONTINUE = (
 Result = TypeVar("Result")
 
 
-class Member:
-    """Settles, averages and commits."""
-
-    def __init__(
-        self, group: DistributedContext, state: TrainingState, apply: Callable[[Any], None]
-    ) -> None:
-        self._ground = Ground(group)
-        self._group = group
-        self._apply = apply
-        self._state = state
-        self._sync = StateSync(state, group.metrics)
-        self.sampler: ElasticSampler | None = None
-        self.batch = 0
-        """Samples of all members together in one step."""
-        self._compressor: GradientCompressor | None = None
-        self._saving = Saving(None, every=0, keep=1)
-        self._verify_every = 0
-        self._timeout: float | None = None
-        self._pace = Pace(self._ground.note_event)
-        self.room: dict[int, Array] = {}
-        """Memory for what is averaged, by the number of its bucket."""
-        self._begun: Try | None = None
-        self._report = Report()
-        self._settled: View | None = None
-        self._rank = 0  # in that view
-        self._pending: Pending | None = None
-        self._outcome = StepOutcome(0, counted=False, world_size=0, weight=0.0, tries=0)
-        self._taken: Intervals | None = None
-        self._reserved: tuple[Intervals, ...] = ()
-        self._others_wait = False
-        self._broken: BaseException | None = None
-        self._awaited: dict[ProcessId, str] = {}  # who may have the state, when nobody here has it
-        self._lineage = ""  # of the view in which this member settled last
-        self._loaded: Position | None = None  # from a checkpoint
-        self.discarded: DiscardedWork | None = None
-        """The committed steps of this machine that were discarded last, and the total; or None."""
-        self.last_sync: SyncReport | None = None
-        """What the last exchange of states did, if there was one."""
-
-    @property
-    def position(self) -> Position:
-        """The last step that this member has applied, and the view it was made in."""
-        return self._report.position
-
-    @property
-    def others_wait(self) -> bool:
-        """Whether others had computed the next step already when this view began."""
-        return self._others_wait
-
-    @property
-    def straggler(self) -> Straggler | None:
-        """The member that is much slower than the others, if there is one, and likely why."""
-        return self._pace.straggler
-
-    def _repeat(self, action: Callable[[View], Result]) -> Result:
-        """Settle in the view that holds and do something there, until no view ends in between."""
-        failures = 0
-        while True:
-            if self._broken is not None:
-                raise BackendUnavailable(
-                    "This member's state is no longer what the others have",
-                    cause=f"applying a step failed: {self._broken!r}",
-                    hint="Start it again: it gets the state from the others.",
-                ) from self._broken
-            try:
-                with self._ground.stand(self._timeout) as view:
-                    failures = self._ground.failures
-                    if self._settled != view:
-                        self._settle(view)
-                    return action(view)
-            except (Aborted, Disconnected) as error:
-                self._settled = None
-                self._drop_try()
-                if not self._ground.can_go_on(error):
-                    raise
-                logger.info("After step %d: %s", self.position.step, error)
-            except Timeout:
-                raise  # the next call goes on with what is under way
-            except Exception:
-                self._drop_try()
-                if self._ground.failures != failures:
-                    self._settled = None  # the others have heard of it, and settle anew
-                raise
-
-    # -- a view begins ---------------------------------------------------------------------------
-
-    def _settle(self, view: View) -> None:
-        self._settled = None
-        self._drop_try()  # of a view that is over
-        self._lineage = view.lineage
-        found = self._agree(view)
-        decision, before = found.decision, self._report.history
-        logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
-        if found.action is Action.APPLY:
-            self._commit(decision.history)
-        elif self._report.attempt is not None and self._report.attempt[:2] == (
-            view.lineage,
-            view.epoch,
-        ):
-            # Settled anew in the same view: another try will have the same name.
-            self._report = replace(self._report, attempt=None, holds=False)
-        alike: Sequence[int] = decision.sources
-        if decision.receivers:
-            self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM, found.trained)
-            alike = self.last_sync.servers
-        self._pace.conditions = found.conditions
-        self._others_wait = any(rank != self._group.rank for rank in found.waiting)
-        kept = found.kept(alike)
-        is_kept = kept[self._group.rank] is not None
-        if found.action is Action.RECEIVE or not is_kept:
-            self._become(decision.history, keep=is_kept)
-        if found.action is Action.RECEIVE:
-            self._tell_discarded(before)
-        self._report = replace(self._report, attended=(view.lineage, view.epoch))
-        self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
-        self._saving.meet(found.tokens)
-        self._rank, self._settled = self._group.rank, view
-
-    def _agree(self, view: View) -> Settlement:
-        """Tell the others where this member stands, and decide; wait for a state that is away."""
-        size = None if self.sampler is None else self.sampler.size
-        limit = self._group.timeout if self._timeout is None else self._timeout
-        began = time.monotonic()
-        while True:
-            missing, ended, insists = self._ground.left_out(self._awaited)
-            self._report = replace(
-                self._report,
-                founder=self._ground.has_founded(view),
-                missing=missing,
-                insists=insists,
-                ended=ended,
-            )
-            standing = Standing(
-                self._report,
-                self._taken or (),
-                self._pace.meter.speed,
-                measure_condition(),
-                waits=self._pending is not None,
-                token=self._saving.token,
-            )
-            self._saving.mark()
-            found = settle(self._group, view, standing, size)
-            is_news = dict(found.decision.missing) != self._awaited
-            self._awaited = dict(found.decision.missing)
-            if is_news:
-                self._ground.note_awaited(self._awaited)
-            if not self._awaited:
-                return found
-            if is_news:
-                logger.warning("Training waits: %s. %s", found.decision.reason, CONTINUE)
-            if limit is not None and time.monotonic() >= began + limit:
-                raise NoQuorum(
-                    f"Waited {limit:g} s for the state of this training",
-                    seconds=limit,
-                    cause=found.decision.reason,
-                    hint=CONTINUE,
-                )
-            time.sleep(LOOK)
-
-    def _become(self, history: History, *, keep: bool = False) -> None:
-        """Have another state; what was computed for the last one is of no use, unless kept."""
-        if not keep:
-            if self._pending is not None:
-                size = self._group.world_size
-                step = history.position.step
-                self._outcome = StepOutcome(step, False, size, 0.0, self._pending.tries)
-                logger.warning(
-                    "The gradients at %s do not count: they were for a state that is gone, or for "
-                    "samples that another member has now",
-                    self.position,
-                )
-            self._pending, self._taken = None, None
-        if self._compressor is not None:
-            self._compressor.discard()
-        if self.sampler is not None:
-            history = replace(history, samples=self.sampler.counted)
-        self._report = replace(self._report.at(history), attempt=None, holds=False)
-        self._note_progress("state received")
-
-    def _tell_discarded(self, before: History) -> None:
-        """Another state has replaced ours: say which of our committed steps are not in it."""
-        lost = compare_states(before, self._report.history, self._lineage, self.discarded)
-        if lost is None:
-            return
-        self.discarded = replace(lost, is_loaded=lost.before == self._loaded)
-        # A step that was committed in this very call is not in the state that we have now.
-        self._outcome = replace(self._outcome, counted=False)
-        logger.warning("%s", self.discarded)
-        self._ground.note_event(self.discarded)
-        if self._group.metrics is not None:
-            self._group.metrics.training.withdraw(lost.steps)
-
-    def _note_progress(self, what: str = "step") -> None:
-        history = self._report.history
-        origin = history.origin_of(self._lineage)
-        self._ground.note_progress(history.samples, origin, history.position.step, what)
-
-    # -- a step ------------------------------------------------------------------------------------
-
-    def _try(self, view: View) -> StepOutcome:
-        """Average and commit the step under way, unless settling has done so."""
-        pending = self._pending
-        if pending is None:  # and since then more may have been received
-            size = self._group.world_size
-            return replace(self._outcome, step=self.position.step, world_size=size)
-        attempt = Position(view.lineage, view.epoch, self.position.step + 1)
-        if not (self._report.holds and self._report.attempt == attempt):
-            self._average(pending, attempt, view)
-            if self._pending is None:
-                return self._outcome
-        # Otherwise an earlier call was interrupted here, and the others wait.
-        self._group.barrier(self._timeout)
-        base = self._report.history
-        ancestry = ancestry_in(view, attempt, base)
-        self._commit(base.extended(attempt, ancestry, self._report.samples_held))
-        return self._outcome
-
-    def _begin(self, weight: float, signature: int, attempt: Position) -> Try:
-        """Begin a try of a step; nothing of an earlier one counts."""
-        self._drop_try()
-        if self._compressor is not None:
-            self._compressor.discard()
-        self._report = replace(self._report, attempt=attempt, holds=False)
-        record = Record(
-            attempt.step,
-            signature if weight else 0,
-            weight,
-            self._pace.meter.speed,
-            0 if self.sampler is None else self.sampler.epoch,
-            self._taken or (),
-        )
-        return Try(attempt, self._group, record, self._compressor)
-
-    def _drop_try(self) -> None:
-        """What was under way is over; it may still use its memory for a moment."""
-        if self._begun is not None:
-            self._begun.abandon()
-            self._begun = None
-            self.room.clear()
-
-    def _average(self, pending: Pending, attempt: Position, view: View) -> None:
-        """Have the result of a step, which does not count yet."""
-        pending.tries += 1
-        begun = self._begun
-        if begun is None or begun.attempt != attempt:
-            signature = pending.gradients.buckets.signature
-            begun = self._begun = self._begin(pending.weight, signature, attempt)
-        records = begun.records(self._timeout)
-        if self.sampler is not None and not any(each.share or each.weight for each in records):
-            self._set_aside(pending)
-            return
-        self._check(records)
-        begun.finish(pending.gradients, self._timeout)
-        made = attempt.step - 1
-        if self._verify_every and made and made % self._verify_every == 0:
-            self._compare(view)
-        pending.records, self._begun = records, None
-        self._report = replace(self._report, holds=True, samples_held=self._samples_with(records))
-
-    def _samples_with(self, records: Sequence[Record]) -> int:
-        """Committed samples once a step counts; the same on all members."""
-        if self.sampler is not None:
-            return self.sampler.counted + sum(total(record.share) for record in records)
-        # Weights are samples, unless they are fractions: then each step counts as one.
-        weight = sum(record.weight for record in records)
-        return min(self._report.samples + max(1, round(weight)), MAX_SAMPLES)
-
-    def _set_aside(self, pending: Pending) -> None:
-        """Those who had the last samples are gone: nobody brings any, and all take them anew."""
-        size = self._group.world_size
-        self._outcome = StepOutcome(self.position.step, False, size, 0.0, pending.tries)
-        self._begun, self._pending, self._taken, self._reserved = None, None, None, ()
-        self._report = replace(self._report, attempt=None, holds=False)
-
-    def _compare(self, view: View) -> SyncReport:
-        """See whether all have the same state and how they are; put right what differs."""
-        mine = measure_condition()
-        self._pace.conditions = tuple(gather(self._group, mine, Condition, "its condition"))
-        ranks = range(len(view.members))
-        return self._sync.run(self._group, ranks, PLATFORM, ranks)
-
-    def _check(self, records: Sequence[Record]) -> None:
-        """Whatever is wrong with what somebody brings, all find it before anybody holds it."""
-        is_cluster = self._ground.is_cluster
-        check_records(records, self._group.rank if is_cluster else None)
-        sampler = self.sampler
-        if sampler is None:
-            return
-        due = self._shares(len(records))
-        order = sorted(range(len(records)), key=lambda rank: records[rank].share != due[rank])
-        counted = sampler.committed
-        for rank in order:  # those first who bring what is theirs: they are not to blame
-            share = records[rank].share
-            wrong = check_intervals(share, sampler.size)
-            twice = overlap(share, counted)
-            if twice:
-                wrong = f"samples that count already, or are another member's: {twice}"
-            if wrong:
-                raise malformed(rank, RECORD_WHAT, wrong)
-            counted = union(counted, share)
-
-    def _commit(self, history: History) -> None:
-        """Every member holds the result: apply it, and count what went into it."""
-        pending, attempt = self._pending, history.position
-        assert pending is not None
-        assert self._report.attempt == attempt
-        try:
-            self._apply(pending.gradients.mean())
-        except BaseException as error:
-            self._broken = error
-            raise
-        if self.sampler is not None:
-            self.sampler.commit(record.share for record in pending.records)
-        if self._compressor is not None:
-            self._compressor.commit()
-        weight = sum(record.weight for record in pending.records)
-        size = self._group.world_size
-        self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
-        nbytes = pending.gradients.buckets.nbytes
-        self._pace.note(pending.records, self._ground.rates(), nbytes)
-        self._reserved, self._others_wait = (), False
-        self._pending, self._taken = None, None
-        self._report = replace(self._report.at(history), holds=False)
-        self._note_progress()
-
-    # -- samples -----------------------------------------------------------------------------------
-
-    def _share(self, view: View) -> Intervals:
-        """This member's part of the next batch."""
-        return self._shares(len(view.members))[self._rank]
-
-    def _shares(self, size: int) -> list[Intervals]:
-        """The next batch, divided among so many members; all of them compute the same parts."""
-        assert self.sampler is not None
-        counts = self._pace.counts(self.batch, size)
-        reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
-        counts = [0 if has else count for has, count in zip(reserved, counts, strict=True)]
-        shares = self.sampler.assign(counts, pieces(reserved))
-        return [has or share for has, share in zip(reserved, shares, strict=True)]
-
-
-# --------------------------------------------------------------------------------------------------
-# HeadStart: averaging begins while the backward pass still computes.
-#
-# Operations and their order are those of any step, so members that have nothing to compute, or do
-# not begin early, take part; the sums have the same bits.  What was begun in a view that ends
-# counts nothing: the step is then made from the gradients, which nobody has touched.
-
-
-class HeadStart(Member):
-    """A member that may begin a step before its gradients are there."""
-
-    def begin_early(self, buckets: Buckets, weight: float) -> None:
-        """Tell the others what will come, unless a view ends meanwhile."""
-        if self._settled is None or self._pending is not None or self._broken is not None:
-            return
-        if not weight:
-            return  # perhaps nobody brings anything, and then nothing is averaged
-
-        def begin(view: View) -> None:
-            attempt = Position(view.lineage, view.epoch, self.position.step + 1)
-            self._begun = self._begin(weight, buckets.signature, attempt)
-            self._begun.start()
-
-        self._if_settled(begin)
-
-    def go_on_early(self, buckets: Buckets, number: int) -> None:
-        """Average a bucket that is packed, meanwhile; each comes after the one before it."""
-
-        def launch(_: View) -> None:
-            if self._begun is not None and self._begun.begun == number:
-                self._begun.launch(buckets, self._timeout)
-
-        if self._begun is not None:
-            self._if_settled(launch)
-
-    def _if_settled(self, action: Callable[[View], None]) -> None:
-        try:
-            with self._ground.stand(0.0) as view:
-                if view == self._settled:
-                    action(view)
-        except DistributedError as error:  # step() finds out what has become of the view
-            logger.debug("Not early: %s", error)
-
-
-# --------------------------------------------------------------------------------------------------
-
 logger = get_logger(__name__)
 
 
-class ElasticTrainer(HeadStart, Closing):
+class ElasticTrainer(Closing):
     """Runs steps on a cluster, or on any group.
 
     ``apply`` gets the tree of averaged gradients and changes the model; it is called for committed
@@ -960,7 +574,7 @@ class ElasticTrainer(HeadStart, Closing):
     members together) hand out data; ``compressor`` saves bytes.  Every ``verify_every`` steps the
     members compare their states, and put right what differs.  Every ``save_every`` steps they save
     into the folder ``checkpoints``, each its own or one for all, where ``keep`` checkpoints stay;
-    with ``potluck run --resume`` this goes on from the last good one.  If all are damaged that
+    with ``potluck run --resume`` this resumes from the last good one.  If all are damaged that
     raises :class:`~potluck.IoError`, unless ``fresh_start`` asks to begin anew then.
 
     >>> import numpy as np
@@ -992,12 +606,38 @@ class ElasticTrainer(HeadStart, Closing):
         timeout: Seconds | None = None,
     ) -> None:
         if (sampler is None) != (batch is None):
-            msg = "sampler= and batch= belong together: batch is what all members take per step"
+            msg = "Pass both sampler= and batch=, the samples that all members take per step"
             raise ValueError(msg)
         whole = state if sampler is None else state.with_part("sampler", sampler)
-        super().__init__(cluster, whole, apply)
+        self._scope = ViewScope(cluster)
+        self._group = cluster
+        self._apply = apply
+        self._state = whole
+        self._sync = StateSync(whole, cluster.metrics)
         self.sampler, self.batch = sampler, batch or 0
+        """Samples of all members together in one step."""
         self._compressor = compressor
+        self._pace = MemberSpeeds(self._scope.note_event)
+        self.room: dict[int, Array] = {}
+        """Memory for what is averaged, by the number of its bucket."""
+        self._begun: StepAttempt | None = None
+        self._report = StepReport()
+        self._settled: View | None = None
+        self._rank = 0  # in that view
+        self._pending: PendingStep | None = None
+        self._outcome = StepOutcome(0, counted=False, world_size=0, weight=0.0, tries=0)
+        self._taken: Intervals | None = None
+        self._reserved: tuple[Intervals, ...] = ()
+        self._others_wait = False
+        self._broken: BaseException | None = None
+        self._awaited: dict[ProcessId, str] = {}  # who may have the state, when no one here has it
+        self._lineage = ""  # of the view in which this member settled last
+        self._loaded: Position | None = None  # from a checkpoint
+        self._origin = ""  # of what was loaded, in words, until people have read it
+        self.discarded: DiscardedWork | None = None
+        """The committed steps of this machine that were discarded last, and the total; or None."""
+        self.last_sync: SyncReport | None = None
+        """What the last exchange of states did, if there was one."""
         if compressor is not None:
             compressor.auto_commit = False  # what it remembers changes when a step is committed
         self._verify_every, self._timeout = verify_every, in_seconds(timeout)
@@ -1005,9 +645,24 @@ class ElasticTrainer(HeadStart, Closing):
         self._saving = Saving(checkpoints, save_every, keep, fresh_start=fresh_start)
         found = self._saving.found()
         for each in self._saving.damaged:
-            self._ground.note_event(each)
+            self._scope.note_event(each)
         if found is not None:
             self.resume(found)
+
+    @property
+    def position(self) -> Position:
+        """The last step that this member has applied, and the view it was made in."""
+        return self._report.position
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether others had computed the next step already when this view began."""
+        return self._others_wait
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The member that is much slower than the others, if there is one, and likely why."""
+        return self._pace.straggler
 
     @property
     def step_count(self) -> int:
@@ -1026,7 +681,7 @@ class ElasticTrainer(HeadStart, Closing):
         if self._taken is None:
             view = self._settled
             share = self._share(view) if view is not None else self._repeat(self._share)
-            self._taken: Intervals | None = share
+            self._taken = share
         self._taken_at = time.perf_counter()
         return self.sampler.indices(self._taken)
 
@@ -1050,11 +705,11 @@ class ElasticTrainer(HeadStart, Closing):
             self._pace.meter.note(total(self._taken), time.perf_counter() - self._taken_at)
         counts = self.counts(weight)
         if self._pending is None and self._begun is not None and self._begun.weight != counts:
-            msg = f"Its averaging has begun with the weight {self._begun.weight:g}, not {counts:g}"
+            msg = f"Its averaging was started with weight {self._begun.weight:g}, not {counts:g}"
             raise ValueError(msg)
         if self._pending is None or not (self._report.holds or self._begun):
             gradients = Gradients(tree, self.room, limit=limit, buckets=buckets)
-            self._pending = Pending(gradients, counts)
+            self._pending = PendingStep(gradients, counts)
         # Otherwise the last call was interrupted: the others may have what it was about.
         outcome = count_step(self._group.metrics, lambda: self._repeat(self._try))
         if outcome.counted and self._saving.is_due(outcome.step):
@@ -1064,12 +719,12 @@ class ElasticTrainer(HeadStart, Closing):
         return outcome
 
     def note_loss(self, loss: float) -> None:
-        """Let metrics, and whoever looks at the run, know this member's loss of the last step."""
+        """Tell metrics and observers this member's loss of the last step."""
         if self._group.metrics is not None:
             self._group.metrics.training.loss.set(float(loss))
 
     def counts(self, weight: float | None) -> float:
-        """How much this member's gradients count; raises ``ValueError`` for what is no weight."""
+        """How much this member's gradients count; raises ``ValueError`` for an invalid weight."""
         if weight is not None:
             if not 0 <= float(weight) <= HEAVIEST:  # also if it is not a number
                 msg = f"A weight must be a number from 0 to {HEAVIEST:g}, got {weight}"
@@ -1100,20 +755,21 @@ class ElasticTrainer(HeadStart, Closing):
         then the one that followed a common ancestor longer, then the one with more samples.
         """
         if self._settled is not None:
-            msg = "A checkpoint is loaded before the trainer starts: the others have a state now"
+            msg = "A checkpoint must be loaded before the trainer starts"
             raise ValueError(msg)
         tree = checkpoint.tree()
         try:
             self._state.restore(tree)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             msg = (
-                f"The checkpoint {checkpoint.folder} is of another training than this: {error}. "
+                f"The checkpoint {checkpoint.folder} belongs to another training: {error}. "
                 "Use the script that saved it, or another folder."
             )
             raise ValueError(msg) from error
         if self._compressor is not None:
             restore_own(checkpoint, self._compressor, self._group.rank, self._group.world_size)
-        logger.info("Continuing from step %d, saved in %s", checkpoint.step, checkpoint.folder)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.written_at))
+        self._origin = f"checkpoint of {when}, folder {checkpoint.folder}"
         self._loaded = checkpoint.history.position
         self._become(checkpoint.history)
 
@@ -1128,3 +784,340 @@ class ElasticTrainer(HeadStart, Closing):
         """Meet the others."""
         self.start()
         return self
+
+    # -- an early start --------------------------------------------------------------------------
+    #
+    # Averaging may begin while the backward pass still computes.  Operations and their order are
+    # those of any step, so members that do not begin early take part; the sums have the same bits.
+    # What was begun in a view that ends counts nothing: the step is then made from the gradients.
+
+    def begin_early(self, buckets: Buckets, weight: float) -> None:
+        """Tell the others what will come, unless a view ends meanwhile."""
+        if self._settled is None or self._pending is not None or self._broken is not None:
+            return
+        if not weight:
+            return  # perhaps no member brings anything, and then nothing is averaged
+
+        def begin(view: View) -> None:
+            attempt = Position(view.lineage, view.epoch, self.position.step + 1)
+            self._begun = self._begin(weight, buckets.signature, attempt)
+            self._begun.start()
+
+        self._if_settled(begin)
+
+    def go_on_early(self, buckets: Buckets, number: int) -> None:
+        """Average a bucket that is packed, meanwhile; each comes after the one before it."""
+
+        def launch(_: View) -> None:
+            if self._begun is not None and self._begun.begun == number:
+                self._begun.launch(buckets, self._timeout)
+
+        if self._begun is not None:
+            self._if_settled(launch)
+
+    def _if_settled(self, action: Callable[[View], None]) -> None:
+        try:
+            with self._scope.enter_view(0.0) as view:
+                if view == self._settled:
+                    action(view)
+        except DistributedError as error:  # step() finds out what has become of the view
+            logger.debug("Averaging could not start early: %s", error)
+
+    # -- views ------------------------------------------------------------------------------------
+
+    def _repeat(self, action: Callable[[View], Result]) -> Result:
+        """Settle in the view that holds and do something there, until no view ends in between."""
+        failures = 0
+        while True:
+            if self._broken is not None:
+                raise BackendUnavailable(
+                    "This member's state is no longer what the others have",
+                    cause=f"applying a step failed: {self._broken!r}",
+                    hint="Start it again: it gets the state from the others.",
+                ) from self._broken
+            try:
+                with self._scope.enter_view(self._timeout) as view:
+                    failures = self._scope.failures
+                    if self._settled != view:
+                        self._settle(view)
+                    return action(view)
+            except (Aborted, Disconnected) as error:
+                self._settled = None
+                self._drop_try()
+                if not self._scope.can_continue(error):
+                    raise
+                logger.info("After step %d: %s", self.position.step, error)
+            except Timeout:
+                raise  # the next call continues what is under way
+            except Exception:
+                self._drop_try()
+                if self._scope.failures != failures:
+                    self._settled = None  # the others have heard of it, and settle anew
+                raise
+
+    # -- a view begins ---------------------------------------------------------------------------
+
+    def _settle(self, view: View) -> None:
+        self._settled = None
+        self._drop_try()  # of a view that is over
+        self._lineage = view.lineage
+        found = self._agree(view)
+        decision, before = found.decision, self._report.history
+        logger.info("View %d with %d members: %s", view.epoch, len(view.members), decision.reason)
+        if found.action is SyncAction.APPLY:
+            self._commit(decision.history)
+        elif self._report.attempt is not None and self._report.attempt[:2] == (
+            view.lineage,
+            view.epoch,
+        ):
+            # Settled anew in the same view: another try will have the same name.
+            self._report = replace(self._report, attempt=None, holds=False)
+        alike: Sequence[int] = decision.sources
+        if decision.receivers:
+            self.last_sync = self._sync.run(self._group, decision.sources, PLATFORM, found.trained)
+            alike = self.last_sync.servers
+        self._pace.conditions = found.conditions
+        self._others_wait = any(rank != self._group.rank for rank in found.waiting)
+        kept = found.kept(alike)
+        is_kept = kept[self._group.rank] is not None
+        if found.action is SyncAction.RECEIVE or not is_kept:
+            self._become(decision.history, keep=is_kept)
+        if found.action is SyncAction.RECEIVE:
+            self._tell_discarded(before)
+        self._report = replace(self._report, attended=(view.lineage, view.epoch))
+        self._reserved, self._pace.speeds = tuple(share or () for share in kept), found.speeds
+        self._saving.meet(found.tokens)
+        self._tell_resumed()
+        self._rank, self._settled = self._group.rank, view
+
+    def _tell_resumed(self) -> None:
+        """Once the members have agreed: another one may have had a later checkpoint."""
+        if not self._origin:
+            return
+        step, own, loaded = self.position.step, self._origin, self._loaded
+        if loaded is not None and self.position != loaded:
+            own = f"another machine's; of this one: step {loaded.step}, {own}"
+        logger.warning("Resumed from step %d (%s)", step, own, extra=NOTICE)
+        self._origin = ""
+
+    def _agree(self, view: View) -> SyncResult:
+        """Tell the others where this member stands, and decide; wait for a state that is away."""
+        size = None if self.sampler is None else self.sampler.size
+        limit = self._group.timeout if self._timeout is None else self._timeout
+        began = time.monotonic()
+        while True:
+            missing, ended, insists = self._scope.left_out(self._awaited)
+            self._report = replace(
+                self._report,
+                founder=self._scope.has_founded(view),
+                missing=missing,
+                insists=insists,
+                ended=ended,
+            )
+            standing = MemberReport(
+                self._report,
+                self._taken or (),
+                self._pace.meter.speed,
+                measure_condition(),
+                waits=self._pending is not None,
+                token=self._saving.token,
+            )
+            self._saving.mark()
+            found = settle(self._group, view, standing, size)
+            is_news = dict(found.decision.missing) != self._awaited
+            self._awaited = dict(found.decision.missing)
+            if is_news:
+                self._scope.note_awaited(self._awaited)
+            if not self._awaited:
+                return found
+            if is_news:
+                logger.warning("Training waits: %s. %s", found.decision.reason, CONTINUE)
+            if limit is not None and time.monotonic() >= began + limit:
+                raise NoQuorum(
+                    f"Waited {limit:g} s for the state of this training",
+                    seconds=limit,
+                    cause=found.decision.reason,
+                    hint=CONTINUE,
+                )
+            time.sleep(LOOK)
+
+    def _become(self, history: StepHistory, *, keep: bool = False) -> None:
+        """Have another state; what was computed for the last one is of no use, unless kept."""
+        if not keep:
+            if self._pending is not None:
+                size = self._group.world_size
+                step = history.position.step
+                self._outcome = StepOutcome(step, False, size, 0.0, self._pending.tries)
+                logger.info(
+                    "The gradients at %s are discarded: they belong to an old state, or to samples "
+                    "that another member has now",
+                    self.position,
+                )
+            self._pending, self._taken = None, None
+        if self._compressor is not None:
+            self._compressor.discard()
+        if self.sampler is not None:
+            history = replace(history, samples=self.sampler.counted)
+        self._report = replace(self._report.at(history), attempt=None, holds=False)
+        self._note_progress("state received")
+
+    def _tell_discarded(self, before: StepHistory) -> None:
+        """Another state has replaced ours: say which of our committed steps are not in it."""
+        lost = compare_states(before, self._report.history, self._lineage, self.discarded)
+        if lost is None:
+            return
+        self.discarded = replace(lost, is_loaded=lost.before == self._loaded)
+        # A step that was committed in this very call is not in the state that we have now.
+        self._outcome = replace(self._outcome, counted=False)
+        logger.warning("%s", self.discarded)
+        self._scope.note_event(self.discarded)
+        if self._group.metrics is not None:
+            self._group.metrics.training.withdraw(lost.steps)
+
+    def _note_progress(self, what: str = "step") -> None:
+        history = self._report.history
+        origin = history.origin_of(self._lineage)
+        self._scope.note_progress(history.samples, origin, history.position.step, what)
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def _try(self, view: View) -> StepOutcome:
+        """Average and commit the step under way, unless settling has done so."""
+        pending = self._pending
+        if pending is None:  # and since then more may have been received
+            size = self._group.world_size
+            return replace(self._outcome, step=self.position.step, world_size=size)
+        attempt = Position(view.lineage, view.epoch, self.position.step + 1)
+        if not (self._report.holds and self._report.attempt == attempt):
+            self._average(pending, attempt, view)
+            if self._pending is None:
+                return self._outcome
+        # Otherwise an earlier call was interrupted here, and the others wait.
+        self._group.barrier(self._timeout)
+        base = self._report.history
+        ancestry = ancestry_in(view, attempt, base)
+        self._commit(base.extended(attempt, ancestry, self._report.samples_held))
+        return self._outcome
+
+    def _begin(self, weight: float, signature: int, attempt: Position) -> StepAttempt:
+        """Begin a try of a step; nothing of an earlier one counts."""
+        self._drop_try()
+        if self._compressor is not None:
+            self._compressor.discard()
+        self._report = replace(self._report, attempt=attempt, holds=False)
+        record = StepContribution(
+            attempt.step,
+            signature if weight else 0,
+            weight,
+            self._pace.meter.speed,
+            0 if self.sampler is None else self.sampler.epoch,
+            self._taken or (),
+        )
+        return StepAttempt(attempt, self._group, record, self._compressor)
+
+    def _drop_try(self) -> None:
+        """What was under way is over; it may still use its memory for a moment."""
+        if self._begun is not None:
+            self._begun.abandon()
+            self._begun = None
+            self.room.clear()
+
+    def _average(self, pending: PendingStep, attempt: Position, view: View) -> None:
+        """Have the result of a step, which does not count yet."""
+        pending.tries += 1
+        begun = self._begun
+        if begun is None or begun.attempt != attempt:
+            signature = pending.gradients.buckets.signature
+            begun = self._begun = self._begin(pending.weight, signature, attempt)
+        records = begun.records(self._timeout)
+        if self.sampler is not None and not any(each.share or each.weight for each in records):
+            self._set_aside(pending)
+            return
+        self._check(records)
+        begun.finish(pending.gradients, self._timeout)
+        made = attempt.step - 1
+        if self._verify_every and made and made % self._verify_every == 0:
+            self._compare(view)
+        pending.records, self._begun = records, None
+        self._report = replace(self._report, holds=True, samples_held=self._samples_with(records))
+
+    def _samples_with(self, records: Sequence[StepContribution]) -> int:
+        """Committed samples once a step counts; the same on all members."""
+        if self.sampler is not None:
+            return self.sampler.counted + sum(total(record.share) for record in records)
+        # Weights are samples, unless they are fractions: then each step counts as one.
+        weight = sum(record.weight for record in records)
+        return min(self._report.samples + max(1, round(weight)), MAX_SAMPLES)
+
+    def _set_aside(self, pending: PendingStep) -> None:
+        """Those who had the last samples are gone: no member brings any, and all take them anew."""
+        size = self._group.world_size
+        self._outcome = StepOutcome(self.position.step, False, size, 0.0, pending.tries)
+        self._begun, self._pending, self._taken, self._reserved = None, None, None, ()
+        self._report = replace(self._report, attempt=None, holds=False)
+
+    def _compare(self, view: View) -> SyncReport:
+        """See whether all have the same state and how they are; put right what differs."""
+        mine = measure_condition()
+        self._pace.conditions = tuple(gather(self._group, mine, MemberCondition, "its condition"))
+        ranks = range(len(view.members))
+        return self._sync.run(self._group, ranks, PLATFORM, ranks)
+
+    def _check(self, records: Sequence[StepContribution]) -> None:
+        """Whatever is wrong with what a member brings, all find it before any of them holds it."""
+        is_cluster = self._scope.is_cluster
+        check_records(records, self._group.rank if is_cluster else None)
+        sampler = self.sampler
+        if sampler is None:
+            return
+        due = self._shares(len(records))
+        order = sorted(range(len(records)), key=lambda rank: records[rank].share != due[rank])
+        counted = sampler.committed
+        for rank in order:  # those first who bring what is theirs: they are not to blame
+            share = records[rank].share
+            wrong = check_intervals(share, sampler.size)
+            twice = overlap(share, counted)
+            if twice:
+                wrong = f"samples that count already, or are another member's: {twice}"
+            if wrong:
+                raise malformed(rank, RECORD_WHAT, wrong)
+            counted = union(counted, share)
+
+    def _commit(self, history: StepHistory) -> None:
+        """Every member holds the result: apply it, and count what went into it."""
+        pending, attempt = self._pending, history.position
+        assert pending is not None
+        assert self._report.attempt == attempt
+        try:
+            self._apply(pending.gradients.mean())
+        except BaseException as error:
+            self._broken = error
+            raise
+        if self.sampler is not None:
+            self.sampler.commit(record.share for record in pending.records)
+        if self._compressor is not None:
+            self._compressor.commit()
+        weight = sum(record.weight for record in pending.records)
+        size = self._group.world_size
+        self._outcome = StepOutcome(attempt.step, True, size, weight, pending.tries)
+        nbytes = pending.gradients.buckets.nbytes
+        self._pace.note(pending.records, self._scope.rates(), nbytes)
+        self._reserved, self._others_wait = (), False
+        self._pending, self._taken = None, None
+        self._report = replace(self._report.at(history), holds=False)
+        self._note_progress()
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def _share(self, view: View) -> Intervals:
+        """This member's part of the next batch."""
+        return self._shares(len(view.members))[self._rank]
+
+    def _shares(self, size: int) -> list[Intervals]:
+        """The next batch, divided among this many members; all of them compute the same parts."""
+        assert self.sampler is not None
+        counts = self._pace.counts(self.batch, size)
+        reserved = [*self._reserved, *[()] * (size - len(self._reserved))]
+        counts = [0 if has else count for has, count in zip(reserved, counts, strict=True)]
+        shares = self.sampler.assign(counts, pieces(reserved))
+        return [has or share for has, share in zip(reserved, shares, strict=True)]

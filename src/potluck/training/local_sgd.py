@@ -2,11 +2,11 @@
 
 Each member changes its own copy of the parameters.  At a meeting the way that each has gone since
 the last one, its *outer gradient*, is averaged, compressed if wanted; an outer optimiser (SGD with
-Nesterov's momentum) changes what all had in common by that, and everybody goes on from there.  A
+Nesterov's momentum) changes what all had in common by that, and all members continue from there.  A
 meeting is an elastic step, so members may come and go.
 
-With ``overlap`` a meeting takes place while members go on computing: what it gives is taken over so
-many steps later, and what was computed in between is kept on top of it.
+With ``overlap`` a meeting takes place while members continue computing: what it gives is taken over
+that many steps later, and what was computed in between is kept on top of it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from potluck._types import Seconds, in_seconds
 from potluck.arrays import trees
-from potluck.arrays.adapters import adapter_of, lend
+from potluck.arrays.adapters import adapter_of, as_buffer
 from potluck.arrays.base import Access, Array
-from potluck.cluster.connections import Errands
+from potluck.cluster.connections import DialPool
 from potluck.collective.call import Work
 from potluck.collective.context import DistributedContext
 from potluck.compression.compressor import GradientCompressor
@@ -43,8 +43,8 @@ class LocalSgd:
     ``"topk:0.01"``, always with error feedback; None sends all bits.  ``sampler`` and ``batch``
     (samples of all members between two meetings) hand out data.  Further parts of the state that
     all have in common may be given by name; optimisers of the steps in between are each member's
-    own.  ``overlap`` is the number of steps that a meeting may take while computing goes on; until
-    then the cluster is used by nothing else, and :meth:`finish` ends the last one.
+    own.  ``overlap`` is the number of steps that a meeting may take while computing continues;
+    until then the cluster is used by nothing else, and :meth:`finish` ends the last one.
 
     >>> from potluck import DistributedContext, SimulatedBackend
     >>> weights = np.zeros(3, np.float32)
@@ -76,19 +76,19 @@ class LocalSgd:
         **parts: Any,
     ) -> None:
         if every < 1 or not 0 <= momentum < 1:
-            msg = f"Members meet every so many steps, with a momentum below 1: {every}, {momentum}"
+            msg = f"every must be at least 1 and momentum in [0, 1), got {every} and {momentum}"
             raise ValueError(msg)
         if not 0 <= overlap <= every or (overlap and (parts or sampler is not None)):
             msg = (
-                "A meeting is over before the next one begins, and one that overlaps with "
-                "computation goes without a sampler and further parts: they would change meanwhile"
+                "overlap must be between 0 and every, and cannot be combined with a sampler or "
+                "further parts: they would change meanwhile"
             )
             raise ValueError(msg)
         self.overlap = overlap
         self._meeting: Work[StepOutcome] | None = None
         self._since = 0  # steps since it began
         self._left: list[Array] = []  # where the parameters were then
-        self._errands = Errands(at_once=1)
+        self._pool = DialPool(at_once=1)
         self._timeout = in_seconds(timeout)
         self.every, self.rate, self.momentum = every, rate, momentum
         self._get, self._set = _access(parameters)
@@ -160,7 +160,7 @@ class LocalSgd:
         return outcome
 
     def _begin(self) -> None:
-        """Meet while computing goes on."""
+        """Meet while computing continues."""
         way, weight = self._way(), self._weight
         self._left = [
             np.array(trees.flat_array(leaf), anchor.dtype)
@@ -176,7 +176,7 @@ class LocalSgd:
             except Exception as error:  # noqa: BLE001 - raised where the meeting is waited for
                 meeting.fail(error)
 
-        self._errands.run(run)
+        self._pool.run(run)
 
     def _way(self) -> list[Array]:
         """How far this member has gone since the last meeting."""
@@ -195,16 +195,16 @@ class LocalSgd:
             self._publish()
 
     def _publish(self, left: list[Array] | None = None) -> None:
-        """Everybody goes on from what all have in common, and from what it did since it left."""
+        """Continue from what all have in common, and from this member's own steps since then."""
         tree = self._get()
         made = []
         for place, (_, leaf) in enumerate(trees.leaves_of(tree)):
-            lease = adapter_of(leaf).allocate(leaf, tuple(leaf.shape))
+            buffer = adapter_of(leaf).allocate(leaf, tuple(leaf.shape))
             values = self._anchor[place]
             if left is not None:
                 values = values + (trees.flat_array(leaf) - left[place])
-            np.copyto(lease.flat, values, casting="unsafe")
-            made.append(lease.give_back())
+            np.copyto(buffer.flat, values, casting="unsafe")
+            made.append(buffer.commit())
         self._set(trees.replaced(tree, iter(made)))
 
     def _leaves(self) -> list[Any]:
@@ -216,7 +216,7 @@ class LocalSgd:
     def _restore(self, tree: dict[str, Any]) -> None:
         for mine, theirs in ((self._anchor, tree["anchor"]), (self._speed, tree["speed"])):
             if [array.shape for array in mine] != [array.shape for array in theirs]:
-                msg = "The members have other parameters than these: all train the same model"
+                msg = "The other members have different parameters: all must train the same model"
                 raise ValueError(msg)
             for array, value in zip(mine, theirs, strict=True):
                 np.copyto(array, value)
@@ -236,9 +236,9 @@ def _access(parameters: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         for (_, mine), (_, new) in zip(
             trees.leaves_of(parameters), trees.leaves_of(tree), strict=True
         ):
-            lease = lend(mine, Access.WRITE)
-            np.copyto(lease.flat, trees.flat_array(new))
-            lease.give_back()
+            buffer = as_buffer(mine, Access.WRITE)
+            np.copyto(buffer.flat, trees.flat_array(new))
+            buffer.commit()
 
     return lambda: parameters, put
 

@@ -60,19 +60,19 @@ def broadcast(
     limit: int = MAX_OBJECT_BYTES,
 ) -> T:
     """The root's message; the others pass None."""
-    octets = None if message is None else msgspec.msgpack.encode(message)
+    data = None if message is None else msgspec.msgpack.encode(message)
     try:
-        told = group.broadcast_object(octets, root, limit=limit)
+        told = group.broadcast_object(data, root, limit=limit)
     except DistributedError as error:
         raise _blamed(error, group.rank, what) from None
     return _read(told, kind, root, what)
 
 
-def _read(octets: object, kind: type[T], rank: int, what: str) -> T:
-    if not isinstance(octets, bytes):
-        raise malformed(rank, what, f"a {type(octets).__name__} where bytes are due")
+def _read(data: object, kind: type[T], rank: int, what: str) -> T:
+    if not isinstance(data, bytes):
+        raise malformed(rank, what, f"a {type(data).__name__} where bytes were expected")
     try:
-        return decode_msgpack(octets, kind)
+        return decode_msgpack(data, kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(rank, what, str(error)) from None
 

@@ -1,8 +1,8 @@
-"""ElasticSampler: every sample exactly once per epoch, whoever comes and goes.
+"""ElasticSampler: every sample exactly once per epoch, while members come and go.
 
 What counted is a set of committed intervals of the epoch's order.  A share that was handed out
 counts when its step is committed, and returns to the pool when it is not; so the state is the same
-on all members, is a few numbers long, and any number of members can go on from it.
+on all members, is a few numbers long, and any number of members can continue from it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ElasticSampler:
     def __init__(self, size: int, *, seed: int = 0, shuffle: bool = True) -> None:
         self.size = operator.index(size)
         if self.size < 1:
-            msg = f"A sampler hands out at least one sample, not {size}"
+            msg = f"A sampler needs at least one sample, got {size}"
             raise ValueError(msg)
         self.seed = operator.index(seed)
         self.shuffle = shuffle
@@ -251,7 +251,7 @@ class ElasticSampler:
             self.epoch, self.committed = self.epoch + 1, ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on from here, on any number of members: plain values."""
+        """What is needed to continue from here, on any number of members: plain values."""
         return {
             "size": self.size,
             "seed": self.seed,
@@ -261,7 +261,7 @@ class ElasticSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was saved, for data of the same size."""
+        """Continue from what was saved, for data of the same size."""
         if state["size"] != self.size:
             msg = f"Saved for {state['size']} samples, but there are {self.size}"
             raise ValueError(msg)

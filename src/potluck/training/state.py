@@ -9,22 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from potluck.arrays import trees
-from potluck.arrays.adapters import lend
-from potluck.arrays.base import Access, Array, read_dtype
+from potluck.arrays.adapters import as_buffer
+from potluck.arrays.base import Access, Array, is_type_name, read_dtype
 from potluck.backend.base import read_view
-from potluck.collective.call import Work
 from potluck.collective.collectives import MAX_OBJECT_BYTES, DistributedBackend
 from potluck.errors import MalformedFrame
 from potluck.identity.node import machine_name
 from potluck.logs import get_logger
-from potluck.membership.messages import Message, Sentence, clip
-from potluck.metrics.instruments import OperationMetrics
+from potluck.membership.messages import MembershipMessage, Sentence, clip
 from potluck.metrics.registry import DistributedMetrics
 from potluck.training.peer_messages import broadcast, gather, malformed
 
@@ -54,7 +52,7 @@ class TrainingState:
 
     def __init__(self, **parts: Any) -> None:
         if not parts:
-            msg = "A state has at least one part, such as model=..."
+            msg = "A state needs at least one part, such as model=..."
             raise ValueError(msg)
         self._parts = {name: _part(name, part) for name, part in parts.items()}
 
@@ -80,7 +78,7 @@ class TrainingState:
         if set(tree) != set(self._parts):
             msg = (
                 f"This state has the parts {', '.join(sorted(self._parts))}, "
-                f"but what came has {', '.join(sorted(map(str, tree)))}"
+                f"but the other one has {', '.join(sorted(map(str, tree)))}"
             )
             raise ValueError(msg)
         for name, (_, put) in self._parts.items():
@@ -106,7 +104,7 @@ def _part(name: str, part: Any) -> _Access:
         _check_writable(name, part)
         return lambda: part, lambda tree: _fill(name, part, tree)
     msg = (
-        f"{name}: a {type(part).__name__} is no part of a state: pass something with "
+        f"{name}: a {type(part).__name__} cannot be part of a training state: pass something with "
         "state_dict() and load_state_dict(), a pair (get, set), or a tree of arrays"
     )
     raise TypeError(msg)
@@ -119,7 +117,7 @@ def _is_function(thing: Any) -> bool:
 def _check_writable(name: str, part: Any) -> None:
     for path, array in trees.leaves_of(part):
         try:
-            lend(array, Access.WRITE)
+            as_buffer(array, Access.WRITE)
         except (TypeError, ValueError) as error:
             msg = (
                 f"{name}.{path} cannot be changed in place: pass a pair (get, set) of functions "
@@ -132,19 +130,19 @@ def _fill(name: str, part: Any, tree: Any) -> None:
     """Write into the arrays that the user holds."""
     mine, theirs = trees.leaves_of(part), dict(trees.leaves_of(tree))
     if {path for path, _ in mine} != set(theirs):
-        msg = f"{name}: what came has other arrays than this part"
+        msg = f"{name}: the other state has different arrays"
         raise ValueError(msg)
     for path, array in mine:
-        lease = lend(array, Access.WRITE)
+        buffer = as_buffer(array, Access.WRITE)
         new = trees.flat_array(theirs[path])
-        if new.dtype != lease.flat.dtype or new.size != lease.flat.size:
+        if new.dtype != buffer.flat.dtype or new.size != buffer.flat.size:
             msg = (
-                f"{name}.{path}: {lease.flat.size} values of {lease.flat.dtype} are here, "
-                f"{new.size} of {new.dtype} came"
+                f"{name}.{path}: {buffer.flat.size} values of {buffer.flat.dtype} here, "
+                f"{new.size} of {new.dtype} in the other state"
             )
             raise ValueError(msg)
-        np.copyto(lease.flat, new)
-        lease.give_back()
+        np.copyto(buffer.flat, new)
+        buffer.commit()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -171,12 +169,14 @@ def chunk_digest(data: bytes | bytearray | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
-def state_digest(layout: Layout, digests: Sequence[bytes]) -> bytes:
+def state_digest(layout: StateLayout, digests: Sequence[bytes]) -> bytes:
     """The hash of a state, from its layout and the hashes of its chunks."""
     return chunk_digest(b"".join([chunk_digest(repr(layout).encode()), *digests]))
 
 
 def _check_dtype(name: str, kind: str) -> None:
+    if not is_type_name(kind):
+        raise MalformedFrame(f"The array {name[:100]!r} has elements of the type {kind[:40]!r}")
     try:
         dtype = read_dtype(kind)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -186,7 +186,7 @@ def _check_dtype(name: str, kind: str) -> None:
         raise MalformedFrame(f"The array {name[:100]!r} has elements of the type {kind[:40]!r}")
 
 
-class Layout(NamedTuple):
+class StateLayout(NamedTuple):
     """Which arrays make up the stream, in this order, and the tree they belong to."""
 
     shape: bytes
@@ -207,7 +207,7 @@ class Layout(NamedTuple):
             raise MalformedFrame("The arrays of a state are not in order, or one is there twice")
         if self.nbytes > limit:
             raise MalformedFrame(
-                f"A state of {self.nbytes} bytes, where at most {limit} are plausible",
+                f"A state of {self.nbytes} bytes, more than the limit of {limit}",
                 expected=limit,
                 got=self.nbytes,
             )
@@ -224,10 +224,10 @@ class Layout(NamedTuple):
         for name, kind, sides in self.arrays:
             dtype, count = np.dtype(kind), math.prod(sides)
             size = count * dtype.itemsize
-            octets = np.frombuffer(stream, np.uint8, size, place) if size else np.empty(0, "u1")
+            raw = np.frombuffer(stream, np.uint8, size, place) if size else np.empty(0, "u1")
             if place % dtype.alignment:
-                octets = octets.copy()
-            arrays[name] = octets.view(dtype).reshape(sides)
+                raw = raw.copy()
+            arrays[name] = raw.view(dtype).reshape(sides)
             place += size
         return arrays
 
@@ -242,7 +242,7 @@ class Chunks:
             (name, str(flats[name].dtype), tuple(int(side) for side in arrays[name].shape))
             for name in sorted(arrays)
         ]
-        self.layout = Layout(shape, tuple(rows))
+        self.layout = StateLayout(shape, tuple(rows))
         self._views: list[memoryview] = [
             read_view(flats[name].view(np.uint8)) for name, _, _ in rows
         ]
@@ -284,80 +284,6 @@ def sizes(numbers: Sequence[int], nbytes: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# What training counts: steps, what went into them, exchanges of the state, checkpoints.
-
-
-class _Outcome(Protocol):
-    """How a step went."""
-
-    @property
-    def step(self) -> int:
-        """Steps that are committed now."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether this member's gradients are in it."""
-
-    @property
-    def weight(self) -> float:
-        """Of all gradients in it together."""
-
-    @property
-    def tries(self) -> int:
-        """How often its averaging was begun."""
-
-
-class _Received(Protocol):
-    """What an exchange of states has brought."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that this rank has received."""
-
-
-Outcome = TypeVar("Outcome", bound=_Outcome)
-Received = TypeVar("Received", bound=_Received)
-
-
-def count_step(metrics: DistributedMetrics | None, step: Callable[[], Outcome]) -> Outcome:
-    """Do a step, and count how it went."""
-    if metrics is None:
-        return step()
-    training = metrics.training
-    began = time.perf_counter()
-    try:
-        outcome = step()
-    except BaseException as error:
-        training.steps.note(time.perf_counter() - began, 0, type(error).__name__)
-        raise
-    training.steps.note(time.perf_counter() - began, 0)
-    training.commit(outcome.step, outcome.weight, outcome.tries, counted=outcome.counted)
-    return outcome
-
-
-def count_sync(metrics: DistributedMetrics | None, sync: Callable[[], Received]) -> Received:
-    """Exchange states, and count what that has brought."""
-    began = time.perf_counter()
-    report = sync()
-    if metrics is not None:
-        metrics.state.syncs.note(time.perf_counter() - began, report.nbytes)
-    return report
-
-
-def count_save(metrics: DistributedMetrics | None, work: Work[Any], nbytes: int) -> Work[Any]:
-    """Count a checkpoint when it is saved, or is not."""
-    if metrics is not None:
-        saves, began = metrics.state.saves, time.perf_counter()
-        work.add_done_callback(lambda: _count(saves, time.perf_counter() - began, work, nbytes))
-    return work
-
-
-def _count(saves: OperationMetrics, seconds: float, work: Work[Any], nbytes: int) -> None:
-    error = work.exception()
-    saves.note(seconds, nbytes, "" if error is None else type(error).__name__)
-
-
-# --------------------------------------------------------------------------------------------------
 # State sync: a newcomer gets the state, and a replica that has come apart is put right.
 #
 # All members take part.  They compare hashes of chunks, and each receiver gets the chunks that
@@ -387,7 +313,7 @@ STATE, FIT = "its state", "what it made of the state"
 Wishes = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]]
 
 
-class Replica(Message, frozen=True):
+class Replica(MembershipMessage, frozen=True):
     """What a member has."""
 
     digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST, max_length=DIGEST)]
@@ -395,10 +321,10 @@ class Replica(Message, frozen=True):
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
-class Plan(Message, frozen=True):
+class SyncPlan(MembershipMessage, frozen=True):
     """The state that all members get."""
 
-    layout: Layout
+    layout: StateLayout
     digests: bytes
     """Of its chunks, one after the other."""
 
@@ -455,7 +381,11 @@ class StateSync:
         those that have ``trained`` before cannot use it, its sender is to blame, and all of them
         have the state that they had.
         """
-        return count_sync(self._metrics, lambda: self._run(group, sources, platform, trained))
+        began = time.perf_counter()
+        report = self._run(group, sources, platform, trained)
+        if self._metrics is not None:
+            self._metrics.state.syncs.note(time.perf_counter() - began, report.nbytes)
+        return report
 
     def _run(
         self,
@@ -476,11 +406,11 @@ class StateSync:
         if not receivers:
             return SyncReport((), tuple(servers), 0, mine.nbytes)
         _name_the_diverged(sources, told, servers)
-        own = Plan(mine.layout, b"".join(mine.digests))
+        own = SyncPlan(mine.layout, b"".join(mine.digests))
         plan = broadcast(
             group,
             own if group.rank == servers[0] else None,
-            Plan,
+            SyncPlan,
             PLAN,
             servers[0],
             limit=min(MAX_OBJECT_BYTES, GROWTH * _weight(own) + _PLAN_LEAST),
@@ -506,7 +436,7 @@ class StateSync:
             raise problem
         return SyncReport(tuple(receivers), tuple(servers), received, layout.nbytes)
 
-    def _needed(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> list[int]:
+    def _needed(self, mine: Chunks, layout: StateLayout, digests: list[bytes]) -> list[int]:
         # What came of an older state is of no use, and as large as that.
         self._arrived = {each: self._arrived[each] for each in digests if each in self._arrived}
         have = set(self._arrived)
@@ -521,7 +451,7 @@ class StateSync:
         group: DistributedBackend,
         mine: Chunks,
         wishes: list[list[int]],
-        plan: tuple[list[int], Layout, list[bytes]],
+        plan: tuple[list[int], StateLayout, list[bytes]],
     ) -> tuple[int, MalformedFrame | None]:
         """Rounds in which servers send chunks to those who wish for them.
 
@@ -558,9 +488,11 @@ class StateSync:
                         self._arrived[digests[number]] = chunk
         return received, wrong
 
-    def _assemble(self, mine: Chunks, layout: Layout, digests: list[bytes]) -> Exception | None:
+    def _assemble(
+        self, mine: Chunks, layout: StateLayout, digests: list[bytes]
+    ) -> Exception | None:
         """Use what has arrived; if that fails, why, and the state is what it was."""
-        stream = bytearray(layout.nbytes)
+        stream = bytearray()
         is_alike = mine.layout.arrays == layout.arrays
         for number, digest in enumerate(digests):
             chunk = self._arrived.get(digest)
@@ -568,7 +500,7 @@ class StateSync:
                 chunk = mine.read(number)
             if chunk is None:  # the same content elsewhere in our own state
                 chunk = mine.read(mine.digests.index(digest))
-            stream[number * CHUNK : number * CHUNK + len(chunk)] = chunk
+            stream += chunk
         self._arrived.clear()
         before = bytearray().join(mine.read(number) for number in range(len(mine.digests)))
         try:
@@ -584,7 +516,7 @@ def _server(servers: list[int], number: int, receiver: int) -> int:
 
 
 def _reference(states: list[tuple[int, tuple[bytes, str]]]) -> bytes:
-    """What most sources have; where that is no majority, what the first one has."""
+    """What most sources have; where that is not a majority, what the first one has."""
     votes = Counter(digest for _, (digest, _) in states)
     first = states[0][1][0]
     digest, count = votes.most_common(1)[0]
@@ -592,7 +524,7 @@ def _reference(states: list[tuple[int, tuple[bytes, str]]]) -> bytes:
 
 
 def _name_the_diverged(sources: Sequence[int], told: Sequence[Replica], servers: list[int]) -> None:
-    """Equal machines compute equal bits: where they do not, somebody should know."""
+    """Equal machines compute equal bits: where they do not, warn."""
     platform = told[servers[0]].platform
     for rank in sources:
         if rank not in servers and told[rank].platform == platform:
@@ -605,7 +537,7 @@ def _name_the_diverged(sources: Sequence[int], told: Sequence[Replica], servers:
             )
 
 
-def _weight(plan: Plan) -> int:
+def _weight(plan: SyncPlan) -> int:
     """About how many bytes a plan takes, written down."""
     rows = sum(len(name) + 10 * len(sides) + 32 for name, _, sides in plan.layout.arrays)
     return len(plan.layout.shape) + len(plan.digests) + rows

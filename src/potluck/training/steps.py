@@ -3,8 +3,8 @@
 A step is averaged out of place; a member *holds* it when its own result is complete, and applies it
 only after learning that every member of the view holds it.  When the view changes, the members of
 the next one tell each other where they stand, and all come to the same decision from the same
-reports: a step that every survivor of its view holds is committed; otherwise nobody has applied it,
-and it is averaged again among those who are here now.
+reports: a step that every survivor of its view holds is committed; otherwise no member has applied
+it, and it is averaged again among those who are here now.
 
 Where a member stands is the (lineage, epoch, step) of what it has applied.  Which position counts
 is decided by ancestry (:mod:`potluck.training.steps`).  The number of steps says nothing: a member
@@ -76,12 +76,12 @@ Trail = Annotated[tuple[Milestone, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class StepHistory:
     """A position, and what led to it.
 
-    >>> parent = History(Position("a", 3, 120), samples=1200)
+    >>> parent = StepHistory(Position("a", 3, 120), samples=1200)
     >>> child = parent.extended(Position("b", 1, 121), (Branch("a", 3),), 1210)
-    >>> child.contains(parent), child.contains(History(Position("a", 3, 130)))
+    >>> child.contains(parent), child.contains(StepHistory(Position("a", 3, 130)))
     (True, False)
     """
 
@@ -106,7 +106,7 @@ class History:
             return ()
         return (*self.trail, Milestone(*self.position, self.samples))
 
-    def contains(self, other: History) -> bool:
+    def contains(self, other: StepHistory) -> bool:
         """Whether another state is part of this one: nothing of it would be lost."""
         if other.position == FRESH:
             return True
@@ -118,25 +118,27 @@ class History:
     def origin_of(self, lineage: str) -> tuple[Branch, ...]:
         """The ancestry of a lineage without a parent that continues from this state.
 
-        >>> History(Position("a", 3, 120)).origin_of("b")
+        >>> StepHistory(Position("a", 3, 120)).origin_of("b")
         (Branch(lineage='a', epoch=3),)
         """
         branches = self.ancestry if self.position.lineage == lineage else self.branches
         return () if any(each.lineage == lineage for each in branches) else branches
 
-    def extended(self, position: Position, ancestry: tuple[Branch, ...], samples: int) -> History:
+    def extended(
+        self, position: Position, ancestry: tuple[Branch, ...], samples: int
+    ) -> StepHistory:
         """This history after one more step, made in a lineage of this ancestry."""
         is_same = position.lineage == self.position.lineage
         trail = self.trail if is_same else self.chain[-MAX_BRANCHES:]
-        return History(position, ancestry, samples, trail)
+        return StepHistory(position, ancestry, samples, trail)
 
-    def discarded_by(self, target: History) -> Discarded | None:
+    def discarded_by(self, target: StepHistory) -> Discarded | None:
         """What is lost when another state replaces this one; None if that one contains it.
 
-        >>> mine = History(Position("a", 1, 7), samples=70)
-        >>> mine.discarded_by(History(Position("b", 1, 9), samples=90))
+        >>> mine = StepHistory(Position("a", 1, 7), samples=70)
+        >>> mine.discarded_by(StepHistory(Position("b", 1, 9), samples=90))
         Discarded(steps=7, samples=70)
-        >>> mine.discarded_by(History(Position("a", 2, 9), samples=90)) is None
+        >>> mine.discarded_by(StepHistory(Position("a", 2, 9), samples=90)) is None
         True
         """
         if target.contains(self):
@@ -144,12 +146,12 @@ class History:
         common = self.parting(target)
         return Discarded(self.position.step - common.step, max(0, self.samples - common.samples))
 
-    def parting(self, other: History) -> Milestone:
+    def parting(self, other: StepHistory) -> Milestone:
         """The last point that this history shares with another one.
 
         >>> common = Milestone("a", 3, 120, 1200)
-        >>> one = History(Position("b", 1, 157), samples=2680, trail=(common,))
-        >>> one.parting(History(Position("a", 5, 140), samples=2000)) == common
+        >>> one = StepHistory(Position("b", 1, 157), samples=2680, trail=(common,))
+        >>> one.parting(StepHistory(Position("a", 5, 140), samples=2000)) == common
         True
         """
         shared = _shared(self, other)
@@ -158,7 +160,7 @@ class History:
         return min(shared, key=lambda each: each.step)
 
 
-def best(histories: Sequence[History], ancestry: Sequence[tuple[str, int]] = ()) -> History:
+def best(histories: Sequence[StepHistory], ancestry: Sequence[tuple[str, int]] = ()) -> StepHistory:
     """The history that counts in a view of this ancestry; the same whatever their order.
 
     A state that contains another one counts before it.  Then the nearest ancestor of the view
@@ -185,15 +187,15 @@ def best(histories: Sequence[History], ancestry: Sequence[tuple[str, int]] = ())
     )
 
 
-def order(one: History, other: History) -> int:
+def order(one: StepHistory, other: StepHistory) -> int:
     """Which of two states followed their nearest common ancestor further: 1, -1, or 0.
 
     First by the epoch in which each left it, then by the step.  A state that continues from the
     very state that the other one is counts before it.
 
-    >>> parent = History(Position("a", 3, 130))
-    >>> early = History(Position("b", 1, 900), trail=(Milestone("a", 3, 120),))
-    >>> late = History(Position("c", 1, 131), trail=(Milestone("a", 3, 130),))
+    >>> parent = StepHistory(Position("a", 3, 130))
+    >>> early = StepHistory(Position("b", 1, 900), trail=(Milestone("a", 3, 120),))
+    >>> late = StepHistory(Position("c", 1, 131), trail=(Milestone("a", 3, 130),))
     >>> order(parent, early), order(late, parent), order(late, early)
     (1, 1, 1)
     """
@@ -209,7 +211,7 @@ def order(one: History, other: History) -> int:
     return compare(one.branches, other.branches)
 
 
-def _shared(one: History, other: History) -> tuple[Milestone, Milestone] | None:
+def _shared(one: StepHistory, other: StepHistory) -> tuple[Milestone, Milestone] | None:
     """The last steps that two states have of their nearest common lineage.
 
     When all that had the state of a lineage have ended, its members continue with another state.
@@ -223,7 +225,7 @@ def _shared(one: History, other: History) -> tuple[Milestone, Milestone] | None:
     return None
 
 
-def _begun(history: History) -> list[tuple[Position | None, Milestone]]:
+def _begun(history: StepHistory) -> list[tuple[Position | None, Milestone]]:
     """The last step of each lineage, and the one from which it began; None where not kept."""
     chain = history.chain
     first = FRESH if len(history.trail) < MAX_BRANCHES else None
@@ -231,32 +233,33 @@ def _begun(history: History) -> list[tuple[Position | None, Milestone]]:
     return list(zip(befores, chain, strict=False))
 
 
-def _left(history: History, milestone: Milestone) -> int:
+def _left(history: StepHistory, milestone: Milestone) -> int:
     """The epoch to which a state followed a lineage: views without a step count as well."""
     epochs = [each.epoch for each in history.branches if each.lineage == milestone.lineage]
     return max([milestone.epoch, *epochs])
 
 
-def _furthest(histories: Iterable[History]) -> list[History]:
+def _furthest(histories: Iterable[StepHistory]) -> list[StepHistory]:
     """Of each lineage the furthest; nothing that has not begun, unless there is nothing else."""
-    found: dict[str, History] = {}
+    found: dict[str, StepHistory] = {}
     for each in histories:
         known = found.get(each.position.lineage)
         if known is None or _reach(each) > _reach(known):
             found[each.position.lineage] = each
     begun = [each for each in found.values() if each.position != FRESH]
-    return begun or [History()]
+    return begun or [StepHistory()]
 
 
-def _reach(history: History) -> tuple[object, ...]:
+def _reach(history: StepHistory) -> tuple[object, ...]:
     """How far a history goes within its lineage; the rest makes the order total."""
     return history.position, history.samples, history.ancestry, history.trail
 
 
-def ranked(histories: Iterable[History]) -> list[str]:
+def ranked(histories: Iterable[StepHistory]) -> list[str]:
     """The lineages of these histories, best first.
 
-    >>> old, new = History(Position("a", 1, 9), samples=9), History(Position("b", 1, 3), samples=3)
+    >>> old = StepHistory(Position("a", 1, 9), samples=9)
+    >>> new = StepHistory(Position("b", 1, 3), samples=3)
     >>> ranked([new, old])
     ['a', 'b']
     """
@@ -268,7 +271,7 @@ def ranked(histories: Iterable[History]) -> list[str]:
     return found
 
 
-def explain(mine: History, target: History, lineage: str) -> str:
+def explain(mine: StepHistory, target: StepHistory, lineage: str) -> str:
     """Why a view of this lineage continues from the target and not from mine, in words."""
     if mine.position.lineage == target.position.lineage:
         return "the other members of this lineage continued without these steps"
@@ -286,7 +289,7 @@ def explain(mine: History, target: History, lineage: str) -> str:
     )
 
 
-def _longer(mine: History, target: History) -> str:
+def _longer(mine: StepHistory, target: StepHistory) -> str:
     left = {each.lineage: each.epoch for each in mine.branches}
     for branch in reversed(target.branches):
         if branch.epoch > left.get(branch.lineage, branch.epoch):
@@ -306,7 +309,7 @@ Missing = tuple[tuple[ProcessId, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """Where a member stands."""
 
     position: Position = FRESH
@@ -335,11 +338,11 @@ class Report:
     """Processes that the lineage left out, and that this member knows to have ended."""
 
     @property
-    def history(self) -> History:
+    def history(self) -> StepHistory:
         """Its position and what led to it."""
-        return History(self.position, self.ancestry, self.samples, self.trail)
+        return StepHistory(self.position, self.ancestry, self.samples, self.trail)
 
-    def at(self, history: History) -> Report:
+    def at(self, history: StepHistory) -> StepReport:
         """The same member, with another state."""
         return replace(
             self,
@@ -356,7 +359,7 @@ class Report:
         return self.attempt if self.holds and is_next else None
 
 
-class Action(Enum):
+class SyncAction(Enum):
     """What a member has to do."""
 
     KEEP = "keep"
@@ -368,43 +371,45 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What all members of a view do before they go on."""
+class SyncDecision:
+    """What all members of a view do before they continue."""
 
     target: Position
     """Where all stand afterwards."""
-    actions: tuple[Action, ...]
+    actions: tuple[SyncAction, ...]
     """In rank order."""
     reason: str
     is_lost: bool = False
     """Whether the members that had the state are gone, and no member here ever had it."""
     missing: Missing = ()
     """Processes to wait for: one of them may have the state, and no member has it."""
-    history: History = field(default_factory=History)
+    history: StepHistory = field(default_factory=StepHistory)
     """The target and what led to it."""
 
     @property
     def sources(self) -> tuple[int, ...]:
         """Ranks that have the state once they have applied what they hold."""
         return tuple(
-            rank for rank, action in enumerate(self.actions) if action is not Action.RECEIVE
+            rank for rank, action in enumerate(self.actions) if action is not SyncAction.RECEIVE
         )
 
     @property
     def receivers(self) -> tuple[int, ...]:
         """Ranks that need it."""
-        return tuple(rank for rank, action in enumerate(self.actions) if action is Action.RECEIVE)
+        return tuple(
+            rank for rank, action in enumerate(self.actions) if action is SyncAction.RECEIVE
+        )
 
 
-def decide(view: View, reports: Sequence[Report]) -> Decision:
+def decide(view: View, reports: Sequence[StepReport]) -> SyncDecision:
     """What the members of a view do, given what each reports, in rank order.
 
     >>> view = View("f" * 32, 2, ())
     >>> three = Position("f" * 32, 1, 3)
-    >>> held = Report(three, ("f" * 32, 1), three._replace(step=4), holds=True)
+    >>> held = StepReport(three, ("f" * 32, 1), three._replace(step=4), holds=True)
     >>> decide(view, [held, held]).target.step
     4
-    >>> lacking = Report(three, ("f" * 32, 1), three._replace(step=4))
+    >>> lacking = StepReport(three, ("f" * 32, 1), three._replace(step=4))
     >>> decide(view, [held, lacking]).target.step
     3
     """
@@ -417,10 +422,10 @@ def decide(view: View, reports: Sequence[Report]) -> Decision:
             f"no member here has the state of this training; {names} may have it, and is not known "
             "to have ended"
         )
-        return Decision(base, (Action.RECEIVE,) * len(reports), reason, missing=missing)
+        return SyncDecision(base, (SyncAction.RECEIVE,) * len(reports), reason, missing=missing)
     if base == FRESH and not any(_has_begun(view, report) for report in reports):
-        reason = "the members that have the state of this training are gone, and no member has it"
-        return Decision(base, (Action.RECEIVE,) * len(reports), reason, is_lost=True)
+        reason = "no member has the state of this training, and those that had it are not here"
+        return SyncDecision(base, (SyncAction.RECEIVE,) * len(reports), reason, is_lost=True)
     attempt = _latest_attempt(view, base, reports)
     target, reason = base, f"all continue from {base}"
     if attempt is not None:
@@ -440,15 +445,15 @@ def decide(view: View, reports: Sequence[Report]) -> Decision:
                 f"{lacking} of {len(survivors)} survivors lack {attempt}, "
                 "so no member has applied it: it is averaged again"
             )
-    return Decision(target, _actions(target, reports), reason, history=history)
+    return SyncDecision(target, _actions(target, reports), reason, history=history)
 
 
-def ancestry_in(view: View, position: Position, base: History) -> tuple[Branch, ...]:
+def ancestry_in(view: View, position: Position, base: StepHistory) -> tuple[Branch, ...]:
     """The ancestry of the lineage of a step that follows a base, as a view knows it.
 
     A lineage that was founded without a parent is a child of the state that it began with.
 
-    >>> loaded = History(Position("a" * 32, 3, 120))
+    >>> loaded = StepHistory(Position("a" * 32, 3, 120))
     >>> ancestry_in(View("b" * 32, 1, ()), Position("b" * 32, 1, 121), loaded)[0].epoch
     3
     """
@@ -459,8 +464,8 @@ def ancestry_in(view: View, position: Position, base: History) -> tuple[Branch, 
     return base.ancestry if position.lineage == base.position.lineage else base.branches
 
 
-def _missing(view: View, reports: Sequence[Report]) -> Missing:
-    """Whom to wait for: nobody, if a member has been where the state of this lineage was.
+def _missing(view: View, reports: Sequence[StepReport]) -> Missing:
+    """Whom to wait for: no member, if a member has been where the state of this lineage was.
 
     Members that came in by a merge, or joined, have it only after they have settled once.
     """
@@ -475,23 +480,29 @@ def _missing(view: View, reports: Sequence[Report]) -> Missing:
     return tuple(sorted((who, name) for who, name in found.items() if who not in others))
 
 
-def _has_begun(view: View, report: Report) -> bool:
+def _has_begun(view: View, report: StepReport) -> bool:
     """Whether what a member begins with can be what this training begins with."""
     lineages = {view.lineage, *(lineage for lineage, _ in view.ancestry)}
     return report.founder or report.attended[0] in lineages
 
 
-def _authority(view: View, reports: Sequence[Report]) -> History:
+def _authority(view: View, reports: Sequence[StepReport]) -> StepHistory:
     """The last step that counts for sure.
 
-    The view's own lineage is what its members agreed on; in a new one ancestry decides.
+    The view's own lineage is what its members agreed on, also if the one that has its state has
+    made steps elsewhere since; in a new lineage ancestry decides.
     """
     histories = [report.history for report in reports]
     own = [each for each in histories if each.position.lineage == view.lineage]
+    own = own or [each for each in histories if _has_step_of(each, view.lineage)]
     return best(own or histories, view.ancestry)
 
 
-def _latest_attempt(view: View, base: Position, reports: Sequence[Report]) -> Position | None:
+def _has_step_of(history: StepHistory, lineage: str) -> bool:
+    return any(milestone.lineage == lineage for milestone in history.trail)
+
+
+def _latest_attempt(view: View, base: Position, reports: Sequence[StepReport]) -> Position | None:
     """The try of the next step that was begun last: of the nearest lineage, in the last epoch."""
     order = [base.lineage, *(lineage for lineage, _ in view.ancestry), view.lineage]
     nearness = {lineage: place for place, lineage in enumerate(order)}
@@ -509,15 +520,15 @@ def _latest_attempt(view: View, base: Position, reports: Sequence[Report]) -> Po
     )
 
 
-def _actions(target: Position, reports: Sequence[Report]) -> tuple[Action, ...]:
+def _actions(target: Position, reports: Sequence[StepReport]) -> tuple[SyncAction, ...]:
     actions = []
     for report in reports:
         if report.position == target:
             # Before the first step equal positions mean no equal weights: the first one's count.
-            begins = target == FRESH and Action.KEEP in actions
-            actions.append(Action.RECEIVE if begins else Action.KEEP)
+            begins = target == FRESH and SyncAction.KEEP in actions
+            actions.append(SyncAction.RECEIVE if begins else SyncAction.KEEP)
         elif report.pending == target:
-            actions.append(Action.APPLY)
+            actions.append(SyncAction.APPLY)
         else:
-            actions.append(Action.RECEIVE)
+            actions.append(SyncAction.RECEIVE)
     return tuple(actions)

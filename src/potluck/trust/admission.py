@@ -1,12 +1,12 @@
 """Who may open a connection, by the roster: what both sides decide between hello and answer.
 
-The hello carries the hash of the roster that the dialler goes by.  Where both go by the same one
-and the dialler is on it, nothing more is said.  Otherwise each tells its roster, takes what the
-other tells (:mod:`potluck.trust.roster`), and decides by what it knows then.
+The hello carries the hash of the dialler's roster.  If both sides have the same roster and the
+dialler is on it, nothing more is exchanged.  Otherwise each side sends its roster, merges what the
+other sends (:mod:`potluck.trust.roster`), and decides by what it knows then.
 
-An earlier secret opens nothing but this exchange, and only for a member: it serves to bring back
-somebody who was away, who gets the new secret at the end.  Whoever is no member under an earlier
-secret is not even told the roster.
+An earlier secret opens nothing but this exchange, and only for a member: it brings back a machine
+that was away, which gets the new secret at the end.  A caller with an earlier secret that is not a
+member is not even sent the roster.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck._types import NodeId
-from potluck.trust.roster import Roster, Taken, Verdict
-from potluck.wire_messages import Introduction, Join, Lane, Peer
+from potluck.trust.roster import MergeOutcome, Roster, Taken
+from potluck.wire_messages import Introduction, Join, OpenRequest, RankEndpoint
 
 # --------------------------------------------------------------------------------------------------
-# Who may join a group: the decisions of rank 0, and of whoever is dialled.
+# Who may join a group: the decisions of rank 0, and of any rank that is dialled.
 #
-# Pure: connections are numbers here.  A refusal is a sentence for the one who is refused; the
-# others go on waiting.
+# Pure: connections are numbers here.  A refusal is a sentence for the rank that is refused; the
+# others keep waiting.
 
 ANYWHERE = frozenset({"0.0.0.0", "::"})
 """Hosts that stand for every interface: the rank is behind a port mapping."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The answer is no, and why."""
+class AdmissionRefused:
+    """The request is refused; ``sentence`` says why."""
 
     sentence: str
 
 
 def list_ranks(ranks: Collection[int]) -> str:
-    """Ranks as people say them.
+    """A list of ranks for a sentence.
 
     >>> list_ranks([3]), list_ranks([1, 2])
     ('rank 3', 'ranks 1, 2')
@@ -45,28 +45,28 @@ def list_ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
-class Rendezvous:
+class JoinRequested:
     """Rank 0 gathers the others."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._joined: dict[int, tuple[int, Join]] = {}  # rank -> (connection, what it said)
 
-    def join(self, connection: int, request: Join) -> Refused | None:
-        """Somebody asks to join; None means welcome."""
+    def join(self, connection: int, request: Join) -> AdmissionRefused | None:
+        """Let a rank join, or say why it is refused."""
         rank, world = request.rank, self.world_size
         if request.world_size != world:
-            return Refused(
+            return AdmissionRefused(
                 f"rank {rank} was started for a group of {request.world_size}, "
                 f"rank 0 for a group of {world}; start all with the same world size"
             )
         if not 0 < rank < world:
-            return Refused(
+            return AdmissionRefused(
                 f"rank {rank} cannot join a group of {world}; ranks 1 to {world - 1} can"
             )
         if rank in self._joined:
             holder = self._joined[rank][1].peer.name
-            return Refused(
+            return AdmissionRefused(
                 f"rank {rank} is already here (on {holder}); every process needs a rank of its own"
             )
         for _, other in self._joined.values():
@@ -96,66 +96,70 @@ class Rendezvous:
         """Connection -> rank of those who wait for the rest."""
         return {connection: rank for rank, (connection, _) in self._joined.items()}
 
-    def peers(self, me: Peer) -> list[Peer]:
+    def peers(self, me: RankEndpoint) -> list[RankEndpoint]:
         """Where every rank is; complete groups only."""
         return [me, *(self._joined[rank][1].peer for rank in range(1, self.world_size))]
 
-    def unreachable(self, loopback: Collection[int]) -> Refused | None:
-        """Refuse a group in which some came through loopback although others are elsewhere.
+    def unreachable(self, loopback: Collection[int]) -> AdmissionRefused | None:
+        """Refuse a group in which some ranks came through loopback although others are elsewhere.
 
-        ``loopback`` are the connections that came that way; those ranks gave out an address that
-        nobody on another machine can reach.
+        ``loopback`` are the connections that came that way; those ranks gave an address that no
+        other machine can reach.
         """
         waiting = self.waiting()
         local = [rank for connection, rank in waiting.items() if connection in loopback]
         if not local or len(local) == len(waiting):
             return None
         remote = [rank for connection, rank in waiting.items() if connection not in loopback]
-        return Refused(
+        return AdmissionRefused(
             f"{list_ranks(local)} reached rank 0 through loopback while {list_ranks(remote)} came "
             "from another machine; give every rank the same master address, one that all can reach"
         )
 
 
 def judge_entry(
-    rank: int, told: Peer, peers: Sequence[tuple[str, int]], me: int = 0
-) -> Refused | None:
-    """Whether a rank listens where the list of peers of rank ``me`` says; an empty one is mute."""
+    rank: int, told: RankEndpoint, peers: Sequence[tuple[str, int]], me: int = 0
+) -> AdmissionRefused | None:
+    """Whether a rank listens where the list of peers of rank ``me`` says; any if that is empty."""
     if not 0 < rank < len(peers):
         return None
     host, port = peers[rank]
     if told.port == port and (host in ANYWHERE or host in told.hosts):
         return None
     where = " or ".join(told.hosts) or "an address of its own"
-    return Refused(
+    return AdmissionRefused(
         f"peers[{rank}] is {host}, port {port} on rank {me}, but rank {rank} listens on {where}, "
         f"port {told.port}; give every rank the same list of peers"
     )
 
 
-def judge_lane(hello: Lane, session: bytes, me: int, expected: Collection[int]) -> Refused | None:
+def judge_lane(
+    hello: OpenRequest, session: bytes, me: int, expected: Collection[int]
+) -> AdmissionRefused | None:
     """Whether a connection from another rank may open; ``expected`` are the ranks still to come."""
     if hello.session != session:
-        return Refused("this connection belongs to another group")
+        return AdmissionRefused("this connection belongs to another group")
     if hello.to != me:
-        return Refused(f"this is rank {me}, not rank {hello.to}")
+        return AdmissionRefused(f"this is rank {me}, not rank {hello.to}")
     if hello.rank not in expected:
-        return Refused(f"rank {hello.rank} is not expected here, or is connected already")
+        return AdmissionRefused(f"rank {hello.rank} is not expected here, or is already connected")
     return None
 
 
-def judge_node(rank: int, known: str, proved: str) -> Refused | None:
+def judge_node(rank: int, known: str, proved: str) -> AdmissionRefused | None:
     """Whether the node that dials as a rank is the one that joined as that rank."""
     if proved != known:
-        return Refused(f"rank {rank} joined as another node than the one that dials now")
+        return AdmissionRefused(f"another node joined as rank {rank}, not the one that dials now")
     return None
 
 
-def judge_start(rank: int, known: int, said: int) -> Refused | None:
-    """Whether it is the very start of a process that was taken in as a rank: they share a node."""
+def judge_start(rank: int, known: int, said: int) -> AdmissionRefused | None:
+    """Whether the process that dials is the one that joined as a rank: they share a node."""
     if said != known:
         which = "a later" if said < known else "an earlier"
-        return Refused(f"rank {rank} is {which} start on that machine than the one that dials now")
+        return AdmissionRefused(
+            f"rank {rank} is {which} process on that machine than the one that dials now"
+        )
     return None
 
 
@@ -168,9 +172,9 @@ def judge_table(nodes: Sequence[str], me: int, size: int, proved: Mapping[int, s
         return f"Rank 0 sent a table of {len(nodes)} ranks instead of {size}"
     for rank, node in proved.items():
         if nodes[rank] != node:
-            return f"Rank 0 told another node than the one that has joined as rank {rank}"
+            return f"Rank 0 named another node for rank {rank} than the one that joined"
     if proved[me] and not all(nodes):
-        return "Rank 0 told of a rank without a node, so anybody could pass for it"
+        return "Rank 0 named a rank without a node, so any machine could pose as it"
     return None
 
 
@@ -182,11 +186,13 @@ def is_clone(one: Introduction, other: Introduction) -> bool:
     return _differ(one.machine, other.machine) or _differ(one.boot, other.boot)
 
 
-def judge_clone(node: str, known: Introduction, caller: Introduction, where: str) -> Refused | None:
+def judge_clone(
+    node: str, known: Introduction, caller: Introduction, where: str
+) -> AdmissionRefused | None:
     """Whether the key of a node, which is in use on ``where``, shows up on another machine."""
     if not is_clone(known, caller):
         return None
-    return Refused(
+    return AdmissionRefused(
         f"the node key {node} is used on two machines, {where} and the one that calls: it was "
         "copied, with a home directory or a disk image; delete the file node_keypair on one of the "
         "two, or give it another POTLUCK_HOME, and pair that machine"
@@ -199,10 +205,10 @@ def _differ(one: str, other: str) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 
-TELL_ME = bytes(32)
-"""Stands for no roster: whoever is called tells its own in any case."""
+NO_ROSTER = bytes(32)
+"""Stands for no roster: the side that is called sends its own in any case."""
 
-_FOLLOWED = frozenset({Verdict.CURRENT, Verdict.MOVED_ON})
+_FOLLOWED = frozenset({MergeOutcome.CURRENT, MergeOutcome.MOVED_ON})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +217,8 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """Tell our roster, and hear theirs first."""
+class RosterExchange:
+    """Exchange rosters first."""
 
 
 def digest(roster: Roster) -> bytes:
@@ -222,11 +228,11 @@ def digest(roster: Roster) -> bytes:
 
 def judge_hello(
     roster: Roster | None, caller: NodeId, told: bytes, *, is_current: bool
-) -> Granted | Exchange | Refused:
-    """What the one who is called does with a hello.
+) -> Granted | RosterExchange | AdmissionRefused:
+    """What the side that is called does with a hello.
 
-    ``roster`` is ours, None where whoever has the secret belongs; ``told`` is the digest the caller
-    gave; ``is_current`` says whether it came under the secret that holds now.
+    ``roster`` is ours, None where every machine with the secret belongs; ``told`` is the digest the
+    caller sent; ``is_current`` says whether it used the present secret.
     """
     if roster is None:
         return Granted()
@@ -235,31 +241,33 @@ def judge_hello(
     # A caller that keeps no roster has nothing to tell; ours decides.
     if is_current and roster.is_member(caller) and told in {b"", digest(roster)}:
         return Granted()
-    return Exchange()
+    return RosterExchange()
 
 
-def judge_peer(roster: Roster | None, peer: NodeId) -> Refused | None:
-    """Whether a node is somebody to open a connection with, by our own roster."""
+def judge_peer(roster: Roster | None, peer: NodeId) -> AdmissionRefused | None:
+    """Whether to open a connection with a node, by our own roster."""
     if roster is None or roster.is_member(peer):
         return None
     return _not_a_member(roster.explain(peer))
 
 
-def judge_teller(taken: Taken, peer: NodeId) -> Refused | None:
-    """Whether a node that has told its roster is somebody to go on with."""
-    if taken.verdict is Verdict.REFUSED:
+def judge_sender(taken: Taken, peer: NodeId) -> AdmissionRefused | None:
+    """Whether to continue with a node that has sent its roster."""
+    if taken.outcome is MergeOutcome.REFUSED:
         return _not_a_member(taken.reason)
     return judge_peer(taken.roster, peer)
 
 
-def judge_ourselves(taken: Taken) -> Refused | None:
-    """Whether we can follow the one who has told its roster."""
-    if taken.verdict in _FOLLOWED:
+def judge_ourselves(taken: Taken) -> AdmissionRefused | None:
+    """Whether we can follow the node that has sent its roster."""
+    if taken.outcome in _FOLLOWED:
         return None
-    where = " `potluck members` there shows to what." if taken.verdict is Verdict.SIGN else ""
-    return Refused(f"the two go by different rosters: {taken.reason}{where}")
+    where = (
+        " `potluck members` there shows the change." if taken.outcome is MergeOutcome.SIGN else ""
+    )
+    return AdmissionRefused(f"the two machines have different member lists: {taken.reason}{where}")
 
 
-def _not_a_member(reason: str) -> Refused:
+def _not_a_member(reason: str) -> AdmissionRefused:
     advice = "" if "pair" in reason else " Pair it first: `potluck pair`."
-    return Refused(f"not a member: {reason}{advice}")
+    return AdmissionRefused(f"not a member: {reason}{advice}")

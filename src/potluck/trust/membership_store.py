@@ -6,7 +6,7 @@ files have changed.
 
 A namespace that this machine keeps under a secret of its own has a roster, founded on first use,
 and the roster decides.  Where there is none (a passphrase, the open namespace, a namespace that is
-not kept here), whoever has the secret belongs.
+not kept here), every machine with the secret belongs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from potluck.identity.private_files import (
 )
 from potluck.net.secure_socket import Security
 from potluck.trust.admission import (
-    Exchange,
+    AdmissionRefused,
     Granted,
-    Refused,
+    RosterExchange,
     digest,
     judge_clone,
     judge_hello,
@@ -63,19 +63,19 @@ from potluck.trust.roster_records import (
 from potluck.wire_messages import Introduction, Told
 
 # --------------------------------------------------------------------------------------------------
-# A circle as this machine keeps it: a namespace, its roster, and our own place in it.
+# A group as this machine keeps it: a namespace, its roster, and our own place in it.
 #
 # The cores decide on bytes and the files know no rules; here the two meet.  Every change is made to
 # what is on the disk at that moment, under a lock, because another process of this machine may have
 # changed it too.  A secret that this machine proposed waits in the file ``proposed`` beside the
 # roster until its rotation is accepted; it is written before the record that refers to it, so
-# no crash can leave a circle whose secret nobody has.
+# no crash can leave a group whose secret no machine has.
 
 _PURPOSE = "membership"  # what node keys sign for rosters and pairings
 
 
-class CircleChanged(DistributedError, RuntimeError):
-    """Another process changed the circle while this one was using it."""
+class MembershipChanged(DistributedError, RuntimeError):
+    """Another process changed the group while this one was using it."""
 
 
 def signer_of(identity: NodeIdentity, name: str | None = None) -> Signer:
@@ -101,7 +101,7 @@ def lock(home: Path) -> AbstractContextManager[None]:
 
 
 def read_roster(namespace: NetworkNamespace) -> Roster | None:
-    """The roster on the disk; None if nobody has founded one."""
+    """The roster on the disk; None if there is none yet."""
     data = read_private(namespace.roster_path, limit=MAX_FILE_BYTES + 1)
     if data is None:
         return None
@@ -111,7 +111,7 @@ def read_roster(namespace: NetworkNamespace) -> Roster | None:
         raise DamagedFile(
             f"{namespace.roster_path} is damaged",
             cause=error.message,
-            hint="Restore it from a backup, or leave the namespace and pair this machine again: "
+            hint="Restore it from a backup, or leave the group and pair this machine again: "
             f"potluck unpair {namespace.name}",
         ) from error
 
@@ -122,22 +122,22 @@ def write_roster(namespace: NetworkNamespace, roster: Roster) -> None:
 
 
 def require_roster(namespace: NetworkNamespace) -> None:
-    """Raise if nobody is written down as a member of the namespace."""
+    """Raise if the namespace has no list of members."""
     if namespace.protection is Protection.PASSPHRASE:
         raise UnsupportedOperation(
-            f'"{namespace.name}" has no roster: whoever knows its passphrase is a member',
-            hint="To keep somebody out, agree on another passphrase, and give it to every machine "
+            f'"{namespace.name}" has no member list: every machine with its passphrase is a member',
+            hint="To exclude a machine, choose another passphrase, and give it to every machine "
             "that stays.",
         )
     if namespace.protection is not Protection.SECRET:
         raise UnsupportedOperation(
-            f"The {namespace.name} namespace has no members: whoever wants is in it",
-            hint="Name another one with --namespace.",
+            f"The {namespace.name} group has no member list: every machine is in it",
+            hint="Choose another group with --namespace.",
         )
 
 
 @dataclass(frozen=True)
-class Circle:
+class NamespaceMembership:
     """A namespace kept here, its roster, and who we are in it."""
 
     namespace: NetworkNamespace
@@ -145,8 +145,8 @@ class Circle:
     me: Signer
 
     @classmethod
-    def of(cls, namespace: NetworkNamespace, me: Signer) -> Circle:
-        """The circle of a namespace that is kept here; founded by us if nobody has."""
+    def of(cls, namespace: NetworkNamespace, me: Signer) -> NamespaceMembership:
+        """Of a namespace that is kept here; with a new roster, founded by us, if it has none."""
         require_roster(namespace)
         with lock(namespace.home):
             if read_roster(namespace) is None:
@@ -156,8 +156,8 @@ class Circle:
             return _settled(namespace.name, me, namespace.home)
 
     @classmethod
-    def as_it_is(cls, namespace: NetworkNamespace, me: Signer) -> Circle:
-        """The same without changing anything: where nobody has founded it, as if we just had."""
+    def as_it_is(cls, namespace: NetworkNamespace, me: Signer) -> NamespaceMembership:
+        """The same without changing anything: without a roster, as if we had just founded it."""
         roster = read_roster(namespace)
         return cls(
             namespace,
@@ -174,16 +174,16 @@ class Circle:
 
     @property
     def has_secret(self) -> bool:
-        """Whether the secret we keep is the one the roster speaks of."""
+        """Whether the secret we keep is the one in the roster."""
         return self.roster.is_secret(self.namespace.secret)
 
     @property
     def belonging(self) -> Belonging:
-        """What matters when another circle is offered."""
+        """What matters when another group is offered."""
         others = sum(member.node_id != self.me.node_id for member in self.roster.members)
         return Belonging(
             self.namespace.name,
-            self.roster.circle,
+            self.roster.group_id,
             commitment_to(self.namespace.secret),
             others,
             self.namespace.is_unused,
@@ -191,7 +191,7 @@ class Circle:
 
     def offer(self) -> Namespace:
         """What a pairing hands over; raises where we have nothing to hand over."""
-        self.require_standing()
+        self.require_membership()
         return Namespace(self.namespace.name, self.namespace.secret, self.roster.to_bytes())
 
     def enrolled(self, card: Card) -> bytes:
@@ -210,29 +210,29 @@ class Circle:
                 f"potluck unpair {name}",
             )
 
-    def require_standing(self) -> None:
-        """Raise if this machine is no member any more, or lacks the present secret."""
+    def require_membership(self) -> None:
+        """Raise if this machine is no longer a member, or lacks the present secret."""
         self.require_place()
         if not self.roster.is_member(self.me.node_id):
             raise RosterRefused(self.roster.explain(self.me.node_id), got=self.me.node_id)
         if not self.has_secret:
-            raise CircleChanged(
+            raise MembershipChanged(
                 f'"{self.namespace.name}" has a new secret that this machine does not have yet',
                 hint="Pair it again with a machine that has it: `potluck pair` there.",
             )
 
     # --- changes ---
 
-    def admit(self, card: Card) -> Circle:
+    def admit(self, card: Card) -> NamespaceMembership:
         """Write down a machine that was paired here; from now on the namespace is in use."""
         with lock(self.home):
             present = self._unchanged()
             roster = present.roster.admit(card, self.me)
             write_roster(present.namespace, roster)
             present.namespace.mark_used()
-            return Circle(present.namespace, roster, self.me)
+            return NamespaceMembership(present.namespace, roster, self.me)
 
-    def propose(self, change: Callable[[Roster, bytes], Roster]) -> Circle:
+    def propose(self, change: Callable[[Roster, bytes], Roster]) -> NamespaceMembership:
         """Propose a new secret: ``change`` gets the roster and the hash that stands for it.
 
         If the rules let it take effect at once, the namespace has the new secret afterwards; else
@@ -241,14 +241,14 @@ class Circle:
         secret = secrets.token_bytes(KEY_SIZE)
         with lock(self.home):
             present = self._unchanged()
-            present.require_standing()
+            present.require_membership()
             roster = change(present.roster, commitment_to(secret))
             namespace = present.namespace
             _keep_proposed(namespace, [secret, *_proposed(namespace)])
             write_roster(namespace, roster)
             return _settled(namespace.name, self.me, self.home)
 
-    def sign(self, name: bytes) -> Circle:
+    def sign(self, name: bytes) -> NamespaceMembership:
         """Agree to a change that another machine proposed."""
         with lock(self.home):
             present = self._unchanged()
@@ -256,35 +256,35 @@ class Circle:
             write_roster(present.namespace, roster)
             return _settled(self.namespace.name, self.me, self.home)
 
-    def take(self, offered: Roster, teller: NodeId) -> tuple[Circle, Taken]:
+    def take(self, offered: Roster, sender: NodeId) -> tuple[NamespaceMembership, Taken]:
         """Merge what another machine, which has proved its id, tells; what it means for us."""
         with lock(self.home):
             present = _settled(self.namespace.name, self.me, self.home)
-            taken = take(present.roster, offered, teller, self.me.node_id)
+            taken = take(present.roster, offered, sender, self.me.node_id)
             roster = _renewed(present.roster, taken.roster, self.me)
             if roster != present.roster:
                 write_roster(present.namespace, roster)
             after = _settled(self.namespace.name, self.me, self.home)
             return after, replace(taken, roster=after.roster)
 
-    def inherit(self, secret: bytes) -> Circle:
-        """Keep the secret that a member has handed over, if it is the one the roster speaks of."""
+    def store_secret(self, secret: bytes) -> NamespaceMembership:
+        """Keep the secret that a member has sent, if it is the one in the roster."""
         with lock(self.home):
             present = _settled(self.namespace.name, self.me, self.home)
             if not present.roster.is_secret(secret):
-                raise RosterRefused("The secret handed over is not the one the roster speaks of")
+                raise RosterRefused("The secret received is not the one in the member list")
             if not present.has_secret:
                 present.namespace.rotated(secret).save()
             return _settled(self.namespace.name, self.me, self.home)
 
-    def _unchanged(self) -> Circle:
-        """What is on the disk now, if it is still the circle and the secret we know."""
+    def _unchanged(self) -> NamespaceMembership:
+        """What is on the disk now, if it is still the group and the secret we know."""
         present = _settled(self.namespace.name, self.me, self.home)
-        is_same = present.roster.circle == self.roster.circle
+        is_same = present.roster.group_id == self.roster.group_id
         if not is_same or not present.namespace.has_secret(self.namespace.secret):
-            raise CircleChanged(
+            raise MembershipChanged(
                 f'"{self.namespace.name}" was changed meanwhile by another process of this machine',
-                hint="Begin again.",
+                hint="Try again.",
             )
         return present
 
@@ -297,19 +297,19 @@ def _renewed(before: Roster, after: Roster, me: Signer) -> Roster:
     return after
 
 
-def _settled(name: str, me: Signer, home: Path) -> Circle:
-    """The circle on the disk, with our own proposal put in force if it has been accepted."""
+def _settled(name: str, me: Signer, home: Path) -> NamespaceMembership:
+    """What is on the disk, with our own proposal put in force if it has been accepted."""
     namespace = NetworkNamespace.load(name, home=home)
     roster = read_roster(namespace)
     if roster is None:
-        raise CircleChanged(f'"{name}" was replaced by another process', hint="Begin again.")
+        raise MembershipChanged(f'"{name}" was replaced by another process', hint="Try again.")
     if not roster.is_secret(namespace.secret):
         waiting = _proposed(namespace)
         for secret in filter(roster.is_secret, waiting):
             namespace = namespace.rotated(secret)
             namespace.save()
             _keep_proposed(namespace, [other for other in waiting if other != secret])
-    return Circle(namespace, roster, me)
+    return NamespaceMembership(namespace, roster, me)
 
 
 def _proposed(namespace: NetworkNamespace) -> list[bytes]:
@@ -328,7 +328,7 @@ def _keep_proposed(namespace: NetworkNamespace, waiting: list[bytes]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-class Membership:
+class TrustStore:
     """What this process knows of who belongs; used by several threads."""
 
     def __init__(
@@ -341,31 +341,31 @@ class Membership:
         self._files = [namespace.directory / name for name in ("secret", "roster")]
         self._lock = threading.Lock()
         self._seen: list[tuple[int, int] | None] = []
-        self._circle: Circle | None = None
+        self._membership: NamespaceMembership | None = None
         self._digest = b""
         self._met: set[NodeId] = {security.me}
         self.last_refusal: str | None = None
-        """Why a node was turned away last, for the error of whoever waits for it in vain."""
+        """Why a node was refused last, for the error of a call that waits for it in vain."""
         self.last_stranger: HandshakeRefused | None = None
-        """The same of somebody who could not even show that it has the secret."""
+        """The same of a caller that could not even prove that it has the secret."""
 
     @classmethod
-    def load(cls, namespace: NetworkNamespace | str | None = None) -> Membership:
+    def load(cls, namespace: NetworkNamespace | str | None = None) -> TrustStore:
         """Of the given namespace, or of the one this machine uses."""
         members = cls(Security.load(namespace))
         members.check()
         return members
 
     def check(self) -> None:
-        """Raise now for what is damaged, or if we have no place, and not when somebody calls."""
+        """Raise now for what is damaged, or if we are not a member, and not at the first call."""
         with self._lock:
             self._refresh()
         self.require_place()
 
     def require_place(self) -> None:
-        """Raise if this machine has no place on the roster it goes by, and never had."""
-        if circle := self.circle:
-            circle.require_place()
+        """Raise if this machine is not on its roster, and never was."""
+        if membership := self.membership:
+            membership.require_place()
 
     @property
     def me(self) -> NodeId:
@@ -373,17 +373,17 @@ class Membership:
         return self.security.me
 
     @property
-    def circle(self) -> Circle | None:
-        """The circle as it is now; None where whoever has the secret belongs."""
+    def membership(self) -> NamespaceMembership | None:
+        """As it is now; None where every machine with the secret belongs."""
         with self._lock:
             self._refresh()
-            return self._circle
+            return self._membership
 
     @property
     def roster(self) -> Roster | None:
         """Its roster."""
-        circle = self.circle
-        return circle.roster if circle else None
+        membership = self.membership
+        return membership.roster if membership else None
 
     def name_of(self, node: NodeId) -> str:
         """What people call a machine: its name on the roster, or the one made from its id."""
@@ -405,7 +405,7 @@ class Membership:
 
     def judge_hello(
         self, caller: NodeId, introduction: Introduction, tag: str
-    ) -> Granted | Exchange | Refused:
+    ) -> Granted | RosterExchange | AdmissionRefused:
         """What to do with a caller that came under the secret of ``tag``."""
         if caller == self.me:
             known = self.introduction()
@@ -415,66 +415,70 @@ class Membership:
         is_current = self.security.is_current(tag)
         return judge_hello(roster, caller, introduction.roster, is_current=is_current)
 
-    def judge_peer(self, peer: NodeId) -> Refused | None:
-        """Whether a node is somebody to open a connection with, as far as we know."""
+    def judge_peer(self, peer: NodeId) -> AdmissionRefused | None:
+        """Whether to open a connection with a node, as far as we know."""
         return judge_peer(self.roster, peer)
 
     def refused_stranger(self, error: HandshakeRefused) -> None:
-        """Remember somebody who called and did not get through TLS."""
+        """Remember a caller that did not get through TLS."""
         self.last_stranger = error
 
     # --- what is told ---
 
     def tell(self, peer: NodeId, tag: str) -> Told:
-        """Our roster; and our secret, if the peer is a member who has come with an earlier one."""
-        circle = self.circle
-        if circle is None:
+        """Our roster; and our secret, if the peer is a member that used an earlier one."""
+        membership = self.membership
+        if membership is None:
             return Told()
-        return Told(circle.roster.to_bytes(), self._bequest(circle, peer, tag))
+        return Told(membership.roster.to_bytes(), self._secret_for(membership, peer, tag))
 
-    def bequeath(self, peer: NodeId, tag: str) -> Told | None:
-        """The secret alone, for a peer that came with an earlier one; None if there is none."""
-        circle = self.circle
-        secret = self._bequest(circle, peer, tag) if circle else b""
+    def secret_for(self, peer: NodeId, tag: str) -> Told | None:
+        """The secret alone, for a peer that used an earlier one; None if it may not have it."""
+        membership = self.membership
+        secret = self._secret_for(membership, peer, tag) if membership else b""
         return Told(secret=secret) if secret else None
 
-    def _bequest(self, circle: Circle, peer: NodeId, tag: str) -> bytes:
-        is_heir = circle.roster.is_member(peer) and circle.has_secret
-        return circle.namespace.secret if is_heir and not self.security.is_current(tag) else b""
+    def _secret_for(self, membership: NamespaceMembership, peer: NodeId, tag: str) -> bytes:
+        may_have_it = membership.roster.is_member(peer) and membership.has_secret
+        return (
+            membership.namespace.secret
+            if may_have_it and not self.security.is_current(tag)
+            else b""
+        )
 
     def take(self, peer: NodeId, told: Told) -> Taken:
         """Merge what a peer has told, and keep the secret it has handed over."""
-        circle = self.circle
-        if circle is None:
+        membership = self.membership
+        if membership is None:
             raise HandshakeRefused(
-                "The other side goes by a roster, and this side has none",
-                hint="Pair this machine: a secret that was copied by hand is not enough.",
+                "The peer has a member list but this machine does not",
+                hint="Pair this machine: copying the secret by hand is not enough.",
             )
         offered = Roster.from_bytes(told.roster, VERIFIER)
         with self._lock:
-            circle, taken = circle.take(offered, peer)
-            if told.secret and circle.roster.is_secret(told.secret):
-                circle = circle.inherit(told.secret)
-            self._know(circle)
+            membership, taken = membership.take(offered, peer)
+            if told.secret and membership.roster.is_secret(told.secret):
+                membership = membership.store_secret(told.secret)
+            self._know(membership)
         return taken
 
-    def inherit(self, secret: bytes) -> None:
+    def store_secret(self, secret: bytes) -> None:
         """Keep the secret that a peer has handed over."""
-        circle = self.circle
+        membership = self.membership
         with self._lock:
-            if circle is not None:
-                self._know(circle.inherit(secret))
+            if membership is not None:
+                self._know(membership.store_secret(secret))
 
     def met(self, peer: NodeId) -> None:
-        """A connection with a member has opened; both went by the same roster."""
-        circle = self.circle
-        if circle is None or peer in self._met:
+        """A connection with a member has opened; both have the same roster."""
+        membership = self.membership
+        if membership is None or peer in self._met:
             return
         self._met.add(peer)
-        circle.namespace.mark_used()
-        if not circle.roster.generation.members.keys() <= circle.roster.counted:
+        membership.namespace.mark_used()
+        if not membership.roster.generation.members.keys() <= membership.roster.counted:
             with self._lock:  # it tells of the same members as we do, which may confirm some
-                self._know(circle.take(circle.roster, peer)[0])
+                self._know(membership.take(membership.roster, peer)[0])
 
     # --- the disk ---
 
@@ -488,15 +492,15 @@ class Membership:
         try:
             namespace = NetworkNamespace.load(name, home=home)
         except UnknownNamespace:
-            if self._circle is None:
+            if self._membership is None:
                 raise
             return  # left meanwhile: this process ends with what it knew
-        self._know(Circle.of(namespace, signer_of(self.security.identity)))
+        self._know(NamespaceMembership.of(namespace, signer_of(self.security.identity)))
 
-    def _know(self, circle: Circle) -> None:
-        self._circle = circle
-        self._digest = digest(circle.roster)
-        self.security.renew(circle.namespace)
+    def _know(self, membership: NamespaceMembership) -> None:
+        self._membership = membership
+        self._digest = digest(membership.roster)
+        self.security.renew(membership.namespace)
         self._seen = [_stamp(file) for file in self._files]
 
 

@@ -1,8 +1,8 @@
 """The machine that shows a code: drives the host's state machine over the pairing listener.
 
 One thread, the caller's, does everything: it waits for a caller or the nearest deadline, asks the
-core, and carries out what it says, in order.  So a new member is on the disk before it hears of it,
-and what was said last is out before we hang up.
+core, and carries out what it says, in order.  So a new member is on the disk before it is told, and
+the last message is sent before we hang up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ from potluck.identity.namespace import (
     usual_name,
 )
 from potluck.logs import get_logger
-from potluck.net.addresses import Address, usable_hosts
-from potluck.trust.membership_store import VERIFIER, Circle, lock, read_roster, write_roster
+from potluck.net.addresses import NO_NETWORK, Address, usable_hosts
+from potluck.trust.membership_store import (
+    VERIFIER,
+    NamespaceMembership,
+    lock,
+    read_roster,
+    write_roster,
+)
 from potluck.trust.pairing_code import PairingCode
 from potluck.trust.pairing_net import (
     Closed,
@@ -41,17 +47,17 @@ from potluck.trust.pairing_net import (
 from potluck.trust.pairing_protocol import (
     CODE_SECONDS,
     MAX_LINKS,
-    Ask,
+    AskUser,
     Belonging,
     Effect,
-    Ended,
     HangUp,
     Namespace,
     Offered,
     Paired,
+    PairingEnded,
     PairingGuest,
     PairingHost,
-    Send,
+    SendBytes,
     TryFailed,
     decide_adoption,
 )
@@ -61,16 +67,13 @@ from potluck.trust.roster_records import Card, Signer, commitment_to
 logger = get_logger(__name__)
 
 TICK = 0.25
-"""Seconds after which whoever watches hears again how much time is left."""
-
-
-NO_NETWORK = "This machine is not connected to a network: plug in the cable, or join the Wi-Fi."
+"""Seconds between reports of how much time is left."""
 
 
 class PairingFailed(DistributedError, RuntimeError):
-    """Nothing came of the pairing; the text says why.
+    """The pairing failed; the text says why.
 
-    ``retry``: the same code may be tried again without asking anybody.
+    ``retry``: the same code may be tried again without asking the user.
     """
 
     def __init__(self, message: str, *, retry: bool = False, hint: str | None = None) -> None:
@@ -79,14 +82,14 @@ class PairingFailed(DistributedError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Nobody has come yet."""
+class WaitingForGuest:
+    """No machine has joined yet."""
 
     seconds_left: float
     tries_left: int
 
 
-Notice: TypeAlias = Waiting | TryFailed
+Notice: TypeAlias = WaitingForGuest | TryFailed
 
 
 def open_listener(**options: int) -> PairingListener:
@@ -94,40 +97,40 @@ def open_listener(**options: int) -> PairingListener:
     return PairingListener(places=MAX_LINKS, **options)
 
 
-class Invitation:
-    """One code, shown until somebody who knows it has joined ``circle``.
+class PairingInvitation:
+    """One code, shown until a machine that knows it has joined the group.
 
-    ``tell`` hears of failed tries, and a few times a second how much time is left.
+    ``tell`` gets failed tries, and a few times a second how much time is left.
     """
 
     def __init__(
         self,
-        circle: Circle,
+        membership: NamespaceMembership,
         listener: PairingListener,
         code: PairingCode,
         *,
         tell: Callable[[Notice], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._circle = circle
+        self._membership = membership
         self._listener = listener
         self._tell = tell
         self._clock = clock
         self._end = clock() + CODE_SECONDS
         self._peers: dict[int, Address] = {}  # who is on which link, for the log
-        self._outcome: Paired | Ended | None = None
+        self._outcome: Paired | PairingEnded | None = None
         self._host = PairingHost(
             code,
-            circle.me,
-            circle.offer(),
-            enrol=circle.enrolled,
+            membership.me,
+            membership.offer(),
+            enrol=membership.enrolled,
             verifier=VERIFIER,
             entropy=secrets.token_bytes,
             now=clock(),
         )
 
     def run(self) -> Paired:
-        """Wait until somebody has joined; raises :class:`PairingFailed` if nobody does.
+        """Wait until a machine has joined; raises :class:`PairingFailed` if none does.
 
         The listener is closed afterwards, whatever happens.
         """
@@ -136,12 +139,12 @@ class Invitation:
                 self._step()
             self._listener.finish()
         except KeyboardInterrupt:
-            self._carry_out(self._host.cancel())  # tell whoever is connected
+            self._carry_out(self._host.cancel())  # tells those who are connected
             self._listener.finish()
             raise
         finally:
             self._listener.close()
-        if isinstance(self._outcome, Ended):
+        if isinstance(self._outcome, PairingEnded):
             raise PairingFailed(
                 self._outcome.reason, hint="Run `potluck pair` again for a new code."
             )
@@ -155,7 +158,7 @@ class Invitation:
             self._carry_out(self._handle(event))
         self._carry_out(self._host.tick(self._clock()))
         if self._outcome is None:
-            self._tell(Waiting(max(0.0, self._end - self._clock()), self._host.tries_left))
+            self._tell(WaitingForGuest(max(0.0, self._end - self._clock()), self._host.tries_left))
 
     def _handle(self, event: Event) -> list[Effect]:
         now = self._clock()
@@ -170,7 +173,7 @@ class Invitation:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send():
+                case SendBytes():
                     self._listener.send(effect.link, effect.message)
                 case HangUp():
                     peer = self._peers.pop(effect.link, "a caller")
@@ -179,9 +182,9 @@ class Invitation:
                 case TryFailed():
                     self._tell(effect)
                 case Paired():
-                    self._circle.admit(effect.peer)
+                    self._membership.admit(effect.peer)
                     self._outcome = effect
-                case Ended():
+                case PairingEnded():
                     self._outcome = effect
                 case Offered():
                     raise AssertionError(effect)  # only a guest is offered something
@@ -190,19 +193,19 @@ class Invitation:
 # --------------------------------------------------------------------------------------------------
 # The machine on which a code is typed: finds the other one and drives the guest's state machine.
 #
-# Whoever answers a search may be a stranger.  An exchange gives nothing away until the other side
-# has sent its share; from then on it has given that side one guess at the code.  So an answer that
-# fails before costs nothing and may be tried again, and of those that fail later only a few are
-# tried before a person decides: each has a chance of 1 in 262,144.
+# A machine that answers a search may be a stranger.  An exchange gives nothing away until the other
+# side has sent its share; from then on it has given that side one guess at the code.  So an answer
+# that fails before costs nothing and may be tried again, and of those that fail later only a few
+# are tried before a person decides: each has a chance of 1 in 262,144.
 
 GUESSES = 3
 """Machines that may each have one guess at the code; as many as the host allows."""
 
 SEARCH_SECONDS = 10.0
-"""Until somebody answers; a lost multicast packet is asked for again after one, two and four."""
+"""Until a machine answers; a lost multicast query is repeated after one, two and four."""
 
 OTHERS_SECONDS = 2.0
-"""For others to answer, once one was there and failed."""
+"""For other machines to answer, once one has answered and failed."""
 
 MAX_TRIED = 8
 """Answers that are tried at all, also of those that cost nothing."""
@@ -213,14 +216,14 @@ DIAL_SECONDS = 6.0
 DIAL_AT_LEAST = 1.5
 LINGER_SECONDS = 1.0
 PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between knocks at a machine that is busy with somebody else."""
+"""Seconds between attempts at a machine that is busy with another one."""
 
 
-class Application:
+class PairingRequest:
     """Joins the machine that shows ``code``.
 
-    ``decide`` is asked whether to accept an offer; what it raises declines the offer, and comes
-    out at the end.  ``tell`` hears in sentences how it goes.
+    ``decide`` is asked whether to accept an offer; what it raises declines the offer, and is raised
+    at the end.  ``tell`` gets sentences about the progress.
     """
 
     def __init__(
@@ -239,10 +242,10 @@ class Application:
         self._tell = tell
         self._clock = clock
         self._pause = pause
-        self._is_proved = False  # somebody has shown that he knows the code
+        self._is_proved = False  # a machine has proved that it knows the code
 
     def search(self, discovery: PairingDiscovery) -> Paired:
-        """Join whoever answers for the code's number and knows the code."""
+        """Join the machine that answers for the code's number and knows the code."""
         if not usable_hosts():
             self._tell(f"{NO_NETWORK} Until then only this machine itself is searched.")
         self._tell(f"Looking for the machine that shows the number {self._code.slot} …")
@@ -262,7 +265,7 @@ class Application:
                     raise  # the right machine, and still it failed: there is no other
                 failures.append(failure)
                 guesses += isinstance(failure, PairingFailed) and not failure.retry
-        raise self._nobody(failures)
+        raise self._not_found(failures)
 
     def at(self, addresses: Sequence[Address]) -> Paired:
         """Join the machine at the first of these addresses that answers."""
@@ -276,7 +279,7 @@ class Application:
                 self._pause(pause)
         raise AssertionError(addresses)  # the last pause is None
 
-    def _nobody(self, failures: list[DistributedError]) -> DistributedError:
+    def _not_found(self, failures: list[DistributedError]) -> DistributedError:
         slot = self._code.slot
         if not failures and not usable_hosts():
             return PairingFailed(
@@ -294,9 +297,9 @@ class Application:
         if len(failures) == 1:
             return failures[0]
         return PairingFailed(
-            f"{len(failures)} machines answered for the number {slot}, and none of them led to a "
-            f"pairing. The last one: {failures[-1].message}",
-            hint="Somebody may be answering in another's place. "
+            f"{len(failures)} machines answered for the number {slot}, but pairing failed with "
+            f"all of them. The last error: {failures[-1].message}",
+            hint="Another machine may be posing as the right one. "
             "Give the address that the other machine shows: potluck pair CODE --host ADDRESS",
         )
 
@@ -320,7 +323,7 @@ class Application:
             else:
                 self._tell(f"Talking to {address} …")
                 return line
-        raise failure or PairingFailed("The machine that answered named no address")
+        raise failure or PairingFailed("The machine that answered gave no address")
 
     def _talk(self, line: PairingLine) -> Paired:
         guest = PairingGuest(self._code, self._me, verifier=VERIFIER, entropy=secrets.token_bytes)
@@ -329,14 +332,14 @@ class Application:
             more: list[Effect] = []
             for effect in effects:
                 match effect:
-                    case Send():
+                    case SendBytes():
                         line.send(effect.message)
                     case Offered():
                         self._is_proved = True
                         more = self._answer(line, guest, effect)
                     case Paired():
                         return effect
-                    case Ended():
+                    case PairingEnded():
                         raise PairingFailed(effect.reason, retry=effect.retry)
                     case _:
                         pass  # we hang up when this returns
@@ -347,7 +350,7 @@ class Application:
             accepted = self._decide(offered)
         except BaseException:  # Ctrl-C too: the other side shall not wait for its own timeout
             for effect in guest.decline(self._clock()):
-                if isinstance(effect, Send):
+                if isinstance(effect, SendBytes):
                     line.send(effect.message)
             raise
         return guest.accept(self._clock()) if accepted else guest.decline(self._clock())
@@ -376,7 +379,7 @@ def _wait(line: PairingLine, timeout: float) -> None:
 
 
 def _let_go(line: PairingLine) -> None:
-    """Close, once the other side has our last words or a moment has passed."""
+    """Close, once the other side has our last message or a moment has passed."""
     deadline = time.monotonic() + LINGER_SECONDS
     while line.has_output and time.monotonic() < deadline:
         _wait(line, deadline - time.monotonic())
@@ -395,25 +398,25 @@ def _let_go(line: PairingLine) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StoragePlan:
     """How an offer will be stored."""
 
     name: str
     """What the namespace is called here."""
     question: str | None
-    """What a person has to say yes to first; None if nothing is lost."""
+    """What the user has to agree to first; None if nothing is lost."""
     reason: str
-    """What it means, to be told when it is done."""
+    """What the user is told when it is done; may be empty."""
     gives_way: str | None = None
     """The namespace that is removed afterwards, unless it is kept."""
     was_unused: bool = False
-    """Whether that one may go only as long as nobody has joined it."""
-    known: Circle | None = None
-    """The same circle, kept here already."""
+    """Whether that one is removed only if no machine has joined it meanwhile."""
+    known: NamespaceMembership | None = None
+    """The same group, if this machine is in it already."""
 
 
-class Adopter:
-    """Finds a place for what is offered to this machine.
+class NamespaceImporter:
+    """Decides where an offered namespace is stored on this machine, and stores it.
 
     ``name`` is what the namespace shall be called here; without it, it keeps its own.
     """
@@ -424,10 +427,10 @@ class Adopter:
         self._name = checked_name(name) if name else None
 
     @property
-    def current(self) -> Circle | None:
-        """What this machine is in now, if that is one thing."""
+    def current(self) -> NamespaceMembership | None:
+        """The group that this machine uses now, if that is clear."""
         try:
-            return self._circle(self._name or usual_name(self._home))
+            return self._membership(self._name or usual_name(self._home))
         except UnknownNamespace:
             return None
 
@@ -435,28 +438,28 @@ class Adopter:
     def may_ask(self) -> bool:
         """Whether joining something new would need an answer from a person.
 
-        Raises if anything that is kept here is damaged: better now than when a code is used up.
+        Raises if a file here is damaged: better now than when a code is used up.
         """
-        circles = self._circles()
+        memberships = self._memberships()
         current = self.current
         if current is not None:
             return not current.namespace.is_unused
-        return any(not circle.namespace.is_unused for circle in circles)
+        return any(not membership.namespace.is_unused for membership in memberships)
 
-    def plan(self, offered: Offered, *, keep: bool = False) -> Plan:
+    def plan(self, offered: Offered, *, keep: bool = False) -> StoragePlan:
         """Where the offer goes; with ``keep`` beside what is here.  Raises if it cannot be."""
         roster = _checked(offered.namespace, offered.peer)
-        circles = self._circles()
-        for known in circles:
-            if known.roster.circle == roster.circle:
+        memberships = self._memberships()
+        for known in memberships:
+            if known.roster.group_id == roster.group_id:
                 return _plan_for_member(known, roster, offered)
         current = self.current
         decision = decide_adoption(
             current.belonging if current else None, _belonging(offered.namespace, roster)
         )
         question, leaving = None, current.namespace.name if current else None
-        used = [each.namespace.name for each in circles if not each.namespace.is_unused]
-        if isinstance(decision, Ask):
+        used = [each.namespace.name for each in memberships if not each.namespace.is_unused]
+        if isinstance(decision, AskUser):
             question = decision.reason
         elif current is None and used:
             question = f'This machine is in {_listed(used)}. Join "{offered.namespace.name}" too?'
@@ -466,13 +469,13 @@ class Adopter:
         name = self._free_name(offered.namespace.name, staying)
         NetworkNamespace(name, offered.namespace.secret, home=self._home)  # refuses bad names
         reason = decision.reason if not used else _farewell(leaving, staying)
-        return Plan(name, question, reason, leaving, was_unused=question is None)
+        return StoragePlan(name, question, reason, leaving, was_unused=question is None)
 
-    def _circles(self) -> list[Circle]:
-        return [self._circle(name) for name in stored_names(self._home)]
+    def _memberships(self) -> list[NamespaceMembership]:
+        return [self._membership(name) for name in stored_names(self._home)]
 
-    def _circle(self, name: str) -> Circle:
-        return Circle.as_it_is(NetworkNamespace.load(name, home=self._home), self._me)
+    def _membership(self, name: str) -> NamespaceMembership:
+        return NamespaceMembership.as_it_is(NetworkNamespace.load(name, home=self._home), self._me)
 
     def _free_name(self, offered: str, taken: list[str]) -> str:
         """What the newcomer is called: the wanted name, or with a number if that is taken."""
@@ -481,19 +484,19 @@ class Adopter:
             return wanted
         if self._name:
             raise NamespaceExists(
-                f"This machine already uses another namespace named {wanted!r}",
+                f"This machine is already in another group named {wanted!r}",
                 got=wanted,
-                hint="Name the new one differently with --namespace.",
+                hint="Choose another name for the new one with --namespace.",
             )
         numbers = range(2, len(taken) + 3)
         return next(name for number in numbers if (name := f"{wanted}-{number}") not in taken)
 
-    def store(self, plan: Plan, paired: Paired) -> Circle:
+    def store(self, plan: StoragePlan, paired: Paired) -> NamespaceMembership:
         """Carry out the plan with what the other side has handed over."""
         roster = _checked(paired.namespace, paired.peer)
         me, secret = self._me.node_id, paired.namespace.secret
         if not roster.is_member(me):
-            raise PairingFailed(f'"{paired.peer.name}" sent a roster without this machine')
+            raise PairingFailed(f'"{paired.peer.name}" sent a member list without this machine')
         with lock(self._home):
             if plan.known:
                 namespace = plan.known.namespace
@@ -506,13 +509,13 @@ class Adopter:
             namespace.save(replace=plan.gives_way == plan.name and not plan.was_unused)
             write_roster(namespace, roster)
             self._clear(plan)
-        return Circle(namespace, roster, self._me)
+        return NamespaceMembership(namespace, roster, self._me)
 
-    def _clear(self, plan: Plan) -> None:
+    def _clear(self, plan: StoragePlan) -> None:
         if plan.gives_way is None or plan.gives_way == plan.name:
             return
         files = NamespaceFiles(self._home, plan.gives_way)
-        if not (plan.was_unused and files.is_used):  # somebody may have joined it meanwhile
+        if not (plan.was_unused and files.is_used):  # a machine may have joined it meanwhile
             files.delete()
 
 
@@ -520,11 +523,11 @@ def _farewell(leaving: str | None, staying: list[str]) -> str:
     """What becomes of the namespaces this machine was in."""
     if not staying:
         return f'It has left "{leaving}".'
-    return f"It is in {_listed(staying)} as before; --namespace says which one is meant."
+    return f"It is still in {_listed(staying)}; choose between them with --namespace."
 
 
-def _plan_for_member(known: Circle, roster: Roster, offered: Offered) -> Plan:
-    """For a circle that this machine is or was in already."""
+def _plan_for_member(known: NamespaceMembership, roster: Roster, offered: Offered) -> StoragePlan:
+    """For a group that this machine is or was in already."""
     ours, theirs = known.roster.history.chain, roster.history.chain
     name = known.namespace.name
     if len(theirs) < len(ours) and ours[: len(theirs)] == theirs:
@@ -535,30 +538,30 @@ def _plan_for_member(known: Circle, roster: Roster, offered: Offered) -> Plan:
     question = None
     if theirs[: len(ours)] != ours:
         question = (
-            f'"{offered.peer.name}" follows another change of the secret of "{name}". Join it?'
+            f'"{offered.peer.name}" accepted another change of the secret of "{name}". Join it?'
         )
     decision = decide_adoption(known.belonging, _belonging(offered.namespace, roster))
-    return Plan(name, question, decision.reason, known=known)
+    return StoragePlan(name, question, decision.reason, known=known)
 
 
 def _checked(namespace: Namespace, peer: Card) -> Roster:
-    """The roster that came with an offer, if it fits the secret and whoever sent it."""
+    """The roster that came with an offer, if it fits the secret and the sender."""
     try:
         roster = Roster.from_bytes(namespace.roster, VERIFIER)
     except MalformedFrame as error:
-        raise PairingFailed(f'"{peer.name}" sent a roster that is not valid: {error}') from error
+        raise PairingFailed(f'"{peer.name}" sent an invalid member list: {error}') from error
     if not roster.is_secret(namespace.secret) or not roster.is_member(peer.node_id):
-        raise PairingFailed(f'"{peer.name}" sent a roster that does not fit what it offers')
+        raise PairingFailed(f'"{peer.name}" sent a member list that does not match its offer')
     return roster
 
 
 def _belonging(namespace: Namespace, roster: Roster) -> Belonging:
-    return Belonging(namespace.name, roster.circle, commitment_to(namespace.secret))
+    return Belonging(namespace.name, roster.group_id, commitment_to(namespace.secret))
 
 
 def _merged(mine: Roster | None, offered: Roster, peer: Card, me: Signer) -> Roster:
-    """The roster of a circle we know already, with what both sides know of it."""
-    if mine is None or mine.circle != offered.circle:
+    """The roster of a group we know already, with what both sides know of it."""
+    if mine is None or mine.group_id != offered.group_id:
         return offered.adopted()
     if mine.generation.name == offered.generation.name:
         # We keep our own judgement of the others; only whom we paired with counts at once.

@@ -1,9 +1,9 @@
-"""One-time pairing codes such as ``7-guitar-harbor``: made, shown, typed and forgiven.
+"""One-time pairing codes such as ``7-guitar-harbor``: made, shown, and read as people type them.
 
 The number is a slot: it finds the right listener when two people pair at once.  The two words are
-the password, 18 bits.  That is enough because a guess costs one of three tries: whoever guesses
-gets in with a chance of 3 in 262,144.  The whole code is hashed into the key, so a slot mistyped
-fails too.  Typing is forgiving: capitals, any separators, and four letters of a word are enough.
+the password, 18 bits.  That is enough because a guess costs one of three tries: the chance to guess
+the code is 3 in 262,144.  The whole code is hashed into the key, so a mistyped slot fails too.
+Capitals and any separators are accepted, and four letters of a word are enough.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ worker world yardstick yesterday yogurt zebra zigzag zodiac
 SLOTS = 99  # two digits are easy to say
 _EXAMPLE = "7-guitar-harbor"
 _PREFIX = 3  # letters: fewer would make slips of the finger look like words
-_LONGEST = 100  # characters anybody could mean as a code
+_LONGEST = 100  # characters that could be meant as a code
 _CUTOFF = 0.7  # similarity from which a word is worth suggesting: one slip in three letters
 
 
@@ -116,7 +116,7 @@ def new_code(entropy: Callable[[int], bytes], taken: Collection[int] = ()) -> Pa
 
 
 def parse_code(text: str) -> PairingCode:
-    """The code somebody typed.
+    """The code that a person typed.
 
     >>> str(parse_code(" 7 Guitar HARB "))
     '7-guitar-harbor'

@@ -1,7 +1,7 @@
 """Bytes of a pairing: one TCP connection that carries messages of a bounded size.
 
-Pairing has a port and a format of its own: whoever calls there is a stranger by definition and
-shares nothing with us but, perhaps, a code.  A message is its length in four bytes, then itself.
+Pairing has a port and a format of its own: a caller is a stranger by definition and shares nothing
+with us but, perhaps, a code.  A message is its length in four bytes, then itself.
 The length is compared with what the receiver is ready for before a byte of the message is read,
 and never more is read than the message has: the rest stays with the kernel.
 """
@@ -42,7 +42,7 @@ _PORTION = 4096  # bytes read at a time: what is allocated follows what has real
 
 
 class PairingLine:
-    """A connection that never blocks; whoever owns it waits for it with a selector."""
+    """A connection that never blocks; its owner waits for it with a selector."""
 
     def __init__(self, sock: socket.socket) -> None:
         prepare(sock)
@@ -85,7 +85,7 @@ class PairingLine:
         return message
 
     def _fill(self, wanted: int) -> bool:
-        """Read until so many bytes are there, without waiting; whether they are."""
+        """Read up to ``wanted`` bytes without waiting; whether all of them are there."""
         while len(self._input) < wanted:
             try:
                 data = self._sock.recv(min(wanted - len(self._input), _PORTION))
@@ -94,12 +94,12 @@ class PairingLine:
             except OSError as error:
                 raise from_os_error("The connection broke", error, hint=None) from error
             if not data:
-                raise PeerLost("The other side hung up")
+                raise PeerLost("The other side closed the connection")
             self._input += data
         return True
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as there is room; reading shows if the line broke."""
+        """Send a message, now or as soon as there is room; reading shows a broken connection."""
         self._output += _LENGTH.pack(len(message)) + message
         self.flush()
 
@@ -114,17 +114,17 @@ class PairingLine:
             self._output.clear()
 
     def end(self) -> None:
-        """Say that nothing follows."""
+        """Tell the other side that nothing follows."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
     def drain(self) -> bool:
         """Drop what has arrived; True once the other side has ended too.
 
-        Closing with unread bytes makes the kernel send a reset, which can overtake our last words.
+        Closing with unread bytes makes the kernel send a reset, which can overtake what we sent.
         """
         try:
-            # Bounded: somebody who never stops sending must not keep us here.
+            # Bounded: a peer that never stops sending must not keep us here.
             return any(not self._sock.recv(_PORTION) for _ in range(16))
         except BlockingIOError:
             return False
@@ -159,9 +159,8 @@ def dial(address: Address, deadline: float) -> PairingLine:
 #
 # A machine that shows a code announces its number (the 7 of ``7-guitar-harbor``), the version of
 # the pairing protocol and a port, by multicast DNS under a service type of pairing's own.  Neither
-# the words nor a name nor an id is in it.  Everybody may answer for any number; a false answer
-# leads to a stranger who does not know the code, and whoever searches decides how many strangers to
-# try.
+# the words nor a name nor an id is in it.  Any machine may answer for any number; a false answer
+# leads to a stranger that does not know the code, and the searching side limits how many it tries.
 #
 # zeroconf brings its own threads and event loop; they begin and end with :class:`PairingDiscovery`.
 
@@ -172,21 +171,21 @@ MAX_ANSWERS = 64
 MAX_HOSTS = 6
 """Addresses of one answer that are tried: more would let it point us at a whole network."""
 
-_RESOLVE = 1.5  # seconds to learn address and port of somebody who has just answered
+_RESOLVE = 1.5  # seconds to learn address and port of a machine that has just answered
 _HINT = "Give the address of the other machine: potluck pair CODE --host ADDRESS"
 _LABEL = re.compile(r"(?P<slot>[0-9]{1,2})-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Somebody who says that he shows the code with this number."""
+class PairingOffer:
+    """A machine that claims to show the code with this number."""
 
     slot: int
     addresses: tuple[Address, ...]
 
 
 class PairingDiscovery(Closing):
-    """This machine's ear and voice in the local network, until closed; a context manager.
+    """Announces and searches codes in the local network, until closed; a context manager.
 
     Raises :class:`DiscoveryUnavailable` where there is no multicast.
     """
@@ -210,7 +209,7 @@ class PairingDiscovery(Closing):
             parsed_addresses=[unscoped(host) for host in usable_hosts() or [LOOPBACK]],
         )
         try:
-            # The name is random, so there is nobody to ask whether it is taken.
+            # The name is random: asking the network whether it is taken would cost time.
             self._zeroconf.register_service(info, cooperating_responders=True)
         except (Error, OSError) as error:
             raise unavailable(error, _HINT) from error
@@ -224,7 +223,7 @@ class PairingDiscovery(Closing):
             found.add(int(label[1]["slot"]))
         return found
 
-    def find(self, slot: int, seconds: float) -> Found | None:
+    def find(self, slot: int, seconds: float) -> PairingOffer | None:
         """The next machine that answers for this number, each once; None if none does in time."""
         self._browse()
         deadline = time.monotonic() + seconds
@@ -249,7 +248,7 @@ class PairingDiscovery(Closing):
 
             self._browser = ServiceBrowser(self._zeroconf, SERVICE, [self._answers])
 
-    def _resolve(self, name: str, slot: int) -> Found | None:
+    def _resolve(self, name: str, slot: int) -> PairingOffer | None:
         from zeroconf import ServiceInfo
 
         info = ServiceInfo(SERVICE, name)
@@ -258,18 +257,18 @@ class PairingDiscovery(Closing):
         if info.properties.get(b"slot") != str(slot).encode():
             return None
         hosts = [scoped(host) for host in info.parsed_scoped_addresses()][:MAX_HOSTS]
-        return Found(slot, tuple(Address(host, info.port) for host in hosts))
+        return PairingOffer(slot, tuple(Address(host, info.port) for host in hosts))
 
 
 class _Answers:
-    """Collects the names that answer, on zeroconf's thread, for whoever searches."""
+    """Collects the names that answer, on zeroconf's thread, for the searching one."""
 
     def __init__(self) -> None:
         self._names: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._seen: set[str] = set()
 
     def __call__(self, *, name: str, **_details: Any) -> None:
-        """Somebody answered, or changed or took back an answer; dialling will tell which."""
+        """A machine answered, or changed or withdrew its answer; dialling will tell which."""
         if name not in self._seen and len(self._seen) < MAX_ANSWERS:
             self._seen.add(name)
             self._names.put(name)
@@ -286,12 +285,12 @@ class _Answers:
 
 
 # --------------------------------------------------------------------------------------------------
-# The door that is open while a code is shown: strangers come, few at a time, and hold up nobody.
+# The listener that is open while a code is shown: strangers come, few at a time.
 #
-# There are a few places.  A newcomer who finds none takes that of the caller who has said nothing
-# for longest: one of his own address if that has its share already, else anybody's.  Somebody who
-# only connects, in whatever number, therefore keeps out nobody who has something to say.  How long
-# a caller may take is decided by whoever drives this; nothing here waits for a caller.
+# There are a few places.  A new caller that finds none takes that of the caller that has been
+# silent for longest: one of its own address if that has its share already, else any.  A crowd that
+# only connects therefore keeps out no caller that sends something.  How long a caller may take is
+# decided by the user of this class; nothing here waits for a caller.
 
 logger = get_logger(__name__)
 
@@ -300,15 +299,15 @@ PER_ADDRESS = 4
 """Of the places, how many one address may have."""
 
 LINGER = 1.0
-"""Seconds in which somebody whom we hung up on may take our last words."""
+"""Seconds in which a caller that we hang up on may read our last message."""
 
 LEAVING = 16
-"""How many such there may be at once."""
+"""How many such callers there may be at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Somebody called; ``link`` is the call's number from now on."""
+    """A machine has connected; ``link`` is the number of the connection from now on."""
 
     link: int
     peer: Address
@@ -378,7 +377,7 @@ class PairingListener(Closing):
                     self._flush(call)
                 if mask & selectors.EVENT_READ:
                     events += self._read(call, limit(call.link))
-        if is_ringing:  # last, and one at a time: whoever is here is heard before he makes room
+        if is_ringing:  # last, and one at a time: a caller is heard before it has to make room
             events += self._accept()
         self._expire()
         return events
@@ -402,8 +401,8 @@ class PairingListener(Closing):
         self._see_off(call)
 
     def finish(self) -> None:
-        """Stop answering, and let those who were hung up on take our last words."""
-        self._shut_door()
+        """Stop answering, and let those who were hung up on read our last message."""
+        self._stop_listening()
         for call in list(self._calls.values()):
             self._forget(call)
         while self._leaving:
@@ -414,7 +413,7 @@ class PairingListener(Closing):
 
     def close(self) -> None:
         """Close everything at once."""
-        self._shut_door()
+        self._stop_listening()
         for call in [*self._calls.values(), *self._leaving.values()]:
             self._forget(call)
         self._selector.close()
@@ -461,7 +460,7 @@ class PairingListener(Closing):
         if not silent:
             raise _Full
         self._forget(silent[0])
-        return [Closed(silent[0].link, "It made room for others without having said a word.")]
+        return [Closed(silent[0].link, "It sent nothing and had to make room for another caller.")]
 
     def _read(self, call: _Call, limit: int) -> list[Event]:
         try:
@@ -485,7 +484,7 @@ class PairingListener(Closing):
         self._selector.modify(call.line, selectors.EVENT_READ | write, call)
 
     def _see_off(self, call: _Call) -> None:
-        """Go on with the end of a call: first our words, then our end, then theirs."""
+        """Continue to end a call: first our message, then our end, then theirs."""
         self._flush(call)
         if not call.line.has_output:
             call.line.end()
@@ -505,14 +504,14 @@ class PairingListener(Closing):
             self._selector.unregister(call.line)
         call.line.close()
 
-    def _shut_door(self) -> None:
+    def _stop_listening(self) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._listener)
         self._listener.close()
 
 
 class _Full(Exception):
-    """Nobody can be asked to make room."""
+    """No caller has to make room."""
 
 
 def _listen(port: int) -> socket.socket:

@@ -6,14 +6,14 @@ in.  The messages are listed in :mod:`potluck.trust.pairing_protocol`.
 
 What holds, as long as the code reaches only the right person:
 
-* Someone who listens learns neither the code nor the secret, now or later: SPAKE2 leaves nothing
-  to search through.  He does see both ids and display names, which discovery shows as well.
-* Someone in the middle has one guess in each exchange.  The host allows three, the guest starts
+* An eavesdropper learns neither the code nor the secret, now or later: SPAKE2 leaves nothing to
+  search through.  It does see both ids and display names, which discovery shows as well.
+* A machine in the middle has one guess in each exchange.  The host allows three, the guest starts
   one for each time a person types the code; neither side completes on a wrong guess.
 * Each side proves knowledge of the code and possession of its node key, in this very exchange:
   what was recorded elsewhere or sent by ourselves fails.  The host offers the namespace only after
   the guest's proof, the guest counts itself in only after the host has written it down.
-* A stranger can use up the three tries, so that a new code is needed; he gains nothing by it.
+* A stranger can use up the three tries, so that a new code is needed; it gains nothing by that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from potluck.trust.roster_records import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# What the two sides of a pairing say to each other: typed, bounded, and decoded only when small.
+# The messages of a pairing: typed, bounded, and decoded only when small.
 #
 # ::
 #
@@ -54,18 +54,18 @@ from potluck.trust.roster_records import (
 #     host → guest   Reply      who I am, my SPAKE2 share                     (this costs a try)
 #     guest → host   Confirm    proof that I know the code
 #     host → guest   Confirm    the same, only after the guest's was right
-#     host → guest   Sealed(Offer)      the namespace, and proof that my id is mine
-#     guest → host   Sealed(Accept)     proof that my id is mine              (or Sealed(Decline))
-#     host → guest   Sealed(Admitted)   the roster with the guest on it
+#     host → guest   Encrypted(Offer)      the namespace, and proof that my id is mine
+#     guest → host   Encrypted(Accept)     proof that my id is mine        (or Encrypted(Decline))
+#     host → guest   Encrypted(Admitted)   the roster with the guest on it
 #     either way     Refused    why not, as a word from a fixed list
 #
-# Public messages have at most 4 KiB, sealed ones 64 KiB.  A refusal carries no free text: before
+# Public messages have at most 4 KiB, encrypted ones 64 KiB.  A refusal carries no free text: before
 # the code is proved anybody may have sent it, and a stranger writes nothing on our terminal.
 
 VERSION = 1
 PUBLIC_LIMIT = 4 << 10  # bytes of a message before the code is proved; the largest has about 400
-SEALED_LIMIT = 64 << 10  # bytes of a message afterwards
-ROSTER_LIMIT = 60 << 10  # bytes; leaves room for the rest of an offer and the seal
+ENCRYPTED_LIMIT = 64 << 10  # bytes of a message afterwards
+ROSTER_LIMIT = 60 << 10  # bytes; leaves room for the rest of an offer and the encryption
 
 _Share = Annotated[bytes, msgspec.Meta(min_length=33, max_length=33)]  # side and Ed25519 point
 _Slot = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -90,7 +90,12 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     pass
 
 
-class Hello(_Message, tag="hello", frozen=True):
+def kind_of(message: _Message) -> str:
+    """The name of a message on the wire, for an error."""
+    return str(message.__struct_config__.tag)
+
+
+class PairingHello(_Message, tag="hello", frozen=True):
     """The guest's first message."""
 
     version: int
@@ -114,19 +119,19 @@ class Confirm(_Message, tag="confirm", frozen=True):
     proof: Digest
 
 
-class Sealed(_Message, tag="sealed", frozen=True):
+class EncryptedMessage(_Message, tag="sealed", frozen=True):
     """An encrypted message."""
 
     box: bytes
 
 
-class Refused(_Message, tag="refused", frozen=True):
+class PairingRefused(_Message, tag="refused", frozen=True):
     """The sender ends the exchange."""
 
     why: Refusal
 
 
-class Offer(_Message, tag="offer", frozen=True):
+class NamespaceOffer(_Message, tag="offer", frozen=True):
     """The namespace; ``signature`` proves that the host's id is the host's."""
 
     namespace: WireName
@@ -136,7 +141,7 @@ class Offer(_Message, tag="offer", frozen=True):
     signature: Signature
 
     def __repr__(self) -> str:
-        return f"Offer(namespace={self.namespace!r})"  # the secret stays out of logs
+        return f"NamespaceOffer(namespace={self.namespace!r})"  # the secret stays out of logs
 
 
 class Accept(_Message, tag="accept", frozen=True):
@@ -148,17 +153,17 @@ class Accept(_Message, tag="accept", frozen=True):
 
 
 class Decline(_Message, tag="decline", frozen=True):
-    """The person at the guest said no."""
+    """The person at the guest declined."""
 
 
 class Admitted(_Message, tag="admitted", frozen=True):
-    """The host has written the guest down."""
+    """The host has added the guest to its roster."""
 
     roster: _Roster
 
 
-Message: TypeAlias = Hello | Reply | Confirm | Sealed | Refused
-Secret: TypeAlias = Offer | Accept | Decline | Admitted
+Message: TypeAlias = PairingHello | Reply | Confirm | EncryptedMessage | PairingRefused
+Secret: TypeAlias = NamespaceOffer | Accept | Decline | Admitted
 
 # msgspec reports text that is not UTF-8 with Python's own UnicodeDecodeError, a ValueError.
 _NOT_OURS = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -185,13 +190,13 @@ def decode(data: bytes, limit: int) -> Message:
         message = _decode_message(data)
     except _NOT_OURS as error:
         raise _not_ours() from error
-    if isinstance(message, Hello | Reply) and message.name != clean_name(message.name):
-        raise MalformedFrame("A machine sent a name that cannot be shown")
+    if isinstance(message, PairingHello | Reply) and message.name != clean_name(message.name):
+        raise MalformedFrame("A machine sent a name with unprintable characters")
     return message
 
 
 def decode_secret(data: bytes) -> Secret:
-    """The message that was sealed; its size was checked with the seal."""
+    """The message that was encrypted; its size was checked before."""
     try:
         return _decode_secret(data)
     except _NOT_OURS as error:
@@ -201,7 +206,7 @@ def decode_secret(data: bytes) -> Secret:
 def _not_ours() -> MalformedFrame:
     # The decoder's own words are left out: they quote what a stranger sent.
     return MalformedFrame(
-        "The other side does not speak our pairing protocol",
+        "The other side does not use our pairing protocol",
         hint="Install the same version of potluck on both machines.",
     )
 
@@ -225,7 +230,7 @@ _SECRET_SIZE = 32  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What a pairing hands over: a circle's name, its secret, and its roster as bytes."""
+    """What a pairing hands over: a group's name, its secret, and its roster as bytes."""
 
     name: str
     secret: bytes = field(repr=False)
@@ -244,7 +249,7 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendBytes:
     """Send these bytes as one message (the guest has only link 0)."""
 
     message: bytes = field(repr=False)
@@ -261,7 +266,7 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class TryFailed:
-    """A try of the code is used up; tell the person at the host."""
+    """A try of the code is used up; the person at the host is told."""
 
     reason: str
     tries_left: int
@@ -269,7 +274,7 @@ class TryFailed:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The guest holds a proved offer: decide, then call ``accept`` or ``decline``."""
+    """The guest has a verified offer: decide, then call ``accept`` or ``decline``."""
 
     peer: Card
     namespace: Namespace
@@ -277,7 +282,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Done.  Store the namespace (its roster has both machines), then go on."""
+    """Done.  Store the namespace (its roster has both machines) before the next effect."""
 
     peer: Card
     namespace: Namespace
@@ -285,14 +290,14 @@ class Paired:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Nothing comes of it.  ``retry``: the same code may be tried again without asking anybody."""
+class PairingEnded:
+    """The pairing failed.  ``retry``: the same code may be tried again without asking the user."""
 
     reason: str
     retry: bool = False
 
 
-Effect: TypeAlias = Send | HangUp | TryFailed | Offered | Paired | Ended
+Effect: TypeAlias = SendBytes | HangUp | TryFailed | Offered | Paired | PairingEnded
 
 
 class RefuseError(Exception):
@@ -306,13 +311,13 @@ class RefuseError(Exception):
 # What a refusal means to the side that receives it.
 SENTENCES = MappingProxyType(
     {
-        Refusal.BUSY: "The other machine is pairing with somebody else right now.",
+        Refusal.BUSY: "The other machine is pairing with another one right now.",
         Refusal.CODE_DEAD: "The code is no longer valid; run `potluck pair` there for a new one.",
         Refusal.MALFORMED: "The other machine could not read our message; "
         "install the same version of potluck on both.",
         Refusal.SAME_MACHINE: "Both ends of this pairing are the same machine.",
-        Refusal.TOO_SLOW: "The other machine waited too long for us and gave up.",
-        Refusal.VERSION: "The other machine speaks another version of the pairing protocol; "
+        Refusal.TOO_SLOW: "The other machine gave up waiting for this one.",
+        Refusal.VERSION: "The other machine uses another version of the pairing protocol; "
         "install the same version of potluck on both.",
         Refusal.WRONG_CODE: "The other machine did not accept the code; read it once more, "
         "or run `potluck pair` there for a new one.",
@@ -331,40 +336,42 @@ SENTENCES = MappingProxyType(
 #
 # The key is bound to the *transcript*, the exact bytes of hello and reply (version, slot, both ids,
 # both names, both shares): two sides that saw different bytes derive different keys.  Keys differ
-# by direction and purpose, and sealed messages are numbered, so nothing can be replayed or
+# by direction and purpose, and encrypted messages are numbered, so nothing can be replayed or
 # reflected. Every function is pure; chance is passed in as ``entropy``.
 
 _LABEL = b"potluck pairing v1 "
 _KEY = 32  # bytes of every key and MAC
 
 
-class Role(StrEnum):
+class PairingRole(StrEnum):
     """The two sides."""
 
     GUEST = "guest"
     HOST = "host"
 
     @property
-    def other(self) -> Role:
-        """Whom this side talks to."""
-        return Role.HOST if self is Role.GUEST else Role.GUEST
+    def other(self) -> PairingRole:
+        """The other side."""
+        return PairingRole.HOST if self is PairingRole.GUEST else PairingRole.GUEST
 
 
 class ShareMaker:
     """One SPAKE2 run: makes our share and turns the other's into a session.  Used once."""
 
-    def __init__(self, role: Role, code: PairingCode, entropy: Callable[[int], bytes]) -> None:
-        import spake2  # type: ignore[import-untyped]  # 0.1 s, so only when somebody pairs
+    def __init__(
+        self, role: PairingRole, code: PairingCode, entropy: Callable[[int], bytes]
+    ) -> None:
+        import spake2  # type: ignore[import-untyped]  # 0.1 s, so only for a pairing
 
-        side = spake2.SPAKE2_A if role is Role.GUEST else spake2.SPAKE2_B
+        side = spake2.SPAKE2_A if role is PairingRole.GUEST else spake2.SPAKE2_B
         self._role = role
         self._run: Any = side(
             code.password, idA=_LABEL + b"guest", idB=_LABEL + b"host", entropy_f=entropy
         )
         self.share: bytes = self._run.start()
 
-    def finish(self, share: bytes, hello: bytes, reply: bytes) -> Session:
-        """The session with whoever sent ``share``; raises MalformedFrame if it is none."""
+    def finish(self, share: bytes, hello: bytes, reply: bytes) -> PairingSession:
+        """The session with the sender of ``share``; raises MalformedFrame for an invalid one."""
         import spake2
         from spake2.ed25519_basic import NotOnCurve  # type: ignore[import-untyped]
 
@@ -372,20 +379,20 @@ class ShareMaker:
             key: bytes = self._run.finish(share)
         except (spake2.SPAKEError, NotOnCurve, ValueError) as error:
             raise MalformedFrame(
-                "The other side's share of the key is not a valid one", cause=str(error) or None
+                "The other side's share of the key is not valid", cause=str(error) or None
             ) from error
-        return Session(self._role, key, _transcript(hello, reply))
+        return PairingSession(self._role, key, _transcript(hello, reply))
 
 
 @dataclass(frozen=True)
-class Session:
+class PairingSession:
     """What one side can do once both shares are exchanged."""
 
-    role: Role
+    role: PairingRole
     key: bytes = field(repr=False)
     transcript: bytes = field(repr=False)
 
-    def proof(self, role: Role) -> bytes:
+    def proof(self, role: PairingRole) -> bytes:
         """The MAC by which ``role`` proves that it knows the code."""
         return hmac.digest(self._derive(f"confirm {role}"), self.transcript, "sha256")
 
@@ -393,19 +400,19 @@ class Session:
         """Whether the other side knows the code."""
         return hmac.compare_digest(proof, self.proof(self.role.other))
 
-    def identity_statement(self, role: Role) -> bytes:
+    def identity_statement(self, role: PairingRole) -> bytes:
         """What ``role`` signs with its node key: good for this one exchange and this role."""
         return _LABEL + f"identity {role} ".encode() + self._derive("identity")
 
     def outbox(self) -> Box:
-        """Seals what we send."""
+        """Encrypts what we send."""
         return self._box(self.role)
 
     def inbox(self) -> Box:
-        """Opens what the other sends."""
+        """Decrypts what the other sends."""
         return self._box(self.role.other)
 
-    def _box(self, sender: Role) -> Box:
+    def _box(self, sender: PairingRole) -> Box:
         return Box(self._derive(f"seal {sender}"), self.transcript)
 
     def _derive(self, purpose: str) -> bytes:
@@ -422,19 +429,21 @@ class Box:
         self._transcript = transcript
         self._count = 0
 
-    def seal(self, message: bytes) -> bytes:
+    def encrypt(self, message: bytes) -> bytes:
         """The message, readable only by the other side and only in this place of the sequence."""
         return self._cipher.encrypt(self._nonce(), message, self._transcript)
 
-    def open(self, box: bytes) -> bytes:
+    def decrypt(self, box: bytes) -> bytes:
         """The message in ``box``; raises MalformedFrame if a bit or its place is wrong."""
         try:
             return self._cipher.decrypt(self._nonce(), box, self._transcript)
         except (InvalidTag, ValueError) as error:  # ValueError: shorter than a tag
-            raise MalformedFrame("A sealed pairing message was damaged or out of order") from error
+            raise MalformedFrame(
+                "An encrypted pairing message was damaged or out of order"
+            ) from error
 
     def _nonce(self) -> bytes:
-        # The number advances even if opening fails; a broken sequence is never resumed.
+        # The number advances even if decryption fails; a broken sequence is never resumed.
         self._count += 1
         return self._count.to_bytes(12, "big")
 
@@ -466,8 +475,8 @@ class _Stage(StrEnum):
 class _Proved:
     """What is known once shares are exchanged."""
 
-    hello: Hello
-    session: Session
+    hello: PairingHello
+    session: PairingSession
     inbox: Box
     outbox: Box
 
@@ -484,11 +493,11 @@ class _Exchange:
     @property
     def who(self) -> str:
         """What the other side calls itself, in quotes because it may lie."""
-        return f'"{self.proved.hello.name}"' if self.proved else "Somebody"
+        return f'"{self.proved.hello.name}"' if self.proved else "A caller"
 
 
 class PairingHost:
-    """Shows ``code`` until somebody who knows it has joined, or its tries or its time are over.
+    """Shows ``code`` until a machine that knows it has joined, or its tries or its time are over.
 
     ``enrol`` is a pure function that returns the roster, as bytes, with the new machine on it.
     """
@@ -528,15 +537,15 @@ class PairingHost:
     def limit(self, link: int) -> int:
         """The most bytes the next message of this link may have."""
         exchange = self._exchanges.get(link)
-        return SEALED_LIMIT if exchange and exchange.stage is _Stage.ANSWER else PUBLIC_LIMIT
+        return ENCRYPTED_LIMIT if exchange and exchange.stage is _Stage.ANSWER else PUBLIC_LIMIT
 
     def connected(self, link: int, now: float) -> list[Effect]:
-        """Somebody connected; ``link`` names the connection from now on."""
+        """A machine has connected; ``link`` is the number of the connection from now on."""
         effects = self.tick(now)
         if self.is_over:
-            return [*effects, *_goodbye(link, Refusal.CODE_DEAD, "The code is no longer valid.")]
+            return [*effects, *_ended(link, Refusal.CODE_DEAD, "The code is no longer valid.")]
         if len(self._exchanges) >= MAX_LINKS:
-            return [*effects, *_goodbye(link, Refusal.BUSY, "Too many connections at once.")]
+            return [*effects, *_ended(link, Refusal.BUSY, "Too many connections at once.")]
         self._exchanges[link] = _Exchange(link, now + STEP_SECONDS)
         return effects
 
@@ -558,9 +567,7 @@ class PairingHost:
             decoded = decode(message, self.limit(link))
             step = self._STEPS.get((exchange.stage, type(decoded)))
             if step is None:
-                text = (
-                    f"{exchange.who} sent {type(decoded).__name__} where {exchange.stage} was due"
-                )
+                text = f"{exchange.who} sent {kind_of(decoded)} where {exchange.stage} was due"
                 raise MalformedFrame(text)
             return [*effects, *step(self, exchange, decoded, message, now)]
         except MalformedFrame as error:
@@ -586,9 +593,11 @@ class PairingHost:
     def _has(self, *stages: _Stage) -> bool:
         return any(exchange.stage in stages for exchange in self._exchanges.values())
 
-    def _on_hello(self, exchange: _Exchange, hello: Hello, raw: bytes, now: float) -> list[Effect]:
+    def _on_hello(
+        self, exchange: _Exchange, hello: PairingHello, raw: bytes, now: float
+    ) -> list[Effect]:
         if hello.version != VERSION:
-            text = f'"{hello.name}" speaks pairing version {hello.version}, we speak {VERSION}.'
+            text = f'"{hello.name}" uses pairing version {hello.version}, this machine {VERSION}.'
             raise RefuseError(Refusal.VERSION, text)
         if hello.slot != self.code.slot:
             text = f'"{hello.name}" is looking for the code with the number {hello.slot}.'
@@ -596,10 +605,12 @@ class PairingHost:
         if hello.node_id == self._me.node_id:
             raise RefuseError(Refusal.SAME_MACHINE, "This machine tried to pair with itself.")
         if self._has(_Stage.CONFIRM, _Stage.ANSWER):
-            raise RefuseError(Refusal.BUSY, f'"{hello.name}" came while another was pairing.')
+            raise RefuseError(
+                Refusal.BUSY, f'"{hello.name}" called while another machine was pairing.'
+            )
         if self._bad_shares >= BAD_SHARES:
-            raise RefuseError(Refusal.BUSY, "Too many callers sent no valid share of the key.")
-        maker = ShareMaker(Role.HOST, self.code, self._entropy)
+            raise RefuseError(Refusal.BUSY, "Too many callers sent an invalid share of the key.")
+        maker = ShareMaker(PairingRole.HOST, self.code, self._entropy)
         reply = encode(Reply(self._me.node_id, self._me.card.name, maker.share))
         try:
             session = maker.finish(hello.share, raw, reply)
@@ -609,7 +620,7 @@ class PairingHost:
         self.tries_left -= 1
         exchange.proved = _Proved(hello, session, session.inbox(), session.outbox())
         exchange.stage, exchange.deadline = _Stage.CONFIRM, now + STEP_SECONDS
-        return [Send(reply, exchange.link)]
+        return [SendBytes(reply, exchange.link)]
 
     def _on_confirm(
         self, exchange: _Exchange, confirm: Confirm, _raw: bytes, now: float
@@ -619,56 +630,60 @@ class PairingHost:
         if not proved.session.is_proof_of_other(confirm.proof):
             raise RefuseError(Refusal.WRONG_CODE, f"{exchange.who} does not know the code.")
         exchange.stage, exchange.deadline = _Stage.ANSWER, now + ANSWER_SECONDS
-        offer = Offer(
+        offer = NamespaceOffer(
             self._namespace.name,
             self._namespace.secret,
             self._namespace.roster,
             self._me.card.public_key,
-            self._me.sign(proved.session.identity_statement(Role.HOST)),
+            self._me.sign(proved.session.identity_statement(PairingRole.HOST)),
         )
         return [
-            Send(encode(Confirm(proved.session.proof(Role.HOST))), exchange.link),
-            Send(encode(Sealed(proved.outbox.seal(encode(offer)))), exchange.link),
+            SendBytes(encode(Confirm(proved.session.proof(PairingRole.HOST))), exchange.link),
+            SendBytes(
+                encode(EncryptedMessage(proved.outbox.encrypt(encode(offer)))), exchange.link
+            ),
         ]
 
     def _on_answer(
-        self, exchange: _Exchange, sealed: Sealed, _raw: bytes, _now: float
+        self, exchange: _Exchange, encrypted: EncryptedMessage, _raw: bytes, _now: float
     ) -> list[Effect]:
         assert exchange.proved is not None
-        answer = decode_secret(exchange.proved.inbox.open(sealed.box))
+        answer = decode_secret(exchange.proved.inbox.decrypt(encrypted.box))
         if isinstance(answer, Accept):
             return self._admit(exchange.link, exchange.proved, answer)
         if isinstance(answer, Decline):
             return self._end(f"{exchange.who} chose not to join.")
-        raise MalformedFrame(f"{exchange.who} sealed {type(answer).__name__}, which is no answer")
+        raise MalformedFrame(f"{exchange.who} sent {kind_of(answer)} where an answer was due")
 
     def _admit(self, link: int, proved: _Proved, accept: Accept) -> list[Effect]:
         card = Card(proved.hello.node_id, accept.public_key, proved.hello.name)
-        statement = proved.session.identity_statement(Role.GUEST)
+        statement = proved.session.identity_statement(PairingRole.GUEST)
         if accept.node_id != card.node_id or not self._verifier.owns(
             card, accept.signature, statement
         ):
             text = f'"{card.name}" could not prove that its identity is its own.'
             raise RefuseError(Refusal.WRONG_IDENTITY, text)
         namespace = Namespace(self._namespace.name, self._namespace.secret, self._enrol(card))
-        admitted = encode(Sealed(proved.outbox.seal(encode(Admitted(namespace.roster)))))
+        admitted = encode(
+            EncryptedMessage(proved.outbox.encrypt(encode(Admitted(namespace.roster))))
+        )
         del self._exchanges[link]
         reason = f'"{card.name}" joined "{namespace.name}".'
         return [
             Paired(card, namespace, reason),
-            Send(admitted, link),
+            SendBytes(admitted, link),
             HangUp(reason, link),
             *self._leave(),
         ]
 
     def _on_refused(
-        self, exchange: _Exchange, refused: Refused, _raw: bytes, _now: float
+        self, exchange: _Exchange, refused: PairingRefused, _raw: bytes, _now: float
     ) -> list[Effect]:
         return self._drop(exchange.link, None, SENTENCES[refused.why])
 
     def _drop(self, link: int, why: Refusal | None, reason: str) -> list[Effect]:
         exchange = self._exchanges.pop(link)
-        return [*_goodbye(link, why, reason), *self._count(exchange, reason)]
+        return [*_ended(link, why, reason), *self._count(exchange, reason)]
 
     def _count(self, exchange: _Exchange, reason: str) -> list[Effect]:
         if exchange.proved is None:
@@ -677,7 +692,7 @@ class PairingHost:
         return [failed] if self.tries_left else [failed, *self._end(f"All {TRIES} tries are used.")]
 
     def _end(self, reason: str) -> list[Effect]:
-        return [*self._leave(), Ended(reason)]
+        return [*self._leave(), PairingEnded(reason)]
 
     def _leave(self) -> list[Effect]:
         self.is_over = True
@@ -685,24 +700,24 @@ class PairingHost:
         return [
             effect
             for link in links
-            for effect in _goodbye(link, Refusal.CODE_DEAD, "The code is no longer valid.")
+            for effect in _ended(link, Refusal.CODE_DEAD, "The code is no longer valid.")
         ]
 
     # (what is due, what came) -> what happens.  Any other pair is a fault of the other side.
     _STEPS: ClassVar[Mapping[tuple[_Stage, type], Callable[..., list[Effect]]]] = {
-        (_Stage.HELLO, Hello): _on_hello,
+        (_Stage.HELLO, PairingHello): _on_hello,
         (_Stage.CONFIRM, Confirm): _on_confirm,
-        (_Stage.ANSWER, Sealed): _on_answer,
-        **dict.fromkeys(((stage, Refused) for stage in _Stage), _on_refused),
+        (_Stage.ANSWER, EncryptedMessage): _on_answer,
+        **dict.fromkeys(((stage, PairingRefused) for stage in _Stage), _on_refused),
     }
 
 
-def _goodbye(link: int, why: Refusal | None, reason: str) -> list[Effect]:
-    return [*([Send(encode(Refused(why)), link)] if why else []), HangUp(reason, link)]
+def _ended(link: int, why: Refusal | None, reason: str) -> list[Effect]:
+    return [*([SendBytes(encode(PairingRefused(why)), link)] if why else []), HangUp(reason, link)]
 
 
 # --------------------------------------------------------------------------------------------------
-# The side that types the code: one exchange with whoever answers.
+# The side that types the code: one exchange with the machine that answers.
 #
 # The guest proves first that it knows the code, then asks the same of the other side, and believes
 # nothing before.  It keeps an offer to itself until ``accept`` or ``decline`` is called, because a
@@ -739,10 +754,12 @@ class PairingGuest:
         self._me = me
         self._verifier = verifier
         self._stage = _GuestStage.START
-        self._maker = ShareMaker(Role.GUEST, code, entropy)
-        self._hello = encode(Hello(VERSION, code.slot, me.node_id, me.card.name, self._maker.share))
+        self._maker = ShareMaker(PairingRole.GUEST, code, entropy)
+        self._hello = encode(
+            PairingHello(VERSION, code.slot, me.node_id, me.card.name, self._maker.share)
+        )
         self._reply: Reply
-        self._session: Session
+        self._session: PairingSession
         self._inbox: Box
         self._outbox: Box
         self._offered: Offered
@@ -755,15 +772,19 @@ class PairingGuest:
     @property
     def limit(self) -> int:
         """The most bytes the next message may have."""
-        sealed = self._stage in {_GuestStage.OFFER, _GuestStage.DECISION, _GuestStage.ADMITTED}
-        return SEALED_LIMIT if sealed else PUBLIC_LIMIT
+        is_encrypted = self._stage in {
+            _GuestStage.OFFER,
+            _GuestStage.DECISION,
+            _GuestStage.ADMITTED,
+        }
+        return ENCRYPTED_LIMIT if is_encrypted else PUBLIC_LIMIT
 
     def start(self, now: float) -> list[Effect]:
-        """The connection stands."""
+        """The connection is open."""
         if self._stage is not _GuestStage.START:
             raise UnsupportedOperation("This pairing has been started already")
         self._become(_GuestStage.REPLY, now + STEP_SECONDS)
-        return [Send(self._hello)]
+        return [SendBytes(self._hello)]
 
     def receive(self, message: bytes, now: float) -> list[Effect]:
         """A message came in."""
@@ -774,7 +795,7 @@ class PairingGuest:
             decoded = decode(message, self.limit)
             step = self._STEPS.get((self._stage, type(decoded)))
             if step is None:
-                text = f"The other side sent {type(decoded).__name__} where {self._stage} was due"
+                text = f"The other side sent {kind_of(decoded)} where {self._stage} was due"
                 raise MalformedFrame(text)
             return [*effects, *step(self, decoded, message, now)]
         except MalformedFrame as error:
@@ -786,17 +807,17 @@ class PairingGuest:
         """Join what was offered."""
         if effects := self._decide(now):
             return effects
-        signature = self._me.sign(self._session.identity_statement(Role.GUEST))
+        signature = self._me.sign(self._session.identity_statement(PairingRole.GUEST))
         self._become(_GuestStage.ADMITTED, now + 2 * STEP_SECONDS)  # the host writes to its disk
-        return [self._seal(Accept(self._me.node_id, self._me.card.public_key, signature))]
+        return [self._encrypted(Accept(self._me.node_id, self._me.card.public_key, signature))]
 
     def decline(self, now: float) -> list[Effect]:
-        """Stay out."""
+        """Decline the offer."""
         if effects := self._decide(now):
             return effects
         self._become(_GuestStage.OVER, None)
         reason = f'You chose not to join "{self._offered.namespace.name}".'
-        return [self._seal(Decline()), HangUp(reason), Ended(reason)]
+        return [self._encrypted(Decline()), HangUp(reason), PairingEnded(reason)]
 
     def closed(self, now: float) -> list[Effect]:
         """The connection is gone."""
@@ -807,14 +828,14 @@ class PairingGuest:
         reason = f"The other machine hung up where {self._stage} was due."
         retry = self._stage in {_GuestStage.START, _GuestStage.REPLY}
         self._become(_GuestStage.OVER, None)
-        return [Ended(reason, retry)]
+        return [PairingEnded(reason, retry)]
 
     def tick(self, now: float) -> list[Effect]:
         """Give up if the other side, or the person here, took too long."""
         if self.deadline is None or now < self.deadline:
             return []
         if self._stage is _GuestStage.DECISION:
-            return self._fail(Refusal.TOO_SLOW, "Nobody answered the question in time.")
+            return self._fail(Refusal.TOO_SLOW, "The question was not answered in time.")
         return self._fail(
             Refusal.TOO_SLOW, f"The other machine took too long to send {self._stage}."
         )
@@ -826,21 +847,21 @@ class PairingGuest:
         self._session = self._maker.finish(reply.share, self._hello, raw)
         self._inbox, self._outbox = self._session.inbox(), self._session.outbox()
         self._become(_GuestStage.CONFIRM, now + STEP_SECONDS)
-        return [Send(encode(Confirm(self._session.proof(Role.GUEST))))]
+        return [SendBytes(encode(Confirm(self._session.proof(PairingRole.GUEST))))]
 
     def _on_confirm(self, confirm: Confirm, _raw: bytes, now: float) -> list[Effect]:
         if not self._session.is_proof_of_other(confirm.proof):
-            text = "The machine that answered does not know the code; somebody may be in between."
+            text = "The machine that answered does not know the code; it may be an attacker."
             raise RefuseError(Refusal.WRONG_CODE, text)
         self._become(_GuestStage.OFFER, now + STEP_SECONDS)
         return []
 
-    def _on_offer(self, sealed: Sealed, _raw: bytes, now: float) -> list[Effect]:
-        offer = self._open(sealed)
-        if not isinstance(offer, Offer) or offer.namespace != clean_name(offer.namespace):
-            raise MalformedFrame("The other side sealed something that is not an offer")
+    def _on_offer(self, encrypted: EncryptedMessage, _raw: bytes, now: float) -> list[Effect]:
+        offer = self._decrypted(encrypted)
+        if not isinstance(offer, NamespaceOffer) or offer.namespace != clean_name(offer.namespace):
+            raise MalformedFrame("The other side encrypted a message that is not an offer")
         card = Card(self._reply.node_id, offer.public_key, self._reply.name)
-        statement = self._session.identity_statement(Role.HOST)
+        statement = self._session.identity_statement(PairingRole.HOST)
         if not self._verifier.owns(card, offer.signature, statement):
             text = f'"{card.name}" could not prove that its identity is its own.'
             raise RefuseError(Refusal.WRONG_IDENTITY, text)
@@ -848,17 +869,17 @@ class PairingGuest:
         self._become(_GuestStage.DECISION, now + DECISION_SECONDS)
         return [self._offered]
 
-    def _on_admitted(self, sealed: Sealed, _raw: bytes, _now: float) -> list[Effect]:
-        admitted = self._open(sealed)
+    def _on_admitted(self, encrypted: EncryptedMessage, _raw: bytes, _now: float) -> list[Effect]:
+        admitted = self._decrypted(encrypted)
         if not isinstance(admitted, Admitted):
-            raise MalformedFrame("The other side sealed something that does not let us in")
+            raise MalformedFrame("The other side encrypted a message that is not an admission")
         peer, offered = self._offered.peer, self._offered.namespace
         namespace = Namespace(offered.name, offered.secret, admitted.roster)
         reason = f'This machine joined "{namespace.name}" through "{peer.name}".'
         self._become(_GuestStage.OVER, None)
         return [Paired(peer, namespace, reason), HangUp(reason)]
 
-    def _on_refused(self, refused: Refused, _raw: bytes, _now: float) -> list[Effect]:
+    def _on_refused(self, refused: PairingRefused, _raw: bytes, _now: float) -> list[Effect]:
         retry = refused.why is Refusal.BUSY and self._stage is _GuestStage.REPLY
         return self._fail(None, SENTENCES[refused.why], retry=retry)
 
@@ -868,16 +889,16 @@ class PairingGuest:
             raise UnsupportedOperation("There is no offer to answer")
         return effects
 
-    def _seal(self, message: Secret) -> Send:
-        return Send(encode(Sealed(self._outbox.seal(encode(message)))))
+    def _encrypted(self, message: Secret) -> SendBytes:
+        return SendBytes(encode(EncryptedMessage(self._outbox.encrypt(encode(message)))))
 
-    def _open(self, sealed: Sealed) -> Secret:
-        return decode_secret(self._inbox.open(sealed.box))
+    def _decrypted(self, encrypted: EncryptedMessage) -> Secret:
+        return decode_secret(self._inbox.decrypt(encrypted.box))
 
     def _fail(self, why: Refusal | None, reason: str, *, retry: bool = False) -> list[Effect]:
         self._become(_GuestStage.OVER, None)
-        told = [Send(encode(Refused(why)))] if why else []
-        return [*told, HangUp(reason), Ended(reason, retry)]
+        told = [SendBytes(encode(PairingRefused(why)))] if why else []
+        return [*told, HangUp(reason), PairingEnded(reason, retry)]
 
     def _become(self, stage: _GuestStage, deadline: float | None) -> None:
         self._stage, self.deadline = stage, deadline
@@ -886,18 +907,18 @@ class PairingGuest:
     _STEPS: ClassVar[Mapping[tuple[_GuestStage, type], Callable[..., list[Effect]]]] = {
         (_GuestStage.REPLY, Reply): _on_reply,
         (_GuestStage.CONFIRM, Confirm): _on_confirm,
-        (_GuestStage.OFFER, Sealed): _on_offer,
-        (_GuestStage.ADMITTED, Sealed): _on_admitted,
-        **dict.fromkeys(((stage, Refused) for stage in _GuestStage), _on_refused),
+        (_GuestStage.OFFER, EncryptedMessage): _on_offer,
+        (_GuestStage.ADMITTED, EncryptedMessage): _on_admitted,
+        **dict.fromkeys(((stage, PairingRefused) for stage in _GuestStage), _on_refused),
     }
 
 
 # --------------------------------------------------------------------------------------------------
 # What a machine does with the namespace it has when it is offered another.
 #
-# Every machine starts with a private namespace that it made silently on first use.  While nobody
-# else is in it, it means nothing to its owner, and joining replaces it without a word.  Leaving a
-# circle that has members, or one that somebody made on purpose, is a person's decision.
+# Every machine starts with a private namespace that it made silently on first use.  While no other
+# machine is in it, it means nothing to its owner, and joining replaces it silently.  Leaving a
+# group that has members, or one that was made on purpose, is a person's decision.
 
 
 @dataclass(frozen=True, slots=True)
@@ -905,26 +926,27 @@ class Belonging:
     """What matters of a namespace for this decision."""
 
     name: str
-    circle: bytes
-    """The circle's id; it stays the same when the secret changes."""
+    group_id: bytes
+    """The group's id; it stays the same when the secret changes."""
     commitment: bytes
     """The hash that stands for the current secret."""
     others: int = 0
     """How many machines besides this one are in it."""
     unused: bool = False
-    """Whether it was made silently and nobody has joined it."""
+    """Whether it was made silently and no other machine has joined it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
     """Store the offered namespace in place of the current one."""
 
-    reason: str
+    reason: str = ""
+    """What the user should know about it besides."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Let the person choose; ``reason`` is the question."""
+class AskUser:
+    """Let the user choose; ``reason`` is the question."""
 
     reason: str
 
@@ -936,20 +958,20 @@ class AlreadyMember:
     reason: str
 
 
-Adoption: TypeAlias = Replace | Ask | AlreadyMember
+Adoption: TypeAlias = Replace | AskUser | AlreadyMember
 
 
 def decide_adoption(current: Belonging | None, offered: Belonging) -> Adoption:
     """Whether joining ``offered`` needs a question."""
     if current is None:
-        return Replace(f'This machine had no namespace; it joins "{offered.name}".')
-    if current.circle == offered.circle:
+        return Replace()
+    if current.group_id == offered.group_id:
         if current.commitment == offered.commitment:
-            return AlreadyMember(f'This machine is in "{offered.name}" already.')
-        return Replace(f'"{offered.name}" has a new secret; this machine gets it.')
+            return AlreadyMember(f'This machine is already in "{offered.name}".')
+        return Replace(f'"{offered.name}" has a new secret; this machine has it now.')
     if current.unused:
-        return Replace(f'The private namespace gives way to "{offered.name}"; it was unused.')
+        return Replace()
     company = {0: "alone", 1: "with one other machine"}.get(
         current.others, f"with {current.others} other machines"
     )
-    return Ask(f'This machine is in "{current.name}" {company}. Join "{offered.name}" instead?')
+    return AskUser(f'This machine is in "{current.name}" {company}. Join "{offered.name}" instead?')

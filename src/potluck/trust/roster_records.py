@@ -1,6 +1,6 @@
 """The signed records a roster is made of, their one encoding, and their union.
 
-Three kinds: the *founding* of a circle, *admissions* (a member brings in a machine) and *rotations*
+Three kinds: the *founding* of a group, *admissions* (a member adds a machine) and *rotations*
 (a new secret, perhaps without one machine), the last with the *votes* of members.  A record names
 the generation it belongs to by the hash of what began it, so it cannot be moved to another.
 
@@ -25,10 +25,10 @@ from potluck._types import NodeId
 from potluck.errors import DistributedError, MalformedFrame
 
 # --------------------------------------------------------------------------------------------------
-# Who is who, for decisions: a machine's card, and the two doors to its signatures.
+# Who is who, for decisions: a machine's card, and how it signs and is verified.
 #
-# A core never touches a private key.  Whoever drives it passes in a :class:`Signer` (this machine)
-# and a :class:`Verifier` (everybody else); both are thin covers of the node identity's functions.
+# A core never touches a private key.  Its driver passes in a :class:`Signer` (this machine) and a
+# :class:`Verifier` (all others); both are thin covers of the node identity's functions.
 # The types of wire fields that several messages share are here too, each with its bound.
 
 NAME_LIMIT = 64  # characters, as long as a host name's label may be
@@ -78,7 +78,7 @@ class Verifier:
 
 
 def clean_name(text: str) -> str:
-    r"""A display name fit for anybody's terminal: no control or invisible characters, bounded.
+    r"""A display name that is safe to print: no control or invisible characters, bounded.
 
     A machine cleans its own name before sending it; a received name that is not clean is refused.
 
@@ -100,8 +100,8 @@ class RosterRefused(DistributedError, ValueError):
     """The rules of the roster do not allow this; the text says which rule."""
 
 
-class Founding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The first member begins a circle; the hash of this record is the circle's id."""
+class FoundingRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The first member starts a group; the hash of this record is the group's id."""
 
     founder: Card
     commitment: Digest
@@ -109,9 +109,9 @@ class Founding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``sponsor`` brings in a machine, in the generation that ``parent`` began."""
+    """``sponsor`` adds a machine, in the generation that ``parent`` began."""
 
-    circle: Digest
+    group_id: Digest
     parent: Digest
     card: Card
     sponsor: WireId
@@ -120,25 +120,29 @@ class Admission(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Rotation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A new secret for the members after ``parent``, perhaps without one of them."""
 
-    circle: Digest
+    group_id: Digest
     parent: Digest
     proposer: WireId
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # a later one withdraws the earlier
     electorate: _Ids  # who may vote: every member the proposer knew, without the revoked one
     revokes: WireId | None
-    keeps: _Ids  # brought in by the revoked one, and vouched for by the voters
-    commitment: Digest  # the hash of the new secret, so that nobody can slip in another
+    keeps: _Ids  # added by the revoked one, and vouched for by the voters
+    commitment: Digest  # the hash of the new secret, so that no other can be slipped in
 
 
-Record: TypeAlias = Founding | Admission | Rotation
+Record: TypeAlias = FoundingRecord | Admission | Rotation
 
 
 class RecordFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All records as they are stored and sent."""
 
-    founding: tuple[Founding, Signature]
+    founding: tuple[FoundingRecord, Signature]
     admissions: tuple[tuple[Admission, Signature], ...]
     rotations: tuple[tuple[Rotation, tuple[tuple[WireId, Signature], ...]], ...]
+
+
+# Part of what is signed, so these never change.
+_KINDS = {FoundingRecord: b"founding", Admission: b"admission", Rotation: b"rotation"}
 
 
 def commitment_to(secret: bytes) -> bytes:
@@ -148,8 +152,7 @@ def commitment_to(secret: bytes) -> bytes:
 
 def statement(record: Record) -> bytes:
     """The bytes that are signed."""
-    kind = type(record).__name__.lower().encode()
-    return _LABEL + kind + b"\0" + msgspec.msgpack.encode(record)
+    return _LABEL + _KINDS[type(record)] + b"\0" + msgspec.msgpack.encode(record)
 
 
 def record_id(record: Record) -> bytes:
@@ -161,7 +164,7 @@ def record_id(record: Record) -> bytes:
 class Records:
     """A set of records, each with its signatures.  Never changed, only replaced."""
 
-    founding: Founding
+    founding: FoundingRecord
     signature: bytes
     admissions: Mapping[bytes, Admission] = field(default_factory=dict)
     sponsorings: Mapping[bytes, bytes] = field(default_factory=dict)  # signatures of admissions
@@ -169,12 +172,12 @@ class Records:
     votes: Mapping[tuple[bytes, NodeId], bytes] = field(default_factory=dict)
 
     @property
-    def circle(self) -> bytes:
-        """The id of the circle."""
+    def group_id(self) -> bytes:
+        """The id of the group."""
         return record_id(self.founding)
 
     def cards(self) -> dict[NodeId, Card]:
-        """Every machine that was ever brought in."""
+        """Every machine that was ever added."""
         cards = [self.admissions[name].card for name in sorted(self.admissions)]
         return {card.node_id: card for card in [*cards, self.founding.founder]}
 
@@ -201,9 +204,9 @@ class Records:
         )
 
     def union(self, other: Records) -> Records:
-        """Everything either side has.  Both must be of the same circle."""
+        """Everything either side has.  Both must be of the same group."""
         if self.founding != other.founding:
-            raise RosterRefused("These are the rosters of two different circles")
+            raise RosterRefused("These are the member lists of two different groups")
         return Records(
             self.founding,
             min(self.signature, other.signature),
@@ -234,7 +237,7 @@ class Records:
             for voter, signature in ballots:
                 records = records.with_vote(rotation, voter, signature)
         for fault in _faults(records, verifier):
-            raise MalformedFrame(f"The roster is not valid: {fault}")
+            raise MalformedFrame(f"The member list is not valid: {fault}")
         return records
 
     def _votes_for(self, rotation: bytes) -> Iterator[tuple[NodeId, bytes]]:
@@ -259,7 +262,7 @@ def _faults(records: Records, verifier: Verifier) -> Iterator[str]:
         yield "its founding is not signed by the founder"
     for card in (founder, *(admission.card for admission in records.admissions.values())):
         if card.name != clean_name(card.name):
-            yield "a name cannot be shown"
+            yield "a name has unprintable characters"
     for name, admission in records.admissions.items():
         yield from _admission_faults(records, admission, records.sponsorings[name], verifier)
     for rotation in records.rotations.values():
@@ -267,7 +270,7 @@ def _faults(records: Records, verifier: Verifier) -> Iterator[str]:
     for (name, voter), signature in records.votes.items():
         rotation = records.rotations[name]
         if voter not in rotation.electorate:
-            yield "somebody voted who may not"
+            yield "a machine voted that may not"
         elif not verifier.owns(cards[voter], signature, statement(rotation)):
             yield "a vote is not signed by its voter"
 
@@ -276,38 +279,38 @@ def _admission_faults(
     records: Records, admission: Admission, signature: bytes, verifier: Verifier
 ) -> Iterator[str]:
     sponsor = records.cards().get(admission.sponsor)
-    if admission.circle != records.circle:
-        yield "an admission is of another circle"
+    if admission.group_id != records.group_id:
+        yield "an admission is of another group"
     elif not _is_generation(records, admission.parent):
         yield "an admission is of an unknown generation"
     elif verifier.node_id_of(admission.card.public_key) != admission.card.node_id:
         yield "an id does not belong to its key"
     elif sponsor is None or admission.sponsor == admission.card.node_id:
-        yield "a machine was brought in by nobody"
+        yield "a machine was not added by a member"
     elif not verifier.owns(sponsor, signature, statement(admission)):
         yield "an admission is not signed by its sponsor"
 
 
 def _rotation_faults(records: Records, rotation: Rotation) -> Iterator[str]:
     electorate = set(rotation.electorate)
-    if rotation.circle != records.circle:
-        yield "a rotation is of another circle"
+    if rotation.group_id != records.group_id:
+        yield "a rotation is of another group"
     elif not _is_generation(records, rotation.parent):
         yield "a rotation is of an unknown generation"
     elif not all(_is_sorted(ids) for ids in (rotation.electorate, rotation.keeps)):
         yield "the lists of a rotation are not in order"
     elif rotation.proposer not in electorate or not electorate >= set(rotation.keeps):
-        yield "a rotation keeps or is proposed by somebody who may not vote"
+        yield "a rotation keeps or is proposed by a machine that may not vote"
     elif rotation.revokes in electorate:
         yield "a rotation lets the revoked machine vote"
     elif not electorate <= records.cards().keys():
-        yield "a rotation names a machine that nobody brought in"
+        yield "a rotation names a machine that was never added"
     elif rotation.proposer not in records.voters(record_id(rotation)):
         yield "a rotation is not signed by its proposer"
 
 
 def _is_generation(records: Records, name: bytes) -> bool:
-    return name == records.circle or name in records.rotations
+    return name == records.group_id or name in records.rotations
 
 
 def _is_sorted(ids: tuple[NodeId, ...]) -> bool:
@@ -318,10 +321,10 @@ def _is_sorted(ids: tuple[NodeId, ...]) -> bool:
 # What the records of a roster mean: generations, one after another, and who is a member in each.
 #
 # A generation begins with the founding or with a rotation that was accepted.  Its members are those
-# who stayed, and whomever they brought in since.  Who stays after a rotation: the voters' list,
+# who stayed, and those they added since.  Who stays after a rotation: the voters' list,
 # except those who are members only through the revoked machine.  "Through" is taken literally:
-# whoever can still be reached from the founder along sponsors without the revoked one stays.  The
-# proposer stays too, and so do those whom the rotation keeps by name; they count as brought in by
+# a machine that can still be reached from the founder along sponsors without the revoked one stays.
+# The proposer stays too, and so do those that the rotation keeps by name; they count as added by
 # the proposer from then on.
 #
 # Everything here is a function of records and of the chain of accepted rotations, nothing else.
@@ -331,7 +334,7 @@ ID_SHOWN = 8
 
 
 class Status(StrEnum):
-    """How a machine stands to the circle."""
+    """Whether a machine is a member of the group."""
 
     MEMBER = "member"
     NEEDS_PAIRING = "needs_pairing"
@@ -340,11 +343,11 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A machine of the circle."""
+class RosterMember:
+    """A machine of the group."""
 
     card: Card
-    sponsors: frozenset[NodeId]  # who brought it in, as far as they are members; none: a founder
+    sponsors: frozenset[NodeId]  # which members added it; none: a founder
     generation: int  # when it was admitted
 
     @property
@@ -359,7 +362,7 @@ class Member:
 
     @property
     def sponsor(self) -> NodeId:
-        """One who brought it in; a founder stands for itself."""
+        """A member that added it; a founder stands for itself."""
         return min(self.sponsors, default=self.node_id)
 
 
@@ -370,12 +373,12 @@ class Generation:
     number: int
     name: bytes  # the id of the record that began it
     commitment: bytes  # the hash of its secret
-    members: Mapping[NodeId, Member]
+    members: Mapping[NodeId, RosterMember]
     roots: frozenset[NodeId]  # members that need no sponsor
 
 
 @dataclass(frozen=True)
-class History:
+class RosterHistory:
     """Records and the rotations that this machine accepts, in order."""
 
     records: Records
@@ -385,10 +388,10 @@ class History:
     def generations(self) -> tuple[Generation, ...]:
         """All of them, the present one last."""
         founding = self.records.founding
-        founder = Member(founding.founder, frozenset(), 0)
+        founder = RosterMember(founding.founder, frozenset(), 0)
         first = Generation(
             0,
-            self.records.circle,
+            self.records.group_id,
             founding.commitment,
             {founder.node_id: founder},
             frozenset({founder.node_id}),
@@ -404,11 +407,11 @@ class History:
         return self.generations[-1]
 
     def is_member(self, node_id: NodeId) -> bool:
-        """Whether the machine belongs to the circle now."""
+        """Whether the machine belongs to the group now."""
         return node_id in self.present.members
 
     def status(self, node_id: NodeId) -> Status:
-        """How the machine stands to the circle now."""
+        """Whether the machine is a member now, and if not, why."""
         if self.is_member(node_id):
             return Status.MEMBER
         dropped_by = self.dropped_by(node_id)
@@ -424,10 +427,10 @@ class History:
         return None
 
     def name_of(self, node_id: NodeId) -> str:
-        """What people call the machine; its id if nobody ever brought it in.
+        """What people call the machine; its id if it was never added.
 
-        Where another has the same name the beginning of the id tells them apart, so that nobody
-        can be taken for another by calling itself like it; a name cannot pretend to be that either.
+        If another machine has the same name, the beginning of the id tells them apart, so that no
+        machine passes for another by taking its name; a name cannot imitate that form either.
         """
         name = self.names.get(node_id)
         if name is None:
@@ -437,7 +440,7 @@ class History:
 
     @cached_property
     def names(self) -> dict[NodeId, str]:
-        """Everybody who ever was a member, by the name it had last."""
+        """Every machine that ever was a member, with its last name."""
         return {
             node_id: member.name
             for generation in self.generations
@@ -446,7 +449,7 @@ class History:
 
 
 def successor(before: Generation, rotation: Rotation) -> Generation:
-    """The generation that begins with ``rotation``, before anybody is admitted to it."""
+    """The generation that begins with ``rotation``, before any machine is admitted to it."""
     present = {node_id: before.members[node_id] for node_id in rotation.electorate}
     roots = before.roots & present.keys()
     standing = _reached(roots, present)
@@ -470,8 +473,8 @@ def successor(before: Generation, rotation: Rotation) -> Generation:
     )
 
 
-def _reached(roots: Iterable[NodeId], members: Mapping[NodeId, Member]) -> frozenset[NodeId]:
-    """The roots and everybody whom somebody reached has brought in."""
+def _reached(roots: Iterable[NodeId], members: Mapping[NodeId, RosterMember]) -> frozenset[NodeId]:
+    """The roots, and all that were added by a machine that is reached."""
     reached = set(roots)
     while more := {
         node_id
@@ -483,7 +486,7 @@ def _reached(roots: Iterable[NodeId], members: Mapping[NodeId, Member]) -> froze
 
 
 def _grown(generation: Generation, records: Records) -> Generation:
-    """The generation with everybody who was admitted to it by its members."""
+    """The generation with all machines that its members admitted to it."""
     members = dict(generation.members)
     waiting = [
         records.admissions[name]
@@ -497,15 +500,15 @@ def _grown(generation: Generation, records: Records) -> Generation:
     return replace(generation, members=members)
 
 
-def _admit(members: dict[NodeId, Member], admission: Admission, number: int) -> None:
+def _admit(members: dict[NodeId, RosterMember], admission: Admission, number: int) -> None:
     card, sponsor = admission.card, frozenset({admission.sponsor})
     known = members.get(card.node_id)
-    # Whoever is admitted again has one sponsor more, and keeps its place and its name: otherwise
-    # any member could give any other a misleading one.
+    # A machine that is admitted again has one sponsor more, and keeps its place and its name:
+    # otherwise any member could give any other a misleading one.
     members[card.node_id] = (
         replace(known, sponsors=known.sponsors | sponsor)
         if known
-        else Member(card, sponsor, number)
+        else RosterMember(card, sponsor, number)
     )
 
 
@@ -514,36 +517,31 @@ def _admit(members: dict[NodeId, Member], admission: Admission, number: int) -> 
 #
 # *A rotation is accepted* by a machine when (1) more than half of the voters it lists have signed,
 # (2) more than half of the machines that this machine **counts**, the revoked one left out, have
-# signed, and (3) it does not revoke this machine.  A machine counts itself, those it brought in,
-#   the
-# roster it got when it was paired, the voters' list of every rotation it accepted, and whoever most
-# of the other machines it counts tell of; pairing two machines directly makes them count each other
-# at once.  What was accepted stays accepted.  With two machines the revoked one is left out, so the
-# other decides alone; with three, both others must sign; with four, two of the three.  Who is
-#   absent
-# may sign later: the rotation waits for it.
+# signed, and (3) it does not revoke this machine.  A machine counts itself, those it added, the
+# roster it got when it was paired, the voters' list of every rotation it accepted, and those that
+# most of the other machines it counts list; pairing two machines directly makes them count each
+# other at once.  What was accepted stays accepted.  With two machines the revoked one is left out,
+# so the other decides alone; with three, both others must sign; with four, two of the three.  A
+# machine that is absent may sign later: the rotation waits for it.
 #
 # *Why a forged rotation is refused by an absentee.*  The forger has the old secret and perhaps the
 # key of the machine that was revoked.  Votes need keys, so the secret alone gives none.  With one
-#   key
-# out of three or more machines it has one vote where two are needed.  It can bring in machines of
-#   its
-# own and let them vote; the absentee does not count them, because only the forger tells of them.
+# key out of three or more machines it has one vote where two are needed.  It can add machines of
+# its own and let them vote; the absentee does not count them, because only the forger lists them.
 #
 # *Why two rotations of one generation are not both accepted.*  A machine signs at most one of them,
-# unless it withdraws a proposal of its own that, as far as it knows, nobody else has signed.  Two
-# groups that are each more than half of an odd number of machines have one in common.  With an even
-# number the halves can be disjoint if each revokes somebody of the other; then the circle splits,
-# both sides say so, and people pair again.
+# unless it withdraws a proposal of its own that, as far as it knows, no other has signed.  Two
+# majorities of an odd number of machines have one in common.  With an even number the halves can be
+# disjoint if each revokes a machine of the other; then the group splits, both sides report it, and
+# people pair again.
 #
-# *What is not promised.*  A majority of machines in wrong hands rules the circle; so does one of
-#   two.
-# A member that is still trusted can bring in machines that come to be counted: every admission is
-# shown with its sponsor, and whatever a revoked machine brought in has to be paired again.
+# *What is not promised.*  A majority of machines in wrong hands rules the group; so does one of
+# two.  A member that is still trusted can add machines that come to be counted: every admission is
+# shown with its sponsor, and whatever a revoked machine added has to be paired again.
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class RotationVotes:
     """How far a rotation is, in the eyes of one machine."""
 
     signed: frozenset[NodeId]
@@ -562,39 +560,39 @@ def majority(voters: int) -> int:
 
 
 def is_placed(generation: Generation, rotation: Rotation) -> bool:
-    """Whether the rotation follows this generation and names nobody else than its members."""
+    """Whether the rotation follows this generation and names only its members."""
     named = {*rotation.electorate, *([rotation.revokes] if rotation.revokes else [])}
     return rotation.parent == generation.name and named <= generation.members.keys()
 
 
-def lacks(history: History, name: bytes) -> int:
+def lacks(history: RosterHistory, name: bytes) -> int:
     """How many signatures the rotation lacks to have more than half of the voters it lists."""
     voters = len(history.records.rotations[name].electorate)
     return max(0, majority(voters) - len(history.records.voters(name)))
 
 
-def tally(history: History, name: bytes, counted: frozenset[NodeId]) -> Tally:
+def tally(history: RosterHistory, name: bytes, counted: frozenset[NodeId]) -> RotationVotes:
     """The votes, above all of those who count, the revoked one left out."""
     rotation = history.records.rotations[name]
     voters = history.records.voters(name)
     judges = (counted & history.present.members.keys()) - {rotation.revokes}
     needed = majority(len(judges))
     lacking = max(needed - len(voters & judges), lacks(history, name))
-    return Tally(voters & judges, frozenset(rotation.electorate) - voters, needed, lacking)
+    return RotationVotes(voters & judges, frozenset(rotation.electorate) - voters, needed, lacking)
 
 
 def advance(
-    history: History, counted: frozenset[NodeId], me: NodeId
-) -> tuple[History, frozenset[NodeId]]:
+    history: RosterHistory, counted: frozenset[NodeId], me: NodeId
+) -> tuple[RosterHistory, frozenset[NodeId]]:
     """The history with every rotation accepted that can be, and whose votes count then."""
     while (name := accepted_next(history, counted, me)) is not None:
-        # Most of those who count have signed the voters' list, so they tell of everybody on it.
+        # Most of those who count have signed the voters' list, so they vouch for all on it.
         counted |= frozenset(history.records.rotations[name].electorate)
-        history = History(history.records, (*history.chain, name))
+        history = RosterHistory(history.records, (*history.chain, name))
     return history, counted
 
 
-def accepted_next(history: History, counted: frozenset[NodeId], me: NodeId) -> bytes | None:
+def accepted_next(history: RosterHistory, counted: frozenset[NodeId], me: NodeId) -> bytes | None:
     """The rotation that ends the present generation for this machine, if there is one.
 
     Of several, the one whose proposer has been a member longest; then the later attempt.
@@ -615,12 +613,14 @@ def accepted_next(history: History, counted: frozenset[NodeId], me: NodeId) -> b
     return min(reached, key=rank, default=None)
 
 
-def open_rotations(history: History) -> list[bytes]:
+def open_rotations(history: RosterHistory) -> list[bytes]:
     """The rotations that wait for signatures; those their proposer withdrew are left out."""
     return [name for name, _ in _placed(history) if not _is_withdrawn(history, name)]
 
 
-def objection(history: History, name: bytes, me: NodeId, counted: frozenset[NodeId]) -> str | None:
+def objection(
+    history: RosterHistory, name: bytes, me: NodeId, counted: frozenset[NodeId]
+) -> str | None:
     """Why this machine may not sign the rotation, in words; None if it may."""
     rotation = history.records.rotations.get(name)
     if rotation is None or not is_placed(history.present, rotation):
@@ -635,16 +635,16 @@ def objection(history: History, name: bytes, me: NodeId, counted: frozenset[Node
         return f"this machine has signed another one, proposed by {_proposer(history, signed[0])}"
     votes = tally(history, name, counted)
     if len(votes.signed | (votes.missing & counted)) < votes.needed:
-        return "it leaves out so many members that it can never be accepted"
+        return "it leaves out too many members to be accepted"
     return None
 
 
-def signed_by(history: History, me: NodeId) -> list[bytes]:
+def signed_by(history: RosterHistory, me: NodeId) -> list[bytes]:
     """The rotations of the present generation that a machine has signed."""
     return [name for name, _ in _placed(history) if me in history.records.voters(name)]
 
 
-def _placed(history: History) -> Iterator[tuple[bytes, Rotation]]:
+def _placed(history: RosterHistory) -> Iterator[tuple[bytes, Rotation]]:
     present = history.present
     for name in sorted(history.records.rotations):
         rotation = history.records.rotations[name]
@@ -652,7 +652,7 @@ def _placed(history: History) -> Iterator[tuple[bytes, Rotation]]:
             yield name, rotation
 
 
-def _is_withdrawn(history: History, name: bytes) -> bool:
+def _is_withdrawn(history: RosterHistory, name: bytes) -> bool:
     rotation = history.records.rotations[name]
     return any(
         other.proposer == rotation.proposer and other.attempt > rotation.attempt
@@ -660,5 +660,5 @@ def _is_withdrawn(history: History, name: bytes) -> bool:
     )
 
 
-def _proposer(history: History, name: bytes) -> str:
+def _proposer(history: RosterHistory, name: bytes) -> str:
     return history.name_of(history.records.rotations[name].proposer)

@@ -6,8 +6,8 @@ import pytest
 from potluck._types import LinkMatrix
 from potluck.apps.cli.bench_measure import (
     Case,
-    Links,
-    Method,
+    LinkMeasurements,
+    MethodMeasurement,
     Results,
     matrix_of,
     measure_method,
@@ -17,15 +17,15 @@ from potluck.apps.cli.bench_measure import (
     speeds,
 )
 
-NONE = Method("none", 1.0, 10**10, 10**10, 0.0)
-INT8 = Method("int8", 0.281, 3 * 10**9, 8 * 10**9, 0.007)
+NONE = MethodMeasurement("none", 1.0, 10**10, 10**10, 0.0)
+INT8 = MethodMeasurement("int8", 0.281, 3 * 10**9, 8 * 10**9, 0.007)
 
 
 def gains(rate: int) -> dict[str, float]:
     """How much faster each method is at a rate in bytes per second."""
     links = LinkMatrix.uniform(4, rate=rate, latency=100_000)
-    topk = Method("topk:0.01", 0.0127, 10**9, 10**10, 0.95)
-    random = Method("random:0.01", 0.01, 10**9, 10**10, 0.99)
+    topk = MethodMeasurement("topk:0.01", 0.0127, 10**9, 10**10, 0.95)
+    random = MethodMeasurement("random:0.01", 0.01, 10**9, 10**10, 0.99)
     plain, *rest = prospects(links, [NONE, INT8, topk, random], 16 << 20)
     return {each.name: plain.predicted / each.predicted for each in rest}
 
@@ -43,7 +43,7 @@ def test_auto_is_shown_with_its_reason_and_loses_little() -> None:
     """At 1 Gbit/s int8; what top-k would take is named, with the word that asks for it."""
     names = ("desk", "attic", "lab", "shed")
     found = [
-        Links(
+        LinkMeasurements(
             name,
             up={other: 125_000_000 for other in range(4) if other != rank},
             down={other: 125_000_000 for other in range(4) if other != rank},
@@ -51,7 +51,7 @@ def test_auto_is_shown_with_its_reason_and_loses_little() -> None:
         )
         for rank, name in enumerate(names)
     ]
-    topk = Method("topk:0.01", 0.0127, 4 * 10**9, 10**10, 0.95)
+    topk = MethodMeasurement("topk:0.01", 0.0127, 4 * 10**9, 10**10, 0.95)
     choice = Results(found, [], [NONE, INT8, topk]).facts()["compression"]["choice"]
     assert choice.startswith("int8, because 16.8 MB take about ")
     assert "topk:0.01 would take" in choice
@@ -71,18 +71,18 @@ def test_every_method_is_measured(strategy: object) -> None:
 
 def test_the_slowest_machine_counts() -> None:
     """The others wait for it."""
-    weak = Method("int8", 0.281, 10**8, 9 * 10**9, 0.008)
+    weak = MethodMeasurement("int8", 0.281, 10**8, 9 * 10**9, 0.008)
     (found,) = slowest([[msgspec.to_builtins(INT8)], [msgspec.to_builtins(weak)]])
-    assert found == Method("int8", 0.281, 10**8, 8 * 10**9, 0.008)
+    assert found == MethodMeasurement("int8", 0.281, 10**8, 8 * 10**9, 0.008)
     assert {str(each) for each in speeds([NONE, found])} == {"int8"}
 
 
 def test_a_rank_sends_as_fast_as_its_best_link() -> None:
     """A late or slow peer does not make it slow."""
     links = [
-        Links("a", up={1: 100, 2: 50}, down={1: 10, 2: 90}, latency={1: 5, 2: 6}),
-        Links("b", up={0: 1}, down={0: 1}, latency={0: 5}),
-        Links("c"),
+        LinkMeasurements("a", up={1: 100, 2: 50}, down={1: 10, 2: 90}, latency={1: 5, 2: 6}),
+        LinkMeasurements("b", up={0: 1}, down={0: 1}, latency={0: 5}),
+        LinkMeasurements("c"),
     ]
     matrix = matrix_of(links)
     assert (matrix.up, matrix.down) == ((100, 1, 0), (90, 1, 0))
@@ -91,7 +91,10 @@ def test_a_rank_sends_as_fast_as_its_best_link() -> None:
 
 def test_what_would_take_too_long_is_left_out_and_said() -> None:
     """Its prediction is there all the same."""
-    links = [Links("a", {1: 10**6}, {1: 10**6}, {1: 10**5}), Links("b", {0: 10**6}, {0: 10**6})]
+    links = [
+        LinkMeasurements("a", {1: 10**6}, {1: 10**6}, {1: 10**5}),
+        LinkMeasurements("b", {0: 10**6}, {0: 10**6}),
+    ]
     cases = [Case(4096, "ring", 10**6, 900_000), Case(1 << 24, "ring", 10**10, None)]
     small, large = Results(links, cases, [NONE, INT8]).facts()["all_reduce"]
     assert small["fastest"] == "ring"

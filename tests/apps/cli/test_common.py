@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from potluck.apps.cli.common import guarded, working
+from potluck.apps.cli.common import guarded, signals_held
 from potluck.apps.cli.main import app as main_app
+from potluck.apps.cli.output import working
 from potluck.errors import PeerLost
 from support.command import on_screen, potluck
 from support.threads import PATIENCE
@@ -198,3 +200,18 @@ def test_who_wants_silence_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with working("Cooking", silent=True):
         pass
     assert written.getvalue() == ""
+
+
+def test_a_signal_waits_until_a_process_can_be_ended() -> None:
+    """One that comes while a process is started ends the command afterwards, not in between."""
+    happened: list[str] = []
+    before = signal.signal(signal.SIGHUP, lambda *_: happened.append("told"))
+    try:
+        with signals_held():
+            signal.raise_signal(signal.SIGHUP)
+            happened.append("started")
+        assert happened == ["started", "told"]
+        signal.raise_signal(signal.SIGHUP)
+        assert happened[2:] == ["told"]  # as before
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -38,7 +38,7 @@ def test_from_elsewhere_it_takes_the_token_that_is_printed() -> None:
     with started("dashboard", "--host", "0.0.0.0", "--port", "0", "--job", new_job()) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]
-        while not lines[-1].startswith("Whoever has this address can look on"):
+        while not lines[-1].startswith("Anyone with this address can see the dashboard"):
             lines.append(process.stdout.readline())
         assert lines[0].startswith("Dashboard of ")
         url = lines[1].strip()

@@ -19,6 +19,16 @@ from support.command import children_of, environment, is_gone, on_screen, potluc
 from support.threads import PATIENCE, eventually
 
 PAIR = ("demo", "--nodes", "2")
+BROKEN = """
+import os, sys
+if "potluck.apps.cli.demo_node" in sys.orig_argv:
+    raise ImportError("this numpy is broken")
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["numpy"]
+import numpy
+"""
+"""A module that hides numpy from nodes, and from no other process."""
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 
 
@@ -63,7 +73,7 @@ def say_all_gone(pids: list[int]) -> None:
     eventually(lambda: all(map(is_gone, pids)), within=10)
 
 
-# --- the story ---
+# --- what happens ---
 
 
 def test_every_survivor_notices_the_killed_node(report: dict[str, Any]) -> None:
@@ -78,14 +88,14 @@ def test_every_survivor_notices_the_killed_node(report: dict[str, Any]) -> None:
     assert all(killed["name"] in each["sentence"] for each in report["noticed"])
 
 
-def test_the_survivors_go_on_in_another_view(report: dict[str, Any]) -> None:
+def test_the_survivors_continue_in_another_view(report: dict[str, Any]) -> None:
     """Agreed before the next step, and no step is missing or made twice."""
     agreed, resumed = report["agreed"], report["resumed"]
     assert agreed["epoch"] == 2
     assert report["noticed"][0]["milliseconds"] < agreed["milliseconds"] < resumed["milliseconds"]
     assert resumed["step"] > report["killed"]["step"]
     steps = [step for step, _ in report["losses"]["story"]]
-    assert steps == sorted(set(steps))
+    assert steps == list(range(1, report["story"]["steps"] + 1))
 
 
 def test_the_killed_node_comes_back_and_catches_up(report: dict[str, Any]) -> None:
@@ -109,8 +119,14 @@ def test_the_result_is_that_of_an_undisturbed_run(report: dict[str, Any]) -> Non
     assert report["difference"] <= report["noise"]
     losses = [loss for _, loss in report["losses"]["story"]]
     assert losses[-1] < losses[0]
-    assert (report["held"], report["identical"], report["problems"]) == (True, True, [])
+    assert (report["held"], report["problems"]) == (True, [])
     assert report["averaged_bytes"] > 0
+
+
+def test_the_figures_of_the_curve_are_those_of_the_report(report: dict[str, Any]) -> None:
+    """Each run ends with the loss that the report tells."""
+    for run in ("story", "undisturbed"):
+        assert report["losses"][run][-1] == [report[run]["steps"], report[run]["loss"]]
 
 
 def test_no_process_is_left(report: dict[str, Any]) -> None:
@@ -140,9 +156,9 @@ def test_a_terminal_gets_a_live_view() -> None:
     text = screen.text
     assert len(re.findall(r"rank +node +state", text)) > 10
     assert re.search(r"– +\w+ +killed ", text)
-    assert re.search(r"– +\w+ +starting again ", text)
-    assert re.search(r"\d +\w+ +training +healthy +\d+ +\d+ +\d+\.\d MB +\d+\.\d MB/s", text)
-    assert re.search(r"basil – thyme +\d+\.\d ms +\S", text)
+    assert re.search(r"– +\w+ +starting ", text)
+    figures = r"\d+ +\d+ +\d+\.\d MB +\d+\.\d MB/s +\d+\.\d ms"
+    assert re.search(rf"\d +\w+ +training +healthy +{figures}", text)
     assert re.search(r"undisturbed +[▁▂▃▄▅▆▇█]+ +0\.\d{4}", text)
     assert "bit for bit" in text
     assert COLOUR.search(screen.raw)
@@ -151,17 +167,16 @@ def test_a_terminal_gets_a_live_view() -> None:
 
 
 def test_a_pipe_gets_plain_lines_and_addresses_do_without_multicast() -> None:
-    """No escape sequence reaches a file; where multicast is not wanted or not there, it says so."""
+    """No escape sequence reaches a file; it says how the nodes found each other."""
     wishes = ("--nodes", "2", "--no-kill", "--no-multicast", "--steps", "16")
     result = potluck("demo", *wishes)
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert not any("\x1b" in line for line in lines)
-    assert any("are told each other's addresses" in line for line in lines)
-    assert any("found each other by addresses and agreed on view 1" in line for line in lines)
-    pattern = r" +\d+\.\d\d s    step \d+, loss 0\.\d+, view 1 with 2 of 2 nodes, .* averaged"
+    assert any("found each other by addresses and train together" in line for line in lines)
+    pattern = r" +\d+\.\d\d s    step \d+, loss 0\.\d+, 2 of 2 nodes, .* averaged"
     assert any(re.fullmatch(pattern, line) for line in lines)
-    assert lines[-1].startswith("Both nodes hold the same parameters, bit for bit")
+    assert lines[-1].startswith("Both nodes have the same parameters, bit for bit")
     assert "killed" not in result.stdout
 
 
@@ -201,20 +216,20 @@ def test_a_node_that_ends_unasked_ends_the_demo() -> None:
         _, words = demo.communicate(timeout=20)
         assert demo.returncode == 1
         say_all_gone(nodes)
-    assert f"potluck: The demo's node thyme (pid {nodes[1]}) is gone" in words
-    assert "ended by the signal SIGTERM" in words
+    assert f"potluck: The demo's node thyme (pid {nodes[1]}) ended unexpectedly" in words
+    assert "signal SIGTERM" in words
 
 
 def test_a_node_that_cannot_start_shows_its_traceback_first(tmp_path: Path) -> None:
-    """Then the paragraph, with its last words."""
-    (tmp_path / "numpy.py").write_text("raise ImportError('this numpy is broken')")
+    """Then the paragraph."""
+    (tmp_path / "numpy.py").write_text(BROKEN)
     result = potluck(*PAIR, variables={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 1
     *trace, paragraph = result.stderr.splitlines()
     assert trace[0].startswith("Traceback")
-    assert trace[-1] == "ImportError: this numpy is broken"
+    assert "ImportError: this numpy is broken" in trace
     assert paragraph.startswith("potluck: The demo's node ")
-    assert "exit code 1 and wrote: ImportError: this numpy is broken" in paragraph
+    assert "exit code 1" in paragraph
 
 
 def test_a_demo_that_takes_too_long_gives_up() -> None:

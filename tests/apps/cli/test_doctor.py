@@ -13,14 +13,16 @@ from typer.testing import CliRunner, Result
 from potluck._types import NodeId
 from potluck.apps.cli.main import app
 from potluck.doctor import look
-from potluck.doctor.facts import Outcome, Probe, Scene, Target
+from potluck.doctor.facts import DoctorFacts, ProbeAttempt, ProbeOutcome, Target
 from potluck.identity.node import short_name
 from potluck.net.addresses import Address, Interface
 
 OTHER = NodeId("b" * 32)
-MET = Target("desk", "given", (Probe(Address("10.0.0.2", 1), Outcome.MET, node=OTHER),), OTHER)
+MET = Target(
+    "desk", "given", (ProbeAttempt(Address("10.0.0.2", 1), ProbeOutcome.MET, node=OTHER),), OTHER
+)
 
-ALONE = Scene(
+ALONE = DoctorFacts(
     node=NodeId("a" * 32),
     namespace="home",
     tag="t" * 26,
@@ -34,12 +36,12 @@ ALONE = Scene(
 
 
 def doctor(
-    monkeypatch: pytest.MonkeyPatch, home: Path, scene: Scene, *arguments: str
+    monkeypatch: pytest.MonkeyPatch, home: Path, scene: DoctorFacts, *arguments: str
 ) -> tuple[Result, list[str]]:
     """Run the command where it sees this; what it says, and whom it was told to try."""
     asked: list[str] = []
 
-    def see(_namespace: object, peers: Sequence[str], *, seconds: float) -> Scene:
+    def see(_namespace: object, peers: Sequence[str], *, seconds: float) -> DoctorFacts:
         asked.extend(peers)
         return replace(scene, seconds=seconds)
 
@@ -103,4 +105,4 @@ def test_what_is_no_address_is_wrong_usage(tmp_path: Path) -> None:
     environment = {"POTLUCK_HOME": str(tmp_path), "POTLUCK_NAMESPACE": None, "NO_COLOR": "1"}
     result = CliRunner().invoke(app, ["doctor", "--peer", "desk:port"], env=environment)
     assert result.exit_code == 2
-    assert "is no address" in result.stderr
+    assert "is not an address" in result.stderr

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from potluck.apps.cli import launcher
-from potluck.apps.cli.launcher import Gathering, differences, labels
-from potluck.apps.cli.run_places import BEGINNING, Company
-from potluck.cluster.reports import Report
+from potluck.apps.cli.launcher import LauncherWait, differences, labels
+from potluck.apps.cli.run_places import BEGINNING, Participants
+from potluck.cluster.reports import StatusReport
 from support.clusters import new_job
 from support.command import children_of, is_gone, on_screen, started
 from support.threads import PATIENCE, eventually
@@ -29,9 +29,11 @@ FACTS = {
 }
 
 
-def report(name: str, state: str = "waiting", *, role: str = "launcher", **facts: str) -> Report:
+def report(
+    name: str, state: str = "waiting", *, role: str = "launcher", **facts: str
+) -> StatusReport:
     """What a machine says."""
-    return Report(
+    return StatusReport(
         node=name[0] * 32,
         incarnation=1 if role == "launcher" else 2,
         name=name,
@@ -41,10 +43,10 @@ def report(name: str, state: str = "waiting", *, role: str = "launcher", **facts
     )
 
 
-def gathering(wanted: int = 3) -> Gathering:
-    """Of the machine "desk" in a circle of three."""
+def gathering(wanted: int = 3) -> LauncherWait:
+    """Of the machine "desk" in a group of three."""
     expected = {"d" * 32: "desk", "l" * 32: "laptop", "a" * 32: "attic"}
-    return Gathering(report("desk"), wanted, expected)
+    return LauncherWait(report("desk"), wanted, expected)
 
 
 def test_who_is_here_and_who_is_missing_is_said_in_one_line() -> None:
@@ -129,10 +131,10 @@ def test_who_works_on_another_job_is_not_here() -> None:
 
 def test_a_machine_that_is_heard_of_later_is_waited_for_too() -> None:
     """It was paired with another one, whose roster we get when we meet."""
-    one = Gathering(report("desk"), 2, {"d" * 32: "desk", "l" * 32: "laptop"})
+    one = LauncherWait(report("desk"), 2, {"d" * 32: "desk", "l" * 32: "laptop"})
     one.look([report("laptop", "ready")])
     assert one.may_start
-    one.expect({"d" * 32: "desk", "l" * 32: "laptop", "a" * 32: "attic"})
+    one.expect({"d" * 32: "desk", "l" * 32: "laptop", "a" * 32: "attic"}, wants_all=True)
     assert not one.may_start
     assert one.status_line() == "2 of 3 are here: desk, laptop; missing: attic"
 
@@ -229,7 +231,7 @@ def test_the_first_real_reason_is_shown_last(
 ) -> None:
     """Not that of a worker that only heard of it, though that one ended earlier."""
     file = script(tmp_path, HEARSAY)
-    code = launcher.run_workers([file, str(tmp_path / "note")], workers(2), Company("desk"))
+    code = launcher.run_workers([file, str(tmp_path / "note")], workers(2), Participants("desk"))
     notes = capfd.readouterr().err
     assert code == 1
     *_, story, end = notes.rstrip().split("\n\n")
@@ -245,7 +247,7 @@ def test_who_only_heard_of_a_failure_points_to_the_other_machine(
     """Nobody here is to blame; the traceback names who is."""
     monkeypatch.setattr(launcher, "HEARSAY", 0.2)
     text = "class PeerLost(Exception): pass\nraise PeerLost('Rank 9 (attic) is gone')"
-    assert launcher.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 1
+    assert launcher.run_workers([script(tmp_path, text)], workers(2), Participants("desk")) == 1
     *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
     assert story.endswith("PeerLost: Rank 9 (attic) is gone")
     assert end == "potluck: desk: a rank on another machine failed first: look at its output"
@@ -268,7 +270,7 @@ def test_who_failed_but_does_not_end_is_blamed_all_the_same(
         "    time.sleep(0.01)\n"
         "raise RuntimeError('Rank 5 (desk) is gone')"
     )
-    assert launcher.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 1
+    assert launcher.run_workers([script(tmp_path, text)], workers(2), Participants("desk")) == 1
     *_, story, end = capfd.readouterr().err.rstrip().split("\n\n")
     assert story.splitlines()[-1] == "ValueError: the real reason"
     assert end == (
@@ -299,7 +301,7 @@ def test_who_left_without_an_error_is_named_to_those_who_miss_it(
         "raise RuntimeError('Rank 5 (desk) is gone')"
     )
     places = [{**each, "GROUP_WORLD_SIZE": machines} for each in workers(2)]
-    assert launcher.run_workers([script(tmp_path, text)], places, Company("desk")) == 1
+    assert launcher.run_workers([script(tmp_path, text)], places, Participants("desk")) == 1
     end = capfd.readouterr().err.rstrip().split("\n\n")[-1]
     assert end.startswith(f"potluck: desk: {reason}")
 
@@ -314,7 +316,7 @@ def test_when_one_fails_the_others_are_ended(
     """Asked first, then killed; the exit code is that of the one that failed."""
     monkeypatch.setattr(launcher, "GRACE", 0.2)
     file = script(tmp_path, FAIL_AND_STAY.format(manners))
-    assert launcher.run_workers([file], workers(3), Company("desk")) == 5
+    assert launcher.run_workers([file], workers(3), Participants("desk")) == 5
     end = capfd.readouterr().err.splitlines()[-1]
     assert end == (
         "potluck: desk: rank 5: failed with exit code 5; 2 of the other 2 workers had to be ended"
@@ -332,7 +334,7 @@ def test_a_worker_that_is_killed_is_named_with_the_signal(
         "    os.kill(os.getpid(), 9)\n"
         "time.sleep(60)"
     )
-    code = launcher.run_workers([script(tmp_path, text)], workers(2), Company("desk"))
+    code = launcher.run_workers([script(tmp_path, text)], workers(2), Participants("desk"))
     assert code == 128 + signal.SIGKILL
     notes = capfd.readouterr().err
     assert "\nout of memory\n" in notes
@@ -377,6 +379,25 @@ def test_in_a_terminal_lines_have_colours_and_the_second_ctrl_c_kills(tmp_path: 
         eventually(lambda: all(map(is_gone, running)))
 
 
+def test_a_second_ctrl_c_cuts_the_goodbye_short_without_a_traceback(tmp_path: Path) -> None:
+    """What a script does at its end may take long; Python would show where it was."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import atexit, time\nimport potluck\n"
+        "atexit.register(lambda: [print('leaving', flush=True), time.sleep(60)])\n"
+        "print('begun', flush=True)\ntime.sleep(60)\n"
+    )
+    with on_screen("run", "--nodes", "1", "--job", new_job(), str(script)) as screen:
+        screen.read_until("begun")
+        screen.type("\x03")
+        screen.read_until("leaving")
+        screen.type("\x03")
+        assert screen.read_to_end() == 130
+    assert "Traceback" not in screen.text
+    assert "KeyboardInterrupt" not in screen.text
+    assert "interrupted by Ctrl-C, slow.py:" in screen.text
+
+
 def test_output_without_an_end_of_line_and_progress_bars_come_through(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,7 +406,7 @@ def test_output_without_an_end_of_line_and_progress_bars_come_through(
         "import sys; sys.stdout.write('10%\\r20%\\nlast'); sys.stdout.flush(); "
         "sys.stdout.buffer.write(b'\\xff')"
     )
-    assert launcher.run_workers([script(tmp_path, text)], workers(2), Company("desk")) == 0
+    assert launcher.run_workers([script(tmp_path, text)], workers(2), Participants("desk")) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[4]")]
     assert lines == ["[4] 10%", "[4] 20%", "[4] last\ufffd"]
 
@@ -409,7 +430,7 @@ def test_what_a_script_has_started_does_not_outlive_it(
 ) -> None:
     """However it ends, and whether or not it has the terminal for its own."""
     file = script(tmp_path, LEAVES_A_CHILD.format(end))
-    assert launcher.run_workers([file], workers(count), Company("desk")) == expected
+    assert launcher.run_workers([file], workers(count), Participants("desk")) == expected
     started = [line.split()[-1] for line in capfd.readouterr().out.splitlines()]
     assert started
     assert all(is_gone(int(pid)) for pid in started)
@@ -429,7 +450,7 @@ def test_an_error_is_told_in_one_line_with_its_place(
 ) -> None:
     """The traceback stays as Python writes it; what steers a terminal does not reach the line."""
     file = script(tmp_path, SAYS_WHY.format(r"ValueError('bad \x1b[2J batch\nsecond line')"))
-    assert launcher.run_workers([file], workers(1), Company("desk")) == 1
+    assert launcher.run_workers([file], workers(1), Participants("desk")) == 1
     notes = capfd.readouterr().err.splitlines()
     assert notes[0] == BEGINNING
     assert notes[-1] == "potluck: desk: ValueError: bad  [2J batch, train.py:5"
@@ -441,7 +462,7 @@ def test_a_traceback_that_only_tells_of_another_rank_is_shown_if_no_machine_says
 ) -> None:
     """It is all there is; with a line that names what was lost."""
     file = script(tmp_path, SAYS_WHY.format("potluck.PeerLost('Rank 1 (attic) is gone')"))
-    assert launcher.run_workers([file], workers(1), Company("desk")) == 1
+    assert launcher.run_workers([file], workers(1), Participants("desk")) == 1
     notes = capfd.readouterr().err.strip().splitlines()
     assert notes[0] == BEGINNING
     assert notes[-1] == "potluck: desk: PeerLost: Rank 1 (attic) is gone, train.py:5"
@@ -457,7 +478,7 @@ def test_processes_that_the_script_starts_do_not_speak_for_it(
         "subprocess.run([sys.executable, '-c', code])\n"
         "sys.exit(4)"
     )
-    assert launcher.run_workers([script(tmp_path, text)], workers(1), Company("desk")) == 4
+    assert launcher.run_workers([script(tmp_path, text)], workers(1), Participants("desk")) == 4
     notes = capfd.readouterr().err.splitlines()
     assert notes[0] == BEGINNING
     assert notes[-1] == "potluck: desk: failed with exit code 4"
@@ -469,7 +490,7 @@ def test_a_deadline_ends_the_script(tmp_path: Path, capfd: pytest.CaptureFixture
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "GRACE", 0.2)
         code = launcher.run_workers(
-            [file], workers(1), Company("desk"), deadline=time.monotonic() + 0.5, patience=0.5
+            [file], workers(1), Participants("desk"), deadline=time.monotonic() + 0.5, patience=0.5
         )
     assert code == launcher.TOO_LATE
     notes = capfd.readouterr().err.splitlines()

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import potluck as library
 from potluck.apps.cli.main import app
-from potluck.cluster import control
-from potluck.cluster.reports import Journal, Report, Said, write
-from potluck.rpc.protocol import Failure, RpcResponse, error_of
+from potluck.cluster import node
+from potluck.cluster.reports import Journal, Said, StatusReport, write
+from potluck.rpc.protocol import CallFailure, RpcResponse, error_of
 from support.cli_page import PAGE, commands, page, shown
 from support.clusters import clusters, new_job
 from support.command import COMMAND, environment, on_screen, potluck
@@ -127,7 +127,7 @@ def assert_harmless(text: str) -> None:
 
 def lie(message: Said) -> bytes:
     """What a hostile member sends in place of this."""
-    if isinstance(message, Report):
+    if isinstance(message, StatusReport):
         facts = {EVIL: EVIL, "script": EVIL}
         members = [replace(each, name=EVIL) for each in message.members]
         peers = [replace(each, name=EVIL, reason=EVIL, address=EVIL) for each in message.peers]
@@ -149,7 +149,7 @@ def liars(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a job whose members lie."""
     job = new_job()
     with clusters(2, job):
-        monkeypatch.setattr(control, "write", lie)
+        monkeypatch.setattr(node, "write", lie)
         yield job
 
 
@@ -181,7 +181,7 @@ def texts_in(value: Any) -> Iterator[str]:
 )
 def test_an_error_of_a_remote_call_is_shown_as_plain_text(reason: Any) -> None:
     """Its words on one line; a traceback in lines that each say whose they are."""
-    failure = Failure(reason, EVIL, EVIL, [EVIL], f"Traceback:\n{EVIL}")
+    failure = CallFailure(reason, EVIL, EVIL, [EVIL], f"Traceback:\n{EVIL}")
     error = error_of(RpcResponse(1, error=EVIL, facts=msgspec.msgpack.encode(failure)), 3)
     assert_harmless(str(error))
     assert_harmless("".join(traceback.format_exception(error)))

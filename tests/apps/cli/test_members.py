@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from potluck import NetworkNamespace
 from potluck.apps.cli.main import app
-from potluck.apps.cli.pairing import _Voice
+from potluck.apps.cli.pairing import _Announcement
 from potluck.discovery.mdns import DiscoveryUnavailable
 from potluck.identity.namespace import NetworkNamespace as NamespaceNetworkNamespace
 from potluck.identity.namespace import Protection
@@ -50,8 +50,8 @@ def test_everybody_has_a_line_and_a_sentence(desk: Home, tmp_path: Path) -> None
     assert 'Members of "home":' in lines[0]
     (first,) = [line for line in lines if line.startswith("desk ")]
     (second,) = [line for line in lines if line.startswith("laptop ")]
-    assert "it founded this circle." in first
-    assert "brought in by desk. This is it." in second
+    assert "it started this group." in first
+    assert "added by desk. This machine." in second
     assert desk.me.node_id[:8] in first
 
 
@@ -59,11 +59,11 @@ def test_a_program_gets_all_of_it(desk: Home, tmp_path: Path) -> None:
     """Whole ids, sponsors, who has left, and what waits for signatures."""
     laptop, nas = Home(tmp_path, "laptop"), Home(tmp_path, "nas")
     pair(desk, laptop)
-    circle = desk.circle()
-    circle.propose(lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret))
-    desk.circle().admit(nas.me.card)
-    circle = desk.circle()
-    circle.propose(lambda roster, secret: roster.rotate(desk.me, secret))
+    membership = desk.membership()
+    membership.propose(lambda roster, secret: roster.revoke(laptop.me.node_id, desk.me, secret))
+    desk.membership().admit(nas.me.card)
+    membership = desk.membership()
+    membership.propose(lambda roster, secret: roster.rotate(desk.me, secret))
     facts = json.loads(members(desk, "--json").stdout)
     assert facts["namespace"] == "home"
     assert facts["generation"] == 1
@@ -85,10 +85,10 @@ def test_looking_at_a_new_machine_changes_nothing(desk: Home) -> None:
     """One that is in no namespace says so; one that nobody joined is alone."""
     result = members(desk)
     assert result.exit_code == 1
-    assert "knows no namespace 'home'" in result.stderr
+    assert "is not in a group named 'home'" in result.stderr
     assert not (desk.path / "namespaces").exists()
     desk.namespace()
-    assert "it founded this circle" in members(desk).stdout
+    assert "it started this group" in members(desk).stdout
     assert not desk.namespace().roster_path.exists()
     assert members(desk, "--namespace", "lab").exit_code == 1
 
@@ -99,7 +99,7 @@ def test_an_address_that_is_none_is_wrong_usage(desk: Home, host: str) -> None:
     desk.namespace()
     result = members(desk, "--host", host)
     assert result.exit_code == 2
-    assert "is no address; write host:port" in " ".join(result.stderr.replace("│", "").split())
+    assert "is not an address: write host:port" in " ".join(result.stderr.replace("│", "").split())
 
 
 def test_nobody_at_the_address_is_told_with_what_to_check(desk: Home) -> None:
@@ -117,7 +117,7 @@ def test_a_machine_that_is_none_of_the_members_is_told(desk: Home, tmp_path: Pat
     laptop = Home(tmp_path, "laptop")
     pair(desk, laptop)
     (laptop.path / "node_keypair").unlink()
-    assert "is none of them." in members(laptop).stdout
+    assert "is not in it." in members(laptop).stdout
     environment = {"POTLUCK_HOME": str(laptop.path), "POTLUCK_NAMESPACE": None}
     for command in (["rotate", "--yes"], ["pair"]):
         result = CliRunner().invoke(app, command, env=environment)
@@ -168,7 +168,7 @@ def loopback(shown: dict[str, Any]) -> str:
 # --- the whole story ---
 
 
-def test_two_processes_become_one_circle(pair_desk: Home, laptop: Home) -> None:
+def test_two_processes_become_one_group(pair_desk: Home, laptop: Home) -> None:
     """One shows a code, the other types it; both show the other, and list the same members."""
     with started("pair", "--json", variables=at(pair_desk)) as host:
         shown = events(host)
@@ -200,7 +200,7 @@ def test_three_wrong_tries_and_there_is_no_fourth(pair_desk: Home, laptop: Home)
         port = re.search(r"--host \S+?:(\d+)", text)  # unless it is the usual one
         where = Address("127.0.0.1", int(port[1]) if port else PAIRING_PORT)
         slot, first, second = code.split("-")
-        for left in ("2 tries are left", "one try is left", "0 tries are left"):
+        for left in ("2 tries left", "One try left", "No tries left"):
             with pytest.raises(PairingFailed, match="did not accept the code"):
                 laptop.join(where, f"{slot}-{second}-{first}")
             assert left in host.stdout.readline()
@@ -274,7 +274,7 @@ def test_an_announcement_that_fails_is_no_reason_to_stop(monkeypatch: pytest.Mon
         raise DiscoveryUnavailable("no")
 
     monkeypatch.setattr(PairingDiscovery, "announce", refused)
-    with _Voice() as voice:
+    with _Announcement() as voice:
         assert not voice.announce(parse_code(CODE), 1)
 
 
@@ -285,7 +285,7 @@ def test_a_terminal_shows_the_time_that_is_left(pair_desk: Home) -> None:
     """Below the code, in one line that changes; without colours if none are wanted."""
     with on_screen("pair", variables=at(pair_desk, NO_COLOR="1")) as screen:
         screen.read_until("Valid for 4:5")
-        assert "3 tries are left" in screen.text
+        assert "3 tries left" in screen.text
         assert WORDS.search(screen.text)
         assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", screen.raw)
         screen.type("\x03")
@@ -343,7 +343,7 @@ def test_a_script_has_to_say_what_it_wants(pair_desk: Home, laptop: Home, tmp_pa
         assert hosting.failures == []
         kept = run(laptop, CODE, *where, "--keep")
         assert kept.exit_code == 0, kept.stderr
-        assert 'It is in "home" as before; --namespace says which one is meant.' in kept.stdout
+        assert 'It is still in "home"; choose between them with --namespace.' in kept.stdout
         assert 'Here it is called "home-2".' in kept.stdout
         assert "`potluck unpair home-2` leaves it." in kept.stdout
         assert f"with the id {pair_desk.me.node_id}" in kept.stdout
@@ -353,7 +353,7 @@ def test_a_script_has_to_say_what_it_wants(pair_desk: Home, laptop: Home, tmp_pa
     with Hosting(Home(tmp_path, "tower")) as hosting:
         left = run(laptop, CODE, "--host", str(hosting.where), "--yes")
         assert left.exit_code == 0, left.stderr
-        assert 'It is in "home-2" as before' in left.stdout
+        assert 'It is still in "home-2"' in left.stdout
         assert "?" not in left.stdout  # nobody was asked
     assert laptop.namespace("home") not in {nas.namespace(), pair_desk.namespace()}
 
@@ -361,10 +361,10 @@ def test_a_script_has_to_say_what_it_wants(pair_desk: Home, laptop: Home, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--host", "10.0.0.1"], "it goes with a CODE"),
-        (["--yes"], "it goes with a CODE"),
-        ([CODE, "--yes", "--keep"], "leaves or it keeps"),
-        ([CODE, "--host", "a b"], "is no address"),
+        (["--host", "10.0.0.1"], "--host requires a CODE"),
+        (["--yes"], "--yes requires a CODE"),
+        ([CODE, "--yes", "--keep"], "cannot be combined"),
+        ([CODE, "--host", "a b"], "is not an address"),
     ],
 )
 def test_options_that_do_not_fit_together_are_wrong_usage(
@@ -474,7 +474,7 @@ def test_another_group_of_that_name_is_left_only_if_the_person_agrees(tmp_path: 
         (["lab", "--stdin"], "password1", {}, 1, "could be guessed"),
         (["open", "--stdin"], PHRASE_WORDS, {}, 1, "reserved"),
         (["a/b", "--stdin"], PHRASE_WORDS, {}, 1, "a/b"),
-        ([], None, {}, 2, "NAMESPACE"),
+        ([], None, {}, 2, "GROUP"),
         (["lab", PHRASE_WORDS], None, {}, 2, "unexpected"),
     ],
 )
@@ -517,7 +517,7 @@ def unpair_desk(tmp_path: Path) -> Home:
     """A machine in two namespaces: home with another, lab alone."""
     desk = Home(tmp_path, "desk")
     pair(desk, Home(tmp_path, "laptop"))
-    desk.circle("lab")
+    desk.membership("lab")
     return desk
 
 
@@ -564,7 +564,7 @@ def test_an_unknown_one_is_an_error(unpair_desk: Home) -> None:
     """With the names there are."""
     result = unpair(unpair_desk, "attic", "--yes")
     assert result.exit_code == 1
-    assert "no namespace 'attic'. Those it is in: home, lab." in result.stderr
+    assert "not in a group named 'attic'. Those it is in: home, lab." in result.stderr
 
 
 def test_a_person_is_asked(unpair_desk: Home) -> None:

@@ -66,7 +66,7 @@ def test_with_three_machines_it_waits_and_says_for_whom(
     assert result.exit_code == 0
     assert "Nothing has changed yet" in result.stdout
     assert "Revoking laptop needs one more signature" in result.stdout
-    assert "as soon as these connect and sign: nas." in result.stdout
+    assert "These machines have not signed: nas." in result.stdout
     assert "the old secret is in force" in result.stdout
     assert desk.namespace() == before
     assert desk.members() == ["desk", "laptop", "nas"]
@@ -84,7 +84,7 @@ def test_a_program_gets_the_same_facts(desk: Home, laptop: Home, nas: Home) -> N
     facts = json.loads(run(desk, "revoke", "laptop", *options).stdout)
     (pending,) = facts["pending"]  # the one before is withdrawn: nobody else had signed it
     assert pending["revokes"] == laptop.me.node_id
-    (rotation,) = [change.rotation for change in desk.circle().roster.pending]
+    (rotation,) = [change.rotation for change in desk.membership().roster.pending]
     assert rotation.keeps == (nas.me.node_id,)
 
 
@@ -120,11 +120,11 @@ def test_a_rotation_is_agreed_to_by_the_same_command(desk: Home, laptop: Home) -
     laptop.join_records_of(desk)
     assert "To agree, on this machine: potluck rotate" in run(laptop, "members").stdout
     asked = run(laptop, "rotate")
-    assert "It takes out nobody." in asked.stderr
+    assert "It takes out no machine." in asked.stderr
     facts = json.loads(run(laptop, "rotate", "--yes", "--json").stdout)
     assert (facts["took_effect"], facts["generation"]) == (True, 1)
     desk.join_records_of(laptop)
-    assert desk.circle().has_secret
+    assert desk.membership().has_secret
 
 
 def test_who_wants_to_keep_others_proposes_something_else(
@@ -151,8 +151,8 @@ def test_a_passphrase_has_no_members_to_manage(desk: Home, arguments: list[str])
     NetworkNamespace.from_passphrase("lab", words, home=desk.path).save()
     result = run(desk, *arguments, "--namespace", "lab")
     assert result.exit_code == 1
-    assert "whoever knows its passphrase is a member" in result.stderr
-    assert "agree on another passphrase" in result.stderr
+    assert "every machine with its passphrase is a member" in result.stderr
+    assert "choose another passphrase" in result.stderr
 
 
 def test_a_member_that_is_not_there_is_told(desk: Home, laptop: Home) -> None:
@@ -161,7 +161,7 @@ def test_a_member_that_is_not_there_is_told(desk: Home, laptop: Home) -> None:
     result = run(desk, "rotate", "--yes", "--host", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "127.0.0.1:1 could not be reached: Connection refused." in result.stderr
-    assert desk.circle().roster.pending == ()
+    assert desk.membership().roster.pending == ()
 
 
 def test_a_machine_alone_gets_a_new_secret_at_once(desk: Home) -> None:
@@ -214,14 +214,14 @@ def test_who_cannot_be_revoked_is_told(desk: Home, laptop: Home, target: str, wo
 def test_a_member_is_meant_by_any_of_its_names(tmp_path: Path, desk: Home) -> None:
     """Its name in any case, the readable one, its id or the beginning of that; never a guess."""
     pair(desk, Home(tmp_path / "one", "laptop"))
-    roster = desk.circle().roster
+    roster = desk.membership().roster
     for text in ("DESK", short_name(desk.me.node_id), desk.me.node_id, desk.me.node_id[:4]):
         assert find_member(roster, text).node_id == desk.me.node_id
     pair(desk, Home(tmp_path / "two", "laptop"))
     with pytest.raises(
         UnknownMember, match=r"Several members are called 'laptop'.*Give its whole id"
     ):
-        find_member(desk.circle().roster, "laptop")
+        find_member(desk.membership().roster, "laptop")
 
 
 def test_nobody_can_take_the_place_of_another_by_its_name(tmp_path: Path, desk: Home) -> None:
@@ -229,7 +229,7 @@ def test_nobody_can_take_the_place_of_another_by_its_name(tmp_path: Path, desk: 
     laptop = Home(tmp_path, "laptop")
     pair(desk, laptop)
     node_id = laptop.me.node_id
-    roster = desk.circle().roster
+    roster = desk.membership().roster
     for name in (node_id[:8], node_id):
         sly = signer_of(NodeIdentity.ephemeral(), name)
         roster = roster.admit(sly.card, desk.me)

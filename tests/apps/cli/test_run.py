@@ -73,10 +73,10 @@ def test_too_few_in_time_end_with_three(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_there_is_wrong_usage() -> None:
-    """Before anything is looked for."""
+    """Before anything is looked for, in one line."""
     result = CliRunner().invoke(app, ["run", "nowhere.py"])
     assert result.exit_code == 2
-    assert "there is no file nowhere.py" in result.stderr
+    assert result.stderr == ("There is no file nowhere.py here. Each machine needs its own copy.\n")
 
 
 def test_different_scripts_do_not_begin_and_who_differs_is_named(tmp_path: Path) -> None:

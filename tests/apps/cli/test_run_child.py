@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from potluck.apps.cli.launcher import Gathering
-from potluck.apps.cli.run_child import facts_of, imports, reasons
-from potluck.cluster.reports import Report
+from potluck.apps.cli.launcher import LauncherWait
+from potluck.apps.cli.run_child import facts_of, first_words, imports, reasons
+from potluck.cluster.reports import StatusReport
 from potluck.net.dial import REFUSED
 
 
@@ -55,24 +55,28 @@ def test_versions_of_pytorch_are_no_concern_of_a_script_without_it(tmp_path: Pat
 COMMAND = "potluck run train.py"
 
 
-def report(name: str, job: str = "train.py", *, role: str = "launcher", script: str = "") -> Report:
+def report(
+    name: str, job: str = "train.py", *, role: str = "launcher", script: str = ""
+) -> StatusReport:
     """What a machine says."""
     facts = {"script": script or job}
-    return Report(node=name[0] * 32, incarnation=1, name=name, role=role, job=job, facts=facts)
+    return StatusReport(
+        node=name[0] * 32, incarnation=1, name=name, role=role, job=job, facts=facts
+    )
 
 
 def waiting(
     names: str = "desk laptop attic",
-    reports: Sequence[Report] = (),
-    unpaired: Sequence[str] = (),
+    reports: Sequence[StatusReport] = (),
+    strangers: Mapping[str, str] | None = None,
     troubles: Mapping[str, str] | None = None,
     wanted: int = 3,
 ) -> list[str]:
-    """The reasons of desk, in a circle of these machines."""
+    """The reasons of desk, in a group of these machines."""
     expected = {name[0] * 32: name for name in names.split()}
-    gathering = Gathering(report("desk"), wanted, expected)
+    gathering = LauncherWait(report("desk"), wanted, expected)
     gathering.look(reports)
-    return list(reasons(gathering, reports, unpaired, troubles or {}, COMMAND))
+    return list(reasons(gathering, reports, strangers or {}, troubles or {}, COMMAND))
 
 
 def test_machines_on_which_nothing_runs_are_named_in_one_line() -> None:
@@ -113,15 +117,40 @@ def test_another_job_on_a_machine_that_is_here_is_no_reason() -> None:
 
 def test_a_machine_that_is_not_paired_is_told_from_none_at_all() -> None:
     """Both times it is a matter of `potluck pair`."""
-    (stranger,) = waiting("desk", unpaired=["olive-ibis at 10.0.0.3:52416"], wanted=2)
+    heard = {"o" * 32: "olive-ibis at 10.0.0.3:52416"}
+    (stranger,) = waiting("desk", strangers=heard, wanted=2)
     assert stranger == (
-        "olive-ibis at 10.0.0.3:52416 runs Potluck, but is not paired with this machine: "
-        "type `potluck pair` here, and there the command that it shows."
+        "olive-ibis at 10.0.0.3:52416 runs Potluck, but is not paired with this machine. "
+        "To pair them, run `potluck pair` here, and the command that it shows on the other machine."
     )
-    (none,) = waiting("desk", wanted=2)
-    assert none.startswith("This run waits for 2 machines, and no other machine is paired with")
     (_, few) = waiting("desk laptop", wanted=3)
-    assert few.startswith("This run waits for 3 machines, and 1 is paired with this one: type")
+    assert few.startswith("This run waits for 3 machines, and 1 is paired with this one. To pair")
+
+
+def test_a_machine_that_is_not_paired_hears_at_once_what_that_means_for_the_run() -> None:
+    """Where machines are paired, or nobody knows who may come, there is no such line."""
+    (alone,) = first_words({"d" * 32: "desk"}, None)
+    assert alone == (
+        "This machine is not paired with any other, so the script runs on it alone; "
+        "`potluck pair` adds a machine."
+    )
+    (waits,) = first_words({"d" * 32: "desk"}, 2)
+    assert waits.startswith("This machine is not paired with any other. To pair them, run")
+    assert list(first_words({"d" * 32: "desk", "l" * 32: "laptop"}, None)) == []
+    assert list(first_words({}, 2)) == []
+
+
+def test_of_a_machine_that_runs_something_from_before_it_was_paired_one_thing_is_said() -> None:
+    """Not that it is not paired, nor that nothing runs there, nor an error of TLS."""
+    (said,) = waiting(
+        "desk attic",
+        strangers={"a" * 32: "olive-ibis at 10.0.0.3:52416"},
+        troubles={"attic": "it belongs to another group"},
+        wanted=2,
+    )
+    assert said == (
+        "attic runs something since before it was paired: stop that there, and start it again."
+    )
 
 
 def test_a_machine_that_cannot_be_reached_is_told_from_one_that_runs_nothing() -> None:
@@ -140,4 +169,4 @@ def test_a_machine_that_refuses_runs_nothing_yet() -> None:
 
 def test_once_all_are_here_there_is_nothing_to_say() -> None:
     """Whatever else is in sight."""
-    assert waiting(reports=[report("laptop")], unpaired=["olive-ibis"], wanted=2) == []
+    assert waiting(reports=[report("laptop")], strangers={"o" * 32: "olive"}, wanted=2) == []

@@ -10,24 +10,24 @@ from typing import BinaryIO, cast
 import msgspec
 import pytest
 
-from potluck.apps.cli.launcher import Gathering
+from potluck.apps.cli.launcher import LauncherWait
 from potluck.apps.cli.run_places import (
     BEGINNING,
     LAUNCHER,
     LONGEST,
-    Crew,
-    Ending,
-    LastWords,
     Output,
-    Recorder,
-    Rolls,
+    OutputReader,
+    ParticipantLists,
+    RankAssignment,
+    ScriptError,
+    ScriptExit,
     environments,
     last_traceback,
     memory_words,
     waited_of,
     workers_of,
 )
-from potluck.cluster.reports import Report
+from potluck.cluster.reports import StatusReport
 from potluck.launch_env import is_second_hand
 from support.threads import PATIENCE
 
@@ -41,11 +41,11 @@ WORDS = {
 }
 
 
-def read(folder: Path, text: str | bytes) -> LastWords | None:
+def read(folder: Path, text: str | bytes) -> ScriptError | None:
     """What is read from a file."""
     file = folder / "words.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return LastWords.read(file)
+    return ScriptError.read(file)
 
 
 def test_an_error_is_one_line_with_its_place(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_error_is_one_line_with_its_place(tmp_path: Path) -> None:
 def test_what_is_not_in_order_counts_for_nothing(tmp_path: Path, text: str | bytes) -> None:
     """A script may write what it likes into that file."""
     assert read(tmp_path, text) is None
-    assert LastWords.read(tmp_path / "nothing") is None
+    assert ScriptError.read(tmp_path / "nothing") is None
 
 
 def test_what_steers_a_terminal_is_taken_out(tmp_path: Path) -> None:
@@ -102,23 +102,23 @@ def test_whether_memory_was_the_reason(
 
 def test_what_another_launcher_tells_is_read_with_care() -> None:
     """Numbers that are none count as nothing; nothing at all is no ending."""
-    told = Ending("failed", "ValueError: x", 12.34)
-    assert Ending.of(told.facts()) == Ending("failed", "ValueError: x", 12.3)
-    assert Ending.of({"outcome": "ok", "after": "soon"}) == Ending("ok")
-    assert Ending.of({"outcome": "ok", "after": "-1e400"}).seconds == 0.0
-    assert Ending.of({"outcome": "failed", "after": "nan"}).seconds == 0.0
-    assert str(Ending.of({})) == "not heard from"
+    told = ScriptExit("failed", "ValueError: x", 12.34)
+    assert ScriptExit.of(told.facts()) == ScriptExit("failed", "ValueError: x", 12.3)
+    assert ScriptExit.of({"outcome": "ok", "after": "soon"}) == ScriptExit("ok")
+    assert ScriptExit.of({"outcome": "ok", "after": "-1e400"}).seconds == 0.0
+    assert ScriptExit.of({"outcome": "failed", "after": "nan"}).seconds == 0.0
+    assert str(ScriptExit.of({})) == "not heard from"
 
 
 # --------------------------------------------------------------------------------------------------
 # What workers print: whose line it is, and which traceback tells the reason.
 
 
-def recorded(data: bytes) -> tuple[str, Recorder]:
+def recorded(data: bytes) -> tuple[str, OutputReader]:
     """What is shown of a worker's output, and who has read it."""
     shown = io.StringIO()
     source = cast("BinaryIO", io.BufferedReader(io.BytesIO(data)))
-    recorder = Recorder(source, Output(shown), "3", 1)
+    recorder = OutputReader(source, Output(shown), "3", 1)
     recorder.finish(PATIENCE)
     return shown.getvalue(), recorder
 
@@ -178,9 +178,9 @@ def test_whether_it_was_somebody_elses_failure(last: str, expected: bool) -> Non
 # Ranks of a run: everybody finds the same ones, or nobody is given any.
 
 
-def launcher(name: str, workers: str = "1", state: str = "ready", **facts: str) -> Report:
+def launcher(name: str, workers: str = "1", state: str = "ready", **facts: str) -> StatusReport:
     """What the launcher on a machine says."""
-    return Report(
+    return StatusReport(
         node=name,
         incarnation=1,
         name=name,
@@ -195,34 +195,34 @@ def launcher(name: str, workers: str = "1", state: str = "ready", **facts: str) 
 DESK, LAPTOP, ATTIC = launcher("desk", "2"), launcher("laptop"), launcher("attic", "3")
 
 
-def with_roll(report: Report, roll: str, state: str = "ready") -> Report:
+def with_roll(report: StatusReport, roll: str, state: str = "ready") -> StatusReport:
     """The same, after it has called the roll."""
     return msgspec.structs.replace(report, state=state, facts={**report.facts, "roll": roll})
 
 
 def test_ranks_follow_the_machines_in_one_order_for_all() -> None:
     """Whoever looks, in whatever order: attic has 0 to 2, desk 3 and 4, laptop 5."""
-    crew = Crew.of([LAPTOP, DESK, ATTIC])
-    assert crew == Crew.of([ATTIC, LAPTOP, DESK])
+    crew = RankAssignment.of([LAPTOP, DESK, ATTIC])
+    assert crew == RankAssignment.of([ATTIC, LAPTOP, DESK])
     assert crew.world_size == 6
     assert [crew.first_rank(each.key) for each in (ATTIC, DESK, LAPTOP)] == [(0, 0), (1, 3), (2, 5)]
-    assert crew.roll != Crew.of([LAPTOP, DESK]).roll
-    assert crew.roll != Crew.of([launcher("laptop", "2"), DESK, ATTIC]).roll
+    assert crew.roll != RankAssignment.of([LAPTOP, DESK]).roll
+    assert crew.roll != RankAssignment.of([launcher("laptop", "2"), DESK, ATTIC]).roll
 
 
 def test_rank_0_is_where_the_command_was_typed_first() -> None:
     """By how long each had waited when all were there; the rest follow likewise."""
     waited = {"attic": "400", "desk": "12000", "laptop": "7100"}
-    crew = Crew.of([launcher(name, waited=text) for name, text in waited.items()])
+    crew = RankAssignment.of([launcher(name, waited=text) for name, text in waited.items()])
     assert [each.name for each in crew.launchers] == ["desk", "laptop", "attic"]
-    assert crew.roll != Crew.of([LAPTOP, DESK, ATTIC]).roll
+    assert crew.roll != RankAssignment.of([LAPTOP, DESK, ATTIC]).roll
     odd = [launcher("desk", waited="-1"), launcher("laptop", waited="9" * 40), LAPTOP]
     assert {waited_of(each) for each in odd} == {0}
 
 
 def test_how_long_one_has_waited_is_said_once_all_are_there() -> None:
     """It stays the same from then on, or the launchers would never agree."""
-    one = Gathering(DESK, 2, {})
+    one = LauncherWait(DESK, 2, {})
     assert one.say(3.0) == ("waiting", {"waited": "", "roll": ""})
     one.look([LAPTOP])
     state, facts = one.say(5.0)
@@ -234,7 +234,7 @@ def test_how_long_one_has_waited_is_said_once_all_are_there() -> None:
 
 def test_workers_know_their_places_in_the_words_of_torchrun() -> None:
     """The second of two on the desk, when rank 0 is in the attic."""
-    crew = Crew.of([LAPTOP, DESK, ATTIC])
+    crew = RankAssignment.of([LAPTOP, DESK, ATTIC])
     common = {"HOME": "/home/me", "RANK": "77"}
     first, second = environments(common, DESK, crew, "10.0.0.3", [52416, 52417])
     expected = {
@@ -259,7 +259,7 @@ def test_workers_know_their_places_in_the_words_of_torchrun() -> None:
 
 def test_who_comes_to_scripts_that_run_is_given_no_rank() -> None:
     """Not even one that was left in the environment: ranks change as machines come and go."""
-    rolls = Rolls()
+    rolls = ParticipantLists()
     assert rolls.call([DESK, msgspec.structs.replace(LAPTOP, role="member")]) == ""
     assert rolls.agreed([LAPTOP]) is None
     (alone,) = environments({"RANK": "3", "WORLD_SIZE": "4"}, DESK, None, "", [52416])
@@ -270,20 +270,20 @@ def test_who_comes_to_scripts_that_run_is_given_no_rank() -> None:
 
 def test_all_must_have_called_the_same_roll() -> None:
     """One that has seen somebody else does not begin with us, and we not without it."""
-    rolls = Rolls()
+    rolls = ParticipantLists()
     roll = rolls.call([DESK, LAPTOP])
     assert rolls.agreed([with_roll(LAPTOP, "another")]) is None
-    assert rolls.agreed([with_roll(LAPTOP, roll)]) == Crew.of([DESK, LAPTOP])
+    assert rolls.agreed([with_roll(LAPTOP, roll)]) == RankAssignment.of([DESK, LAPTOP])
 
 
 def test_whoever_hears_that_one_has_begun_follows_it() -> None:
     """Even if a third has come meanwhile: the first has seen that both had agreed."""
-    rolls = Rolls()
+    rolls = ParticipantLists()
     roll = rolls.call([DESK, LAPTOP])
     rolls.call([DESK, LAPTOP, ATTIC])
     gone = with_roll(LAPTOP, roll, "starting")
-    assert rolls.agreed([gone, ATTIC]) == Crew.of([DESK, LAPTOP])
-    assert Rolls().agreed([gone]) is None  # a stranger's roll says nothing to us
+    assert rolls.agreed([gone, ATTIC]) == RankAssignment.of([DESK, LAPTOP])
+    assert ParticipantLists().agreed([gone]) is None  # a stranger's roll says nothing to us
 
 
 def test_numbers_of_others_are_read_with_care() -> None:
@@ -294,7 +294,7 @@ def test_numbers_of_others_are_read_with_care() -> None:
 
 def test_workers_of_one_launcher_count_as_one_machine() -> None:
     """A machine that was restarted waits for the others, not for so many processes."""
-    one = Gathering(DESK, 3, {})
+    one = LauncherWait(DESK, 3, {})
     running = [
         msgspec.structs.replace(
             LAPTOP, incarnation=number, role="member", facts={LAUNCHER: "laptop:1"}

@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from potluck.apps.cli import status
 from potluck.apps.cli.main import app
-from potluck.apps.cli.status_facts import is_whole, jobs_of, list_names, waiting_for
+from potluck.apps.cli.status_facts import is_whole, jobs_of, waiting_for
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.cluster.observer import Observer
-from potluck.cluster.reports import HealthLine, MemberLine, MissingLine, Report
+from potluck.cluster.reports import HealthLine, MemberLine, MissingLine, StatusReport
 from potluck.errors import BackendUnavailable
 from potluck.identity.namespace import NetworkNamespace
 from support.clusters import clusters, new_job
@@ -25,9 +25,9 @@ from support.threads import PATIENCE
 
 def continue_report(
     letter: str = "a", job: str = "train.py", *missing: tuple[str, float]
-) -> Report:
+) -> StatusReport:
     """Of a process in a view of three, which waits for these."""
-    return Report(
+    return StatusReport(
         node=letter * 32,
         incarnation=1,
         name=letter,
@@ -48,7 +48,7 @@ class Stage:
     """What is seen around, and which jobs were asked to continue."""
 
     def __init__(self) -> None:
-        self.reports: list[Report] = []
+        self.reports: list[StatusReport] = []
         self.asked: list[str] = []
         self.is_obeyed = True
 
@@ -228,7 +228,6 @@ def test_sentences_suit_one_and_many() -> None:
     assert one is not None
     assert one.sentence == "a waits for b (silent for 2 h)."
     assert one.advice == "If it is switched off, continue with: potluck continue --job x"
-    assert list_names(["a", "b", "c"]) == "a, b and c"
 
 
 def test_several_jobs_are_an_error_of_the_library() -> None:
@@ -241,10 +240,10 @@ def test_several_jobs_are_an_error_of_the_library() -> None:
 # ``potluck status``: what an observer sees, for people and for programs.
 
 
-def report(letter: str, rank: int, *, sees: str = "healthy", size: int = 2) -> Report:
+def report(letter: str, rank: int, *, sees: str = "healthy", size: int = 2) -> StatusReport:
     """Of a member of a view of two."""
     other = "b" if letter == "a" else "a"
-    return Report(
+    return StatusReport(
         node=letter * 32,
         incarnation=1,
         name=letter,
@@ -288,8 +287,10 @@ def test_who_has_not_heard_of_the_next_view_does_not_speak_for_the_job() -> None
 
 def test_jobs_are_told_apart_and_launchers_left_out() -> None:
     """A launcher waits; it works on nothing yet."""
-    waiting = Report(node="c" * 32, incarnation=1, role="launcher", job="train.py")
-    other = Report(node="d" * 32, incarnation=1, job="other.py", state="joining", reason="alone")
+    waiting = StatusReport(node="c" * 32, incarnation=1, role="launcher", job="train.py")
+    other = StatusReport(
+        node="d" * 32, incarnation=1, job="other.py", state="joining", reason="alone"
+    )
     found = jobs_of([report("a", 0), report("b", 1), waiting, other])
     assert [each.job for each in found] == ["other.py", "train.py"]
     assert found[0].sentence == '"other.py": no view yet (alone)'
@@ -318,9 +319,10 @@ def test_status_shows_a_running_cluster_without_changing_it() -> None:
 
 def test_where_nobody_works_the_exit_code_says_so() -> None:
     """And the text says what to do."""
-    result = CliRunner().invoke(app, ["status", "--job", new_job(), "--wait", "0.3"])
+    job = new_job()
+    result = CliRunner().invoke(app, ["status", "--job", job, "--wait", "0.3"])
     assert result.exit_code == 3
-    assert "Nobody in" in result.stdout
+    assert f'No job "{job}" is running in ' in result.stdout
     assert "potluck doctor" in result.stdout
 
 
@@ -329,7 +331,7 @@ def test_looking_at_a_namespace_that_is_not_there_creates_none(command: str) -> 
     """A name that was mistyped is an error in words, and leaves no secret behind."""
     result = CliRunner().invoke(app, [command, "--namespace", "mistyped"])
     assert result.exit_code == 1
-    assert "This machine knows no namespace 'mistyped'" in result.stderr
+    assert "This machine is not in a group named 'mistyped'" in result.stderr
     assert "mistyped" not in NetworkNamespace.stored()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,9 @@ def test_dumps_of_all_ranks_become_a_timeline_and_a_summary(tmp_path: Path) -> N
     make_dumps(tmp_path)
     ended = potluck("trace", str(tmp_path), "-o", str(tmp_path / "t.json"))
     assert (ended.returncode, ended.stderr) == (0, "")
+    first, whose = ended.stdout.splitlines()[:2]
+    assert re.fullmatch(r"Dumps from \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: .*\.", first), first
+    assert whose.startswith("5 operations of rank 0"), whose
     assert "1 operation failed:" in ended.stdout
     assert "barrier 2 on rank 0: " in ended.stdout
     assert "ui.perfetto.dev" in ended.stdout
@@ -65,7 +69,7 @@ def test_a_damaged_dump_costs_nothing_of_the_others(tmp_path: Path) -> None:
     facts = json.loads(ended.stdout)
     assert facts["operations"] == 1
     (trouble,) = facts["troubles"]
-    assert "1.trace.jsonl is no dump of a flight recorder" in trouble
+    assert "1.trace.jsonl is not a trace file" in trouble
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert any(event["name"] == "all_reduce 1" for event in events)
 
@@ -80,7 +84,7 @@ def test_without_arguments_the_last_incident_is_shown(tmp_path: Path) -> None:
     ended = potluck("trace", "-o", "-", variables=variables)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["traceEvents"]
-    assert "Nobody was waited for noticeably." in ended.stderr
+    assert "No rank kept the others waiting noticeably." in ended.stderr
 
 
 def test_a_device_is_written_to_and_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -137,8 +141,8 @@ def test_a_run_writes_dumps_by_signal_and_by_its_last_error(tmp_path: Path) -> N
     assert ended.returncode == 1
     assert "KeyError: 'butter'" in ended.stderr
     traces = tmp_path / "home" / "traces"
-    assert f"what rank 0 has done is in {traces}" in ended.stderr
-    assert f"what rank 0 did before is in {traces}" in ended.stderr
+    assert f"the trace of rank 0 is in {traces}" in ended.stderr
+    assert f"the trace of rank 0 is in {traces}" in ended.stderr
     shown = potluck("trace", "-o", str(tmp_path / "t.json"), "--json", variables=variables)
     facts = json.loads(shown.stdout)
     assert (facts["missing"], facts["failed"], facts["troubles"]) == ([], [], [])

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from potluck.apps.cli import trace_analysis
+from potluck.apps.cli.trace import sentences
 from potluck.apps.cli.trace_analysis import (
     Alignment,
     Dump,
@@ -22,8 +23,7 @@ from potluck.apps.cli.trace_analysis import (
     read_dump,
     summarize,
 )
-from potluck.apps.cli.trace_output import sentences
-from potluck.trace.recorder import Header, Neighbour, Outcome, Record, encode
+from potluck.trace.recorder import DumpHeader, Neighbour, OperationOutcome, TraceRecord, encode
 from support.traces import NOW, collective, dump_of, header_of, message, write
 
 AHEAD = 321.5  # seconds by which the second machine's clock is ahead
@@ -114,13 +114,16 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "it is empty"),
-        (b"\x00\xff\x00\xff", "its first line is no header"),
-        (b"[1, 2]\n", "its first line is no header"),
-        (b'{"potluck_trace": 1}\n', "its first line is no header"),
+        (b"\x00\xff\x00\xff", "its first line is not a header"),
+        (b"[1, 2]\n", "its first line is not a header"),
+        (b'{"potluck_trace": 1}\n', "its first line is not a header"),
         (b'{"potluck_trace": 9, "monotonic": 1, "wall": 2}\n', "its format is 9"),
-        (b'{"potluck_trace": 1, "monotonic": 1e999, "wall": 2}\n', "its first line is no header"),
-        (b'{"a": ' * 100_000, "its first line is no header"),
-        (b"x" * (trace_analysis.LONGEST_LINE + 10), "its first line is no header"),
+        (
+            b'{"potluck_trace": 1, "monotonic": 1e999, "wall": 2}\n',
+            "its first line is not a header",
+        ),
+        (b'{"a": ' * 100_000, "its first line is not a header"),
+        (b"x" * (trace_analysis.LONGEST_LINE + 10), "its first line is not a header"),
     ],
 )
 def test_what_is_no_dump_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -215,7 +218,7 @@ def test_a_folder_stands_for_the_dumps_in_it(tmp_path: Path) -> None:
 def test_the_last_incident_is_of_one_job_and_one_minute() -> None:
     """What happened yesterday, or to another job, is another story."""
     dumps = [dump_of(header_of(rank, job="ab"[rank > 0]), []) for rank in range(3)]
-    old = Header(potluck_trace=1, monotonic=1.0, wall=dumps[0].header.wall - 100, job="b")
+    old = DumpHeader(potluck_trace=1, monotonic=1.0, wall=dumps[0].header.wall - 100, job="b")
     found = latest([*dumps, dump_of(old, [])])
     assert [dump.header.rank for dump in found] == [1, 2]
     assert latest([]) == []
@@ -255,7 +258,7 @@ def test_waits_shorter_than_the_clocks_are_exact_count_for_nothing() -> None:
         dump_of(header_of(1), [collective(1, 1, 1.5, 1.6)]),
     ]
     _, text = told(dumps, Alignment((0.0, 0.0), (), 0.9))
-    assert "Nobody was waited for noticeably." in text
+    assert "No rank kept the others waiting noticeably." in text
 
 
 def test_a_rank_without_a_dump_is_judged_by_what_the_others_noticed() -> None:
@@ -275,7 +278,7 @@ def test_a_rank_without_a_dump_is_judged_by_what_the_others_noticed() -> None:
 def test_a_failure_is_told_once_with_the_ranks_that_met_it() -> None:
     """In the words of the error itself, as the program got them."""
     reason = "Rank 2 (attic at 10.0.0.3) is gone: its process ended."
-    facts = {"outcome": Outcome.FAILED, "error": "PeerLost", "reason": reason}
+    facts = {"outcome": OperationOutcome.FAILED, "error": "PeerLost", "reason": reason}
     dumps = [
         dump_of(header_of(rank), [collective(rank, 9, 1.0, 2.0, **facts)]) for rank in range(2)
     ]
@@ -290,13 +293,13 @@ def test_messages_and_calls_fail_by_name() -> None:
     common: dict[str, Any] = {
         "begin": 1.0,
         "end": 2.0,
-        "outcome": Outcome.FAILED,
+        "outcome": OperationOutcome.FAILED,
         "error": "Timeout",
         "peer": 1,
     }
     records = [
-        Record(lane="messages", what="recv", bytes=2000, reason="late", wall=NOW, **common),
-        Record(lane="calls", what="shout", reason="no answer", wall=NOW + 1, **common),
+        TraceRecord(lane="messages", what="recv", bytes=2000, reason="late", wall=NOW, **common),
+        TraceRecord(lane="calls", what="shout", reason="no answer", wall=NOW + 1, **common),
     ]
     summary, _ = told([dump_of(header_of(0, world_size=1), records)], Alignment((0.0,), (), 0.0))
     assert [each.what for each in summary.failed] == [
@@ -317,13 +320,15 @@ def test_what_still_ran_says_for_how_long_and_for_whom() -> None:
 def test_deaths_and_views_are_told_in_their_own_words() -> None:
     """Each sentence once, in the order of time; everyday events are left to the timeline."""
     records = [
-        Record(
+        TraceRecord(
             lane="cluster", what="view 2", begin=3.0, wall=NOW + 3, reason="view 2 with 1 member"
         ),
-        Record(
+        TraceRecord(
             lane="cluster", what="dead", begin=2.0, wall=NOW + 2, reason="attic is dead: silent"
         ),
-        Record(lane="cluster", what="met", begin=1.0, wall=NOW + 1, reason="attic is connected"),
+        TraceRecord(
+            lane="cluster", what="met", begin=1.0, wall=NOW + 1, reason="attic is connected"
+        ),
     ]
     summary, _ = told([dump_of(header_of(rank), records) for rank in range(2)])
     assert summary.events == ("attic is dead: silent", "view 2 with 1 member")
@@ -332,7 +337,7 @@ def test_deaths_and_views_are_told_in_their_own_words() -> None:
 def test_a_terminal_obeys_no_dump() -> None:
     """Whatever control characters somebody wrote into names and reasons."""
     hostile = "\x1b]0;owned\x07\x1b[2J"
-    facts = {"outcome": Outcome.FAILED, "reason": hostile}
+    facts = {"outcome": OperationOutcome.FAILED, "reason": hostile}
     _, text = told([dump_of(header_of(0, name=hostile), [collective(0, 1, 1.0, 2.0, **facts)])] * 2)
     assert "\x1b" not in text
     assert "\x07" not in text

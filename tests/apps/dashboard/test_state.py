@@ -19,16 +19,23 @@ from potluck.apps.dashboard.state import (
     MAX_VIEWERS,
     SHOWN_FOR,
     Broadcast,
+    DashboardState,
     Gauges,
-    Scene,
     TooManyViewers,
     draw,
     draw_news,
     lighten,
 )
 from potluck.cluster.io import CLOSED
-from potluck.cluster.observer import Chronicle
-from potluck.cluster.reports import EpochLine, EventLine, HealthLine, Journal, MemberLine, Report
+from potluck.cluster.observer import ObservedHistory
+from potluck.cluster.reports import (
+    EpochLine,
+    EventLine,
+    HealthLine,
+    Journal,
+    MemberLine,
+    StatusReport,
+)
 
 
 def events(message: bytes) -> list[tuple[str, str, object]]:
@@ -135,9 +142,9 @@ def test_what_is_kept_is_bounded() -> None:
 ME = ("a" * 32, 1)
 
 
-def counted(octets: float, waited: float) -> dict[str, float]:
+def counted(moved: float, waited: float) -> dict[str, float]:
     """What a process tells."""
-    return {"collectives.bytes": octets, "waiting.total": waited}
+    return {"collectives.bytes": moved, "waiting.total": waited}
 
 
 def test_counters_become_rates() -> None:
@@ -199,9 +206,9 @@ LETTERS = "abcd"
 MEMBERS = [MemberLine(letter * 32, 1, letter) for letter in LETTERS]
 
 
-def report(letter: str, members: str = LETTERS, **changes: Any) -> Report:
+def report(letter: str, members: str = LETTERS, **changes: Any) -> StatusReport:
     """Of a member that is in contact with all others."""
-    return Report(
+    return StatusReport(
         node=letter * 32,
         incarnation=1,
         name=letter,
@@ -227,7 +234,9 @@ def journal(letter: str, **changes: Any) -> Journal:
     return Journal(node=letter * 32, incarnation=1, **changes)
 
 
-def scene(reports: list[Report], chronicle: Chronicle | None = None, **changes: Any) -> Scene:
+def scene(
+    reports: list[StatusReport], history: ObservedHistory | None = None, **changes: Any
+) -> DashboardState:
     """What an observer knows."""
     facts: dict[str, Any] = {
         "namespace": "home",
@@ -235,11 +244,11 @@ def scene(reports: list[Report], chronicle: Chronicle | None = None, **changes: 
         "reports": reports,
         "troubles": {},
         "discovery": {},
-        "chronicle": chronicle or Chronicle(lambda: NOW),
+        "history": history or ObservedHistory(lambda: NOW),
         "gauges": Gauges(),
         "now": NOW,
     }
-    return Scene(**{**facts, **changes})
+    return DashboardState(**{**facts, **changes})
 
 
 def test_the_story_is_that_of_the_command() -> None:
@@ -254,7 +263,7 @@ def test_the_story_is_that_of_the_command() -> None:
 
 def test_links_and_the_ring_follow_from_measurements() -> None:
     """The order round the ring is the shortest way, not that of ranks."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     reports = [report(each) for each in LETTERS]
     near = {("a", "c"), ("c", "b"), ("b", "d"), ("d", "a")}
     for each in reports:
@@ -262,8 +271,8 @@ def test_links_and_the_ring_follow_from_measurements() -> None:
             0 if each.name == other else 100_000 if (each.name, other) in near else 9_000_000
             for other in LETTERS
         ]
-        chronicle.heard(each, journal(each.name, up=10**9, down=10**9, latency=times))
-    job = draw(scene(reports, chronicle))["jobs"][0]
+        history.heard(each, journal(each.name, up=10**9, down=10**9, latency=times))
+    job = draw(scene(reports, history))["jobs"][0]
     assert [key[0] for key in job["ring"]] == ["a", "c", "b", "d"]
     assert len(job["links"]) == 12
     first = next(each for each in job["links"] if each["from"][0] + each["to"][0] == "ac")
@@ -275,7 +284,7 @@ def test_of_very_many_links_those_that_matter_are_shown() -> None:
     """The ring, and whatever is not healthy: a picture of a large cluster stays small."""
     members = [MemberLine(f"{number:032}", 1, str(number)) for number in range(40)]
     reports = [
-        Report(
+        StatusReport(
             node=me.node,
             incarnation=1,
             name=me.name,
@@ -300,105 +309,105 @@ def test_of_very_many_links_those_that_matter_are_shown() -> None:
 
 def test_nonsense_is_no_ring() -> None:
     """A member that tells rates below zero or too few times changes nothing for the others."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     reports = [report(each) for each in LETTERS]
     for each in reports:
-        chronicle.heard(each, journal(each.name, up=-1, down=-1, latency=[1 << 61] * 4))
-    assert [key[0] for key in draw(scene(reports, chronicle))["jobs"][0]["ring"]] == list(LETTERS)
-    chronicle.heard(reports[0], journal("a", up=5, latency=[1]))
-    assert [key[0] for key in draw(scene(reports, chronicle))["jobs"][0]["ring"]] == list(LETTERS)
+        history.heard(each, journal(each.name, up=-1, down=-1, latency=[1 << 61] * 4))
+    assert [key[0] for key in draw(scene(reports, history))["jobs"][0]["ring"]] == list(LETTERS)
+    history.heard(reports[0], journal("a", up=5, latency=[1]))
+    assert [key[0] for key in draw(scene(reports, history))["jobs"][0]["ring"]] == list(LETTERS)
 
 
 def test_who_is_gone_is_shown_with_the_reason_of_the_view_after_it() -> None:
     """For a while; the reason is the sentence by which the others went on."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     names = [f"{letter * 32}/1" for letter in LETTERS]
     left = report("d")
-    chronicle.parted(left, "the connection ended")
+    history.parted(left, "the connection ended")
     reports = [report(each, "abc") for each in "abc"]
-    job = draw(scene(reports, chronicle))["jobs"][0]
+    job = draw(scene(reports, history))["jobs"][0]
     gone = job["nodes"][-1]
     assert (gone["name"], gone["health"], gone["reason"]) == ("d", "gone", "the connection ended")
     epochs = [EpochLine(1, 1.0, names, "begun"), EpochLine(2, 2.0, names[:3], "without d: dead")]
-    chronicle.heard(reports[0], journal("a", epochs=epochs))
-    job = draw(scene(reports, chronicle))["jobs"][0]
+    history.heard(reports[0], journal("a", epochs=epochs))
+    job = draw(scene(reports, history))["jobs"][0]
     assert job["nodes"][-1]["reason"] == "without d: dead"
     assert [each["epoch"] for each in job["epochs"]] == [1, 2]
-    later = draw(scene(reports, chronicle, now=NOW + SHOWN_FOR))["jobs"][0]
+    later = draw(scene(reports, history, now=NOW + SHOWN_FOR))["jobs"][0]
     assert [node["name"] for node in later["nodes"]] == ["a", "b", "c"]
 
 
 def test_a_machine_that_was_restarted_is_one_machine() -> None:
     """Also after several restarts; a worker that died beside another one stays to be seen."""
     moment = NOW
-    chronicle = Chronicle(lambda: moment)
+    history = ObservedHistory(lambda: moment)
 
-    def start(letter: str, incarnation: int) -> Report:
+    def start(letter: str, incarnation: int) -> StatusReport:
         begun = msgspec.structs.replace(report(letter, "ab"), incarnation=incarnation)
-        chronicle.arrived(begun.key)
+        history.arrived(begun.key)
         return begun
 
-    def shown(here: list[Report]) -> list[tuple[str, str]]:
+    def shown(here: list[StatusReport]) -> list[tuple[str, str]]:
         members = [MemberLine(*each.key, each.name) for each in here]
         told = [msgspec.structs.replace(each, members=members) for each in here]
-        nodes = draw(scene(told, chronicle, now=moment))["jobs"][0]["nodes"]
+        nodes = draw(scene(told, history, now=moment))["jobs"][0]["nodes"]
         return [(each["name"], each["health"]) for each in nodes]
 
     workers, restarted = [start("a", 1), start("a", 2)], start("b", 1)
     for number in (2, 3, 4):
         moment += 60
-        chronicle.parted(restarted, "the connection ended")
+        history.parted(restarted, "the connection ended")
         assert shown(workers)[-1] == ("b", "gone")
         moment += 60
         restarted = start("b", number)
         assert shown([*workers, restarted]) == [(name, "healthy") for name in "aab"]
-    chronicle.parted(workers[0], "the connection ended")
+    history.parted(workers[0], "the connection ended")
     assert shown([workers[1], restarted])[-1] == ("a", "gone")
 
 
 def test_a_job_that_has_ended_is_still_shown() -> None:
     """Who worked on it and how far it came; the story is that of the jobs under way."""
-    chronicle, gauges = Chronicle(lambda: NOW), Gauges()
+    history, gauges = ObservedHistory(lambda: NOW), Gauges()
     gauges.note_loss("train.py", 100, 0.25)
     for letter in LETTERS:
-        chronicle.parted(report(letter), CLOSED)
-    picture = draw(scene([], chronicle, gauges=gauges))
+        history.parted(report(letter), CLOSED)
+    picture = draw(scene([], history, gauges=gauges))
     (job,) = picture["jobs"]
     assert (job["ended"], job["state"], job["loss"]) == (True, "ended", [[100, 0.25]])
     assert {node["state"] for node in job["nodes"]} == {"left"}
     assert picture["story"] == story_of("home", None, [], [], {})
-    assert draw(scene([], chronicle, now=NOW + SHOWN_FOR))["jobs"] == []
+    assert draw(scene([], history, now=NOW + SHOWN_FOR))["jobs"] == []
 
 
 def test_figures_that_nobody_told_are_left_out() -> None:
     """And those that are not shown are not sent."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     reports = [report(each) for each in LETTERS]
     figures = {"training.step": 7.0, "training.loss": 0.5, "something.else": 1.0}
-    chronicle.heard(reports[0], journal("a", figures=figures))
-    nodes = draw(scene(reports, chronicle))["jobs"][0]["nodes"]
+    history.heard(reports[0], journal("a", figures=figures))
+    nodes = draw(scene(reports, history))["jobs"][0]["nodes"]
     assert nodes[0]["figures"] == {"training.step": 7.0, "training.loss": 0.5}
     assert nodes[1]["figures"] == {}
 
 
 def test_which_operations_failed_is_shown() -> None:
     """Of those that never failed nothing."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     figures = {"collectives.failed": 2.0, "all_reduce.failed": 2.0, "barrier.failed": 0.0}
-    chronicle.heard(report("a"), journal("a", figures=figures))
-    node = draw(scene([report("a")], chronicle))["jobs"][0]["nodes"][0]
+    history.heard(report("a"), journal("a", figures=figures))
+    node = draw(scene([report("a")], history))["jobs"][0]["nodes"][0]
     assert node["figures"] == {"collectives.failed": 2.0, "all_reduce.failed": 2.0}
 
 
 def test_for_whom_a_rank_waits_is_told() -> None:
     """The one that cost it most; sums over all and nonsense are no rank."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     reports = [report(each) for each in LETTERS]
     waited = {"waiting.total": 9.0, "waiting.1": 2.0, "waiting.3": 7.0, "waiting.x": 99.0}
     waited["waiting." + "9" * 99] = 1e9
-    chronicle.heard(reports[0], journal("a", figures=waited))
-    chronicle.heard(reports[1], journal("b", figures={"waiting.0": 0.0}))
-    nodes = draw(scene(reports, chronicle))["jobs"][0]["nodes"]
+    history.heard(reports[0], journal("a", figures=waited))
+    history.heard(reports[1], journal("b", figures={"waiting.0": 0.0}))
+    nodes = draw(scene(reports, history))["jobs"][0]["nodes"]
     assert [node["waits_for"] for node in nodes] == [3, None, None, None]
 
 
@@ -417,8 +426,8 @@ def test_a_light_picture_has_the_last_points_alone() -> None:
 
 def test_news_name_who_told_them() -> None:
     """As texts and numbers, whatever is in them."""
-    chronicle = Chronicle(lambda: NOW)
+    history = ObservedHistory(lambda: NOW)
     text = "<script>alert(1)</script>"
-    chronicle.heard(report("b"), journal("b", events=[EventLine(1, 5.0, text, "warning")]))
-    (news,) = draw_news(chronicle.news())
+    history.heard(report("b"), journal("b", events=[EventLine(1, 5.0, text, "warning")]))
+    (news,) = draw_news(history.news())
     assert (news["number"], news["name"], news["level"], news["text"]) == (1, "b", "warning", text)

@@ -221,6 +221,6 @@ def test_a_hybrid_needs_the_same_ranks_twice(tmp_path: Path) -> None:
     with (
         TorchBackend(group) as engine,
         SimulatedBackend.create_group(2)[0] as messages,
-        pytest.raises(InvalidWorldSize, match="other ranks"),
+        pytest.raises(InvalidWorldSize, match="must have the same 2 ranks"),
     ):
         HybridBackend(messages, engine)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from potluck.schedule import verify
 from potluck.schedule.algorithms.direct import DIRECT, MOST_SEGMENTS, around, exchange, share_out
 from potluck.schedule.reduce import ReduceOp, Reducer
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 
 
-def layout(*shares: int, piece: int = 1 << 16) -> Layout:
+def layout(*shares: int, piece: int = 1 << 16) -> AlgorithmSettings:
     """Ranks in their own order with these shares."""
-    return Layout(tuple(range(len(shares))), shares, piece=piece)
+    return AlgorithmSettings(tuple(range(len(shares))), shares, piece=piece)
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(any), st.integers(1, 60))

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from potluck.schedule import verify
 from potluck.schedule.algorithms.ring import RING, segmented, waves
 from potluck.schedule.reduce import ReduceOp, Reducer
-from potluck.schedule.task import Collective, Layout, Span, Task
-from potluck.schedule.verify import Deadlock, Limits
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
+from potluck.schedule.verify import Deadlock, VerifyLimits
 
 
 def test_every_link_carries_two_n_minus_one_nths() -> None:
     """And each rank hears only its left neighbour and tells only its right one."""
     task = Task.whole(Collective.ALL_REDUCE, 4, 400)
-    for program in RING.schedule(task, Layout((2, 0, 3, 1), (1,) * 4)).programs:
+    for program in RING.schedule(task, AlgorithmSettings((2, 0, 3, 1), (1,) * 4)).programs:
         place = (2, 0, 3, 1).index(program.rank)
         assert list(program.outgoing) == [(0, 3, 1, 2)[place]]
         assert list(program.incoming) == [(1, 2, 0, 3)[place]]
@@ -25,7 +25,7 @@ def test_every_link_carries_two_n_minus_one_nths() -> None:
 def test_each_rank_waits_for_nothing_but_its_neighbour() -> None:
     """What arrives leaves in the same order; sums are never stored, so no memory is needed."""
     task = Task.whole(Collective.ALL_REDUCE, 5, 100)
-    for program in RING.schedule(task, Layout.plain(5, piece=4)).programs:
+    for program in RING.schedule(task, AlgorithmSettings.plain(5, piece=4)).programs:
         assert not program.needs_sum
         assert all(step.length <= 4 for step in program.steps)
         (incoming,), (outgoing,) = program.incoming.values(), program.outgoing.values()
@@ -65,7 +65,7 @@ def test_a_16_bit_sum_is_rounded_once() -> None:
 def test_pieces_shorter_than_the_layout_says_are_not_enough() -> None:
     """The contract is sharp: with long relays and short staging, everybody waits for the next."""
     task = Task.whole(Collective.ALL_REDUCE, 3, 30)
-    schedule = RING.schedule(task, Layout.plain(3, piece=10))
-    verify.prove(schedule, limits=Limits(piece=10))
+    schedule = RING.schedule(task, AlgorithmSettings.plain(3, piece=10))
+    verify.prove(schedule, limits=VerifyLimits(piece=10))
     with pytest.raises(Deadlock, match="rank 0 in step 0"):
-        verify.prove(schedule, limits=Limits(piece=1))
+        verify.prove(schedule, limits=VerifyLimits(piece=1))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from potluck.schedule import verify
 from potluck.schedule.algorithms.tree import TREE, children_of, parent_of
 from potluck.schedule.schedule import Form
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 
 
 @given(st.integers(1, 200), st.integers(1, 9))
@@ -27,7 +27,7 @@ def test_any_arity_is_right(arity: int) -> None:
     for collective in TREE.offers:
         count = 1 if collective is Collective.BARRIER else 5
         task = Task.whole(collective, 11, count, root=0)
-        verify.prove(TREE.schedule(task, Layout.plain(11, arity=arity)))
+        verify.prove(TREE.schedule(task, AlgorithmSettings.plain(11, arity=arity)))
 
 
 def test_inner_nodes_store_no_sums() -> None:
@@ -41,7 +41,7 @@ def test_inner_nodes_store_no_sums() -> None:
 def test_only_sums_travel_as_sums() -> None:
     """A leaf sends its numbers as they are, an inner node a partial sum."""
     task = Task.whole(Collective.ALL_REDUCE, 4, 5)
-    schedule = TREE.schedule(task, Layout((3, 1, 0, 2), (1,) * 4, arity=2))
+    schedule = TREE.schedule(task, AlgorithmSettings((3, 1, 0, 2), (1,) * 4, arity=2))
     rising = {rank: schedule.program(rank).steps[0] for rank in range(4)}
     assert {rank: step.gives for rank, step in rising.items()} == {
         3: Form.DATA,

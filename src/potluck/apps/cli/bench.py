@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.common import Json, Namespace
+from potluck.apps.cli.common import Json, Namespace, Peer
+from potluck.apps.cli.output import console, open_display, print_json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from potluck.apps.cli.bench_measure import Results
     from potluck.cluster.cluster import Cluster
 
 
 EXAMPLES = """\
-potluck bench                     on each machine; begins when all of the circle are there
+potluck bench                     on each machine; begins when all of the group are there
 potluck bench --nodes 2 --quick   begins when two are there, and takes a few seconds
 potluck bench --local 3           three processes of this machine
 """
@@ -30,14 +33,14 @@ EXIT_CODES = (
 
 TOO_FEW = 3
 
+LOOKING = 1.5
+"""Seconds to see who waits as well, after waiting in vain."""
+
 TRIES = 3
 """Measurements that are begun if machines come or go meanwhile."""
 
 JOB = "potluck bench"
-"""Those who measure meet, and nobody else."""
-
-WIDE = 160
-"""Columns where there is no terminal to fit into: nothing is cut off in a file."""
+"""The job of a measurement: only processes that measure join it."""
 
 
 def bench(
@@ -45,7 +48,7 @@ def bench(
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=2, help="How many machines must be there.", show_default="all of the namespace"
+            min=2, help="Number of machines to wait for.", show_default="all of the group"
         ),
     ] = None,
     local: Annotated[
@@ -53,18 +56,15 @@ def bench(
         typer.Option(
             min=2,
             max=64,
-            help="Measure so many processes of this machine instead.",
+            help="Measure N processes of this machine instead.",
             show_default="2 where no other machine is paired",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds, less exact.")] = False,
     namespace: Namespace = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
-    ] = None,
+    peer: Peer = None,
     timeout: Annotated[
-        float, typer.Option(min=1, max=3600, help="Give up waiting after so many seconds.")
+        float, typer.Option(min=1, max=3600, help="Give up waiting after N seconds.")
     ] = 60.0,
     json: Json = False,
     job: Annotated[str, typer.Option(hidden=True)] = JOB,
@@ -88,21 +88,17 @@ def bench(
         if local is not None or member:
             options |= {"multicast": False, "known": False}
         results = _measure(nodes or local or 2, job, timeout, options, show, quick=quick)
+    measured = {each.name for each in results.links}
+    absent = [] if local else [each for each in _members(namespace) if each not in measured]
     if json:
-        from potluck.apps.cli.membership import print_json
-
-        print_json(results.facts())
+        print_json(results.facts() | {"absent": absent})
     elif not member:
-        _print(results)
+        _print(results, absent)
 
 
 def _whom(namespace: str | None) -> tuple[int | None, int | None]:
-    """All machines of the namespace; if there is but this one, two processes of it."""
-    from potluck.identity.namespace import NetworkNamespace
-    from potluck.trust.membership_store import Membership
-
-    roster = Membership.load(NetworkNamespace.load_or_create(namespace)).roster
-    count = 0 if roster is None else len(roster.members)
+    """All machines of the group; two processes of this one if it is alone."""
+    count = len(_members(namespace))
     if count > 1:
         return count, None
     typer.echo(
@@ -135,15 +131,14 @@ def _measure(
     quick: bool,
 ) -> Results:
     """Everything, together with the others."""
-    from potluck.cluster.backend import join
+    from potluck.cluster.cluster import join
     from potluck.errors import PeerLost, Timeout, ViewChanged
 
     show(f"waiting for {nodes} to be here")
     try:
         cluster = join(nodes, job=job, timeout=timeout, **options)
-    except Timeout as error:
-        typer.echo(f"potluck: {error}", err=True)
-        typer.echo("Is `potluck bench` typed on the others too?", err=True)
+    except Timeout:
+        typer.echo(f"potluck: {_who_is_missing(nodes, job, timeout, options)}", err=True)
         raise typer.Exit(TOO_FEW) from None
     with cluster:
         for _ in range(TRIES - 1):
@@ -156,11 +151,37 @@ def _measure(
         return _measure_once(cluster, show, quick=quick)
 
 
+def _members(namespace: str | None) -> list[str]:
+    """The names of the machines of the namespace; none where no list of them is kept."""
+    from potluck.identity.namespace import NetworkNamespace
+    from potluck.trust.membership_store import TrustStore
+
+    roster = TrustStore.load(NetworkNamespace.load_or_create(namespace)).roster
+    return [] if roster is None else [each.name for each in roster.members]
+
+
+def _who_is_missing(nodes: int, job: str, timeout: float, options: dict[str, Any]) -> str:
+    """Who came in time, and who did not, as far as can be seen."""
+    from potluck.apps.cli.status import look_around
+    from potluck.cluster.config import AutoDiscoveryConfig
+    from potluck.cluster.observer import Observer
+
+    config = AutoDiscoveryConfig(job=job, **options)
+    with Observer(config, job=job) as observer:
+        found = {each.name for each in look_around(observer, LOOKING) if each.role == "member"}
+    here = sorted({config.node_name, *found})
+    text = f"Gave up after {timeout:g} s: {len(here)} of {nodes} came ({', '.join(here)})"
+    missing = [each for each in _members(options["namespace"]) if each not in here]
+    if not missing:
+        return f"{text}. Run `potluck bench` on the other machines as well."
+    return f"{text}; missing: {', '.join(missing)}. Run `potluck bench` there as well."
+
+
 def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool) -> Results:
     import msgspec
 
     from potluck.apps.cli.bench_measure import (
-        Effort,
+        BenchDuration,
         Results,
         matrix_of,
         measure_cases,
@@ -171,7 +192,7 @@ def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool)
     )
     from potluck.cluster.config import AutoDiscoveryConfig
 
-    effort = Effort.quick() if quick else Effort()
+    effort = BenchDuration.quick() if quick else BenchDuration()
     show("the links")
     links = measure_links(cluster, AutoDiscoveryConfig(job=JOB).node_name, effort)
     cases = measure_cases(cluster, matrix_of(links), effort, show)
@@ -184,52 +205,55 @@ def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool)
     return Results(links, cases, slowest(told))
 
 
-def _print(results: Results) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    results.print(console)
+def _print(results: Results, absent: list[str]) -> None:
+    results.print(console())
+    if absent:
+        typer.echo(f"Not measured, because they did not take part: {', '.join(absent)}.")
 
 
 # --------------------------------------------------------------------------------------------------
 # How far a measurement is: a moving line in a terminal, a few lines elsewhere; on stderr.
 
 
-@contextmanager
-def open_progress(*, silent: bool = False) -> Iterator[Callable[[str], None]]:
-    """A function that is told at every step what comes now."""
-    from rich.console import Console
+class _Progress:
+    """What is measured now, for a display."""
 
-    console = Console(stderr=True, highlight=False)
-    if silent:
-        yield lambda _what: None
-    elif console.is_terminal and not console.is_dumb_terminal:
+    def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda what: progress.update(task, description=what)
-    else:
-        yield _lines()
+        self._progress = Progress(*columns, auto_refresh=False)
+        self._task = self._progress.add_task("", total=None)
+        self._what = ""
+
+    def tell(self, what: str) -> None:
+        self._what = what
+        self._progress.update(self._task, description=what)
+
+    def draw(self) -> RenderableType:
+        return self._progress
+
+    def line(self) -> str:
+        """One for each part, not for each step of it."""
+        return "the algorithms" if " on " in self._what else self._what.partition(" by ")[0]
+
+    def facts(self) -> None:
+        """Programs get the results."""
 
 
-def _lines() -> Callable[[str], None]:
-    """One line for each part, not for each step of it."""
-    import typer
+@contextmanager
+def open_progress(*, silent: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that is told at every step what comes now."""
+    progress = _Progress()
+    with open_display(
+        console(stderr=True), quiet=silent, prefix="potluck: ", transient=True, moving=True
+    ) as display:
 
-    last = ""
+        def show(what: str) -> None:
+            progress.tell(what)
+            display.show(progress)
 
-    def show(what: str) -> None:
-        nonlocal last
-        part = "the algorithms" if " on " in what else what.partition(" by ")[0]
-        if part != last:
-            last = part
-            typer.echo(f"potluck: {part}", err=True)
-
-    return show
+        yield show
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,7 +267,7 @@ ENDING = 5.0
 
 @contextmanager
 def colleagues(count: int, options: Sequence[str]) -> Iterator[None]:
-    """So many more processes of the same measurement; they are gone at the end."""
+    """Start this many more processes of the same measurement; end them at the end."""
     command = [sys.executable, "-c", PROGRAM, "bench", "--member", *options]
     started = [
         subprocess.Popen(  # noqa: S603 - this very program

@@ -1,7 +1,7 @@
 """What ``potluck bench`` measures; every rank of the cluster does the same at the same time.
 
-All decisions follow from what the ranks have told each other, so nobody waits for an operation that
-another has left out.
+All decisions follow from what the ranks have told each other, so no rank waits for an operation
+that another has left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from potluck import _time as potluck__time
 from potluck._types import LinkMatrix
 from potluck.cluster.bandwidth import ProbeLimits, pairings, probe_links
-from potluck.compression.base import Floats, Turn
+from potluck.compression.base import CompressionContext, Floats
 from potluck.compression.choice import METHODS, Speed, choose, method_for
 from potluck.compression.strategy import CompressionStrategy
 from potluck.schedule import planner as schedule_planner
@@ -42,7 +42,7 @@ ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class BenchDuration:
     """How long to measure."""
 
     sizes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -55,13 +55,13 @@ class Effort:
     """Seconds; what should take longer once is not measured."""
 
     @classmethod
-    def quick(cls) -> Effort:
+    def quick(cls) -> BenchDuration:
         """To see roughly how things are."""
-        probe = ProbeLimits(seconds=0.15, octets=1 << 23)
+        probe = ProbeLimits(seconds=0.15, max_bytes=1 << 23)
         return cls((4 << 10, 1 << 20), probe, pings=15, seconds=0.1, most=0.5)
 
 
-class Links(msgspec.Struct):
+class LinkMeasurements(msgspec.Struct):
     """What one rank has measured."""
 
     name: str
@@ -85,9 +85,11 @@ class Case:
     """Nanoseconds, of the slowest rank; None if it would have taken too long."""
 
 
-def measure_links(context: DistributedContext, name: str, effort: Effort) -> list[Links]:
+def measure_links(
+    context: DistributedContext, name: str, effort: BenchDuration
+) -> list[LinkMeasurements]:
     """Rates and latencies between all ranks, as each of them found them."""
-    mine = Links(name=name)
+    mine = LinkMeasurements(name=name)
     for rank, found in probe_links(context.backend, limits=effort.probe).items():
         mine.up[rank], mine.down[rank] = found.up, found.down
     for partner in pairings(context.rank, context.world_size):
@@ -95,7 +97,7 @@ def measure_links(context: DistributedContext, name: str, effort: Effort) -> lis
         if partner is not None:
             mine.latency[partner] = _ping(context, partner, effort.pings)
     told = context.all_gather_object(msgspec.to_builtins(mine, str_keys=True))
-    return [msgspec.convert(each, Links, strict=False) for each in told]
+    return [msgspec.convert(each, LinkMeasurements, strict=False) for each in told]
 
 
 def _ping(context: DistributedContext, partner: int, count: int) -> int:
@@ -113,7 +115,7 @@ def _ping(context: DistributedContext, partner: int, count: int) -> int:
     return int(statistics.median(trips)) // 2
 
 
-def matrix_of(links: list[Links]) -> LinkMatrix:
+def matrix_of(links: list[LinkMeasurements]) -> LinkMatrix:
     """The same as the planner wants it: what each rank can send and receive at all."""
     size = len(links)
     return LinkMatrix(
@@ -129,7 +131,7 @@ def matrix_of(links: list[Links]) -> LinkMatrix:
 def measure_cases(
     context: DistributedContext,
     links: LinkMatrix,
-    effort: Effort,
+    effort: BenchDuration,
     advance: Callable[[str], None] = lambda _: None,
 ) -> list[Case]:
     """Every algorithm on every size: what it should take, and what it takes."""
@@ -188,7 +190,7 @@ REPEATS = 3
 """The quickest counts: noise only ever adds time."""
 
 
-class Method(msgspec.Struct):
+class MethodMeasurement(msgspec.Struct):
     """What one machine measured of one method."""
 
     name: str
@@ -202,7 +204,7 @@ class Method(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class MethodEstimate:
     """What a method would give for a gradient of some size on some links."""
 
     name: str
@@ -220,18 +222,18 @@ def methods() -> list[CompressionStrategy]:
     return [CompressionStrategy.named(name) for name in METHODS]
 
 
-def measure_method(strategy: CompressionStrategy, *, quick: bool) -> Method:
+def measure_method(strategy: CompressionStrategy, *, quick: bool) -> MethodMeasurement:
     """On this machine."""
     side = QUICK_SIDE if quick else SIDE
     values: Floats = np.random.default_rng(1).standard_normal(side * side, np.float32)
-    method, turn = method_for(strategy), Turn((side, side), seed=1, has_feedback=True)
+    method, turn = method_for(strategy), CompressionContext((side, side), seed=1, has_feedback=True)
     with quiet():
         data = method.encode(values, turn)
         back = method.decode(data, values.size)
         error = float(np.linalg.norm(values - back) / np.linalg.norm(values))
         encode = _rate(lambda: method.encode(values, turn), values.nbytes)
         decode = _rate(lambda: method.decode(data, values.size), values.nbytes)
-    return Method(str(strategy), data.nbytes / values.nbytes, encode, decode, error)
+    return MethodMeasurement(str(strategy), data.nbytes / values.nbytes, encode, decode, error)
 
 
 def _rate(action: Callable[[], object], nbytes: int) -> int:
@@ -243,11 +245,11 @@ def _rate(action: Callable[[], object], nbytes: int) -> int:
     return nbytes * SECOND // best
 
 
-def slowest(told: Iterable[Iterable[Any]]) -> list[Method]:
+def slowest(told: Iterable[Iterable[Any]]) -> list[MethodMeasurement]:
     """Of what all machines measured, for each method the slowest: the others wait for it."""
-    tables = [[msgspec.convert(each, Method) for each in table] for table in told]
+    tables = [[msgspec.convert(each, MethodMeasurement) for each in table] for table in told]
     return [
-        Method(
+        MethodMeasurement(
             each[0].name,
             max(one.ratio for one in each),
             min(one.encode for one in each),
@@ -258,11 +260,13 @@ def slowest(told: Iterable[Iterable[Any]]) -> list[Method]:
     ]
 
 
-def prospects(links: LinkMatrix, measured: Iterable[Method], nbytes: int) -> list[Prospect]:
-    """For each method what an all-reduce of so many bytes would take."""
+def prospects(
+    links: LinkMatrix, measured: Iterable[MethodMeasurement], nbytes: int
+) -> list[MethodEstimate]:
+    """For each method the time of an all-reduce of this many bytes."""
     planner = Planner(links)
     return [
-        Prospect(
+        MethodEstimate(
             each.name,
             int(nbytes * each.ratio),
             each.encode,
@@ -274,7 +278,7 @@ def prospects(links: LinkMatrix, measured: Iterable[Method], nbytes: int) -> lis
     ]
 
 
-def _price(planner: Planner, method: Method, nbytes: int) -> int:
+def _price(planner: Planner, method: MethodMeasurement, nbytes: int) -> int:
     """Nanoseconds.  Coding and sending are added up: in truth they overlap."""
     ranks = planner.network.size
     strategy = CompressionStrategy.named(method.name)
@@ -295,7 +299,7 @@ def _price(planner: Planner, method: Method, nbytes: int) -> int:
     return planner.plan(task).price + encoding + decoding
 
 
-def speeds(measured: Iterable[Method]) -> Mapping[CompressionStrategy, Speed]:
+def speeds(measured: Iterable[MethodMeasurement]) -> Mapping[CompressionStrategy, Speed]:
     """As the automatic choice wants them."""
     return {
         strategy: Speed(each.encode, each.decode)
@@ -307,6 +311,9 @@ def speeds(measured: Iterable[Method]) -> Mapping[CompressionStrategy, Speed]:
 # --------------------------------------------------------------------------------------------------
 # The results of ``potluck bench``: as facts for a program, and as tables for a person.
 
+NOTABLE = 1.25
+"""How much slower what is taken must be than the fastest for a word about it."""
+
 GRADIENT = 16 << 20
 """Bytes of the gradient for which compression is judged: four million parameters."""
 
@@ -315,9 +322,9 @@ GRADIENT = 16 << 20
 class Results:
     """Everything that was measured; the same on all ranks."""
 
-    links: Sequence[Links]
+    links: Sequence[LinkMeasurements]
     cases: Sequence[Case]
-    methods: Sequence[Method]
+    methods: Sequence[MethodMeasurement]
 
     def facts(self) -> dict[str, Any]:
         """For a program."""
@@ -373,16 +380,30 @@ class Results:
         """For a person."""
         from rich.text import Text
 
-        console.print(Text("Links (from row to column)", "bold"))
+        console.print(Text("Links, measured (from row to column)", "bold"))
         console.print(self._link_table())
-        console.print(Text("\nAll-reduce: measured time, and what the planner expected", "bold"))
-        console.print(self._case_table())
-        for size in self._sizes():
-            console.print(Text(f"{potluck__time.size(size['bytes'])}: {size['reason']}", "dim"))
+        console.print(Text("\nAll-reduce, measured", "bold"))
+        console.print(self._case_table("measured_ns", "fastest"))
+        console.print(Text("\nAll-reduce, estimated from the links", "bold"))
+        console.print(self._case_table("predicted_ns", "planned"))
+        for remark in self._remarks():
+            console.print(Text(remark))
         title = f"\nCompression of a gradient of {potluck__time.size(GRADIENT)} on these links"
         console.print(Text(title, "bold"))
         console.print(self._method_table())
+        console.print(Text("~ is estimated from the links and the speeds; the rest is measured."))
         console.print(Text(f'compression="auto" takes {self._choice()}', "bold green"))
+
+    def _remarks(self) -> Iterator[str]:
+        """Where Potluck, which uses estimates, takes another algorithm than measurements say."""
+        for size in self._sizes():
+            times = {each["name"]: each["measured_ns"] for each in size["algorithms"]}
+            best, taken = times.get(size["fastest"]), times.get(size["planned"])
+            if best and taken and taken > NOTABLE * best:
+                yield (
+                    f"{potluck__time.size(size['bytes'])}: Potluck takes {size['planned']}, by its "
+                    f"estimate; measured, {size['fastest']} took {best / taken:.0%} of that time."
+                )
 
     def _link_table(self) -> Table:
         table = _table("", *(f"to {rank}" for rank in range(len(self.links))))
@@ -397,20 +418,20 @@ class Results:
             table.add_row(f"{here} {links.name}", *cells)
         return table
 
-    def _case_table(self) -> Table:
+    def _case_table(self, figure: str, best: str) -> Table:
+        """Of each size a figure of every algorithm, and which of them is the best by it."""
         sizes = list(self._sizes())
         names = [each["name"] for each in sizes[0]["algorithms"]] if sizes else []
-        table = _table("bytes", *names, "fastest")
+        table = _table("bytes", *names, best)
         for size in sizes:
-            cells = [
-                f"{_time(each['measured_ns'])} ({potluck__time.duration(each['predicted_ns'])})"
-                for each in size["algorithms"]
-            ]
-            table.add_row(potluck__time.size(size["bytes"]), *cells, size["fastest"] or "")
+            cells = [_time(each[figure]) for each in size["algorithms"]]
+            table.add_row(potluck__time.size(size["bytes"]), *cells, size[best] or "")
         return table
 
     def _method_table(self) -> Table:
-        table = _table("method", "bytes", "encodes", "decodes", "all-reduce", "gain", "lost a step")
+        table = _table(
+            "method", "bytes", "encodes", "decodes", "lost a step", "~ all-reduce", "~ gain"
+        )
         found = prospects(matrix_of(list(self.links)), self.methods, GRADIENT)
         plain = found[0].predicted
         for each in found:
@@ -418,16 +439,16 @@ class Results:
         return table
 
 
-def _cells(each: Prospect, plain: int) -> tuple[str, ...]:
+def _cells(each: MethodEstimate, plain: int) -> tuple[str, ...]:
     is_plain = each.nbytes == GRADIENT
     return (
         each.name,
         potluck__time.size(each.nbytes),
         "" if is_plain else potluck__time.speed(each.encode),
         "" if is_plain else potluck__time.speed(each.decode),
+        f"{each.error:.2%}",
         potluck__time.duration(each.predicted),
         "" if is_plain else f"{plain / max(1, each.predicted):.2g}×",
-        f"{each.error:.2%}",
     )
 
 

@@ -7,16 +7,20 @@ import functools
 import inspect
 import os
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 import traceback
-from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 import typer.core
 
 from potluck import logs
+from potluck._platform import signals
 from potluck.errors import DistributedError
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead.")]
@@ -26,7 +30,7 @@ Namespace: TypeAlias = Annotated[
     typer.Option(
         "--namespace",
         envvar="POTLUCK_NAMESPACE",
-        help="Which namespace is meant.",
+        help="Name of the group.",
         show_default="the one this machine uses",
     ),
 ]
@@ -36,9 +40,22 @@ Member: TypeAlias = Annotated[
     typer.Option(
         "--host",
         metavar="ADDRESS:PORT",
-        help="Where a member's program runs: agree with it on who belongs.",
+        help="Address of a running member to sync the member list with.",
         show_default=False,
     ),
+]
+
+Peer: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
+]
+
+Wait: TypeAlias = Annotated[
+    float, typer.Option(min=0.1, max=60, help="Search for at most N seconds.")
+]
+
+OneJob: TypeAlias = Annotated[
+    str | None, typer.Option(help="Look at this job alone.", show_default="every job")
 ]
 
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -52,8 +69,8 @@ Debug: TypeAlias = Annotated[
 
 ALL_EXIT_CODES = (
     "Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage, 3 it worked, and found "
-    "something wrong or nobody there (the help of each command says what), 130 interrupted; `run` "
-    "ends with the exit code of the script."
+    "something wrong or nothing running (the help of each command says what), 130 interrupted; "
+    "`run` ends with the exit code of the script."
 )
 
 EXIT_CODES = (
@@ -152,7 +169,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _choose_logs(*, debug: bool) -> None:
-    """As somebody wishes; unless, none: what matters is told as an error, not twice."""
+    """As the user asked; otherwise silent, since errors are shown anyway."""
     if debug or os.environ.get("POTLUCK_LOG", "").strip():
         logs.configure(os.environ.get("POTLUCK_LOG") or "debug")
     else:
@@ -177,14 +194,38 @@ def _in_words(error: Exception) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# A sign that something happens, for a person at a terminal; everybody else sees nothing.
+# Commands that start processes: a signal ends them too.
+
+ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that end a command; the last one comes when an SSH connection is lost."""
 
 
-def working(words: str, *, silent: bool = False) -> contextlib.AbstractContextManager[object]:
-    """Show these words and a moving sign on stderr while a block runs."""
-    from rich.console import Console
+def end_by_signals() -> None:
+    """Let signals that end the command unwind the stack, so that no process is left."""
+    for number in signals(*ENDINGS[1:]):  # Python itself turns Ctrl-C into an exception
+        signal.signal(number, _end)
 
-    console = Console(stderr=True)
-    if silent or not console.is_terminal or console.is_dumb_terminal:
-        return contextlib.nullcontext()
-    return console.status(words)
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Delay signals that end the command until the end of a block, in the main thread.
+
+    Otherwise a process that is just being started could be left behind.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = signals(*ENDINGS)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came[:1]:
+            signal.raise_signal(number)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.apps.cli.common import Json, Namespace
+from potluck.apps.cli.common import Json, Namespace, OneJob, Peer
+from potluck.apps.cli.output import print_json
 
 if TYPE_CHECKING:
     from potluck.apps.dashboard.server import Dashboard
@@ -31,14 +32,9 @@ EXIT_CODES = (
 
 def dashboard(
     *,
-    job: Annotated[
-        str | None, typer.Option(help="Look at this job alone.", show_default="every job")
-    ] = None,
+    job: OneJob = None,
     namespace: Namespace = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
-    ] = None,
+    peer: Peer = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; beyond this machine a token is asked for.")
     ] = "127.0.0.1",
@@ -48,7 +44,7 @@ def dashboard(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Browsers may call this machine so, too."),
+        typer.Option(metavar="NAME", help="Extra host name to accept from browsers."),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     json: Json = False,
@@ -81,16 +77,15 @@ def dashboard(
 def _announce(served: Dashboard, *, json: bool) -> None:
     """Say where it is; for programs in one line."""
     if json:
-        import msgspec
-
-        facts = {"namespace": served.namespace, "url": served.url, "urls": served.urls}
-        typer.echo(msgspec.json.encode(facts).decode())
+        print_json({"namespace": served.namespace, "url": served.url, "urls": served.urls})
         return
     typer.echo(f'Dashboard of "{served.namespace}":')
     for url in served.urls:
         typer.echo(f"  {url}")
     if "?token=" in served.url:
-        typer.echo("Whoever has this address can look on; it travels unencrypted.")
+        typer.echo(
+            "Anyone with this address can see the dashboard; the connection is not encrypted."
+        )
     typer.echo("Ctrl-C ends it; nothing else depends on it.")
 
 
@@ -114,10 +109,8 @@ def serving(
 
     host, port = place_of(place)
     with open_dashboard(config, DashboardConfig(host=host, port=port), job=job) as served:
-        words = f"The dashboard is at {served.url}"
         if json:
-            import msgspec
-
-            words = msgspec.json.encode({"dashboard": served.url}).decode()
-        typer.echo(words, err=True)
+            print_json({"dashboard": served.url}, stderr=True)
+        else:
+            typer.echo(f"The dashboard is at {served.url}", err=True)
         yield

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.common import Json, Namespace, working
+from potluck.apps.cli.common import Json, Namespace
+from potluck.apps.cli.output import console, print_json, print_line, working
 
 if TYPE_CHECKING:
-    from potluck.doctor.facts import Finding, Scene
+    from collections.abc import Collection, Iterable, Sequence
+
+    from potluck.apps.cli.status_facts import JobStatus
+    from potluck.cluster.reports import StatusReport
+    from potluck.doctor.facts import DoctorFacts, Finding
 
 
 EXAMPLES = """\
@@ -62,8 +67,7 @@ def doctor(
     same version, get large packets and have the same time. Run it on both machines at the same
     time: then the way between them is checked in both directions, and how much goes through.
     """
-    from potluck.apps.cli.membership import known_name, print_json
-    from potluck.apps.cli.status_facts import findings_of, look_at_jobs
+    from potluck.apps.cli.membership import known_name
     from potluck.doctor.checks import diagnose
     from potluck.doctor.facts import Severity
     from potluck.doctor.look import look_around
@@ -90,7 +94,7 @@ def doctor(
 
 
 def _facts(
-    scene: Scene, findings: list[Finding], story: list[list[str]], *, is_healthy: bool
+    scene: DoctorFacts, findings: list[Finding], story: list[list[str]], *, is_healthy: bool
 ) -> dict[str, Any]:
     return {
         "healthy": is_healthy,
@@ -111,39 +115,97 @@ def _facts(
     }
 
 
-def _print(scene: Scene, findings: list[Finding], story: list[list[str]]) -> None:
-    from rich.console import Console
+def _print(scene: DoctorFacts, findings: list[Finding], story: list[list[str]]) -> None:
     from rich.text import Text
 
     from potluck.doctor.facts import Severity
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
+    to = console(wide=WIDE)
     for finding in findings:
         is_problem = finding.severity is Severity.PROBLEM
         label, style = ("Problem", "bold red") if is_problem else ("Note", "bold yellow")
         headline = Text.assemble((f"{label}: ", style), (f"{finding.cause}.", "bold"))
-        console.print(headline, soft_wrap=not console.is_terminal)
+        print_line(to, headline)
         for sentence in finding.evidence:
-            console.print(Text(_indented(sentence, console.width)))
-        advice = Text(_indented(f"{ADVICE} {finding.fix}", console.width))
+            to.print(Text(_indented(sentence, to.width)))
+        advice = Text(_indented(f"{ADVICE} {finding.fix}", to.width))
         advice.highlight_words([ADVICE], "green")
-        console.print(advice, end="\n\n")
+        to.print(advice, end="\n\n")
     for sentence in [sentence for paragraph in story for sentence in paragraph]:
-        console.print(Text(sentence), soft_wrap=not console.is_terminal)
+        print_line(to, sentence)
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
-    console.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
+    to.print(Text(_summary(scene, problems), "bold red" if problems else "bold green"))
 
 
 def _indented(text: str, width: int) -> str:
     return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ")
 
 
-def _summary(scene: Scene, problems: int) -> str:
+def _summary(scene: DoctorFacts, problems: int) -> str:
     if problems:
         return f"{problems} problem{'s' if problems > 1 else ''} found."
     met = ", ".join(map(scene.name_of, scene.met))
     where = ", ".join(scene.hosts)
     reached = f' Members of "{scene.namespace}" that were met: {met}.' if met else ""
     return f"Nothing is wrong with this machine ({where}).{reached}"
+
+
+# --------------------------------------------------------------------------------------------------
+# What ``potluck doctor`` says of jobs that run: the sentences of ``potluck status``.
+
+LOOKING = 2.0
+"""Seconds after which those who have not answered are silent."""
+
+
+def look_at_jobs(
+    namespace: str | None, peers: Sequence[str]
+) -> tuple[list[JobStatus], list[list[str]]]:
+    """The jobs of a group, and everything in sentences; none if no job runs."""
+    from potluck.apps.cli.status_facts import jobs_of, story_of, waiting_of
+    from potluck.cluster.config import AutoDiscoveryConfig
+    from potluck.cluster.observer import Observer
+    from potluck.errors import Timeout
+
+    config = AutoDiscoveryConfig(job="doctor", namespace=namespace, peers=tuple(peers))
+    # With journals it knows, as the others who look on, who is gone and so refuses.
+    with Observer(config, journals=True) as observer:
+        try:
+            reports = observer.wait_until(
+                lambda reports: _is_complete(reports, observer.history.journals), LOOKING
+            )
+        except Timeout:
+            reports = observer.reports
+        found, waiting = jobs_of(reports), waiting_of(reports)
+        if not found and not waiting:
+            return [], []
+        story = story_of(observer.namespace.name, None, found, waiting, observer.troubles)
+    return found, story
+
+
+def _is_complete(reports: list[StatusReport], journals: Collection[tuple[str, int]]) -> bool:
+    from potluck.apps.cli.status_facts import is_whole
+
+    members = {each.key for each in reports if each.role == "member"}
+    return bool(reports) and is_whole(reports) and members.issubset(journals)
+
+
+def findings_of(jobs: Iterable[JobStatus]) -> list[Finding]:
+    """Jobs that stand still, and members of whom the others say that they are not well."""
+    from potluck.doctor.facts import Finding, Severity
+
+    return [
+        Finding(
+            check="jobs",
+            cause=job.sentence,
+            evidence=tuple(job.remarks) or (job.authority.reason,),
+            fix="It continues by itself when the missing machines are back or known to be gone. "
+            "Check that they are on and reachable. `potluck status --watch` shows it.",
+            severity=Severity.PROBLEM if job.authority.state != "active" else Severity.NOTE,
+        )
+        for job in jobs
+        if job.authority.state != "active" or any(_is_ill(job))
+    ]
+
+
+def _is_ill(job: JobStatus) -> Iterable[bool]:
+    return (node.report is None or node.health in {"suspect", "dead"} for node in job.nodes)

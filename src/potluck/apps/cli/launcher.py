@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from potluck import _platform
 from potluck._decode import printable
 from potluck.apps.cli.run_places import (
     BEGINNING,
@@ -27,20 +28,20 @@ from potluck.apps.cli.run_places import (
     ROLL,
     STOPPED,
     WAITED,
-    Company,
-    Crew,
-    Ending,
-    LastWords,
-    Memory,
+    MemoryUse,
     Output,
-    Recorder,
-    Rolls,
+    OutputReader,
+    ParticipantLists,
+    Participants,
+    RankAssignment,
+    ScriptError,
+    ScriptExit,
     cause_of_death,
     duration,
     group_of,
 )
 from potluck.cluster.presence import FIXED
-from potluck.cluster.reports import Report
+from potluck.cluster.reports import StatusReport
 from potluck.launch_env import FILE, MOST, PARENT, is_second_hand
 
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -80,8 +81,8 @@ class Worker:
         """Whether all workers are on this machine."""
         self._folder = folder
         self._file = folder / f"{place}.json"
-        self._words: LastWords | None = None
-        self._recorders: list[Recorder] = []
+        self._words: ScriptError | None = None
+        self._recorders: list[OutputReader] = []
         self.was_ended = False
         line = [sys.executable, *command]
         told = {**environment, FILE: str(self._file), PARENT: str(os.getpid())}
@@ -91,7 +92,7 @@ class Worker:
             return
         # A group of its own: it can be ended with all that it has started, and Ctrl-C reaches it
         # through us alone.
-        self.has_group = os.name == "posix"
+        self.has_group = _platform.HAS_PROCESS_GROUPS
         own_group: dict[str, Any] = {"process_group": 0} if self.has_group else {}
         self.process = subprocess.Popen(  # noqa: S603 - what the user typed
             line,
@@ -103,7 +104,7 @@ class Worker:
         )
         for source, output in zip((self.process.stdout, self.process.stderr), outputs, strict=True):
             assert source is not None
-            self._recorders.append(Recorder(source, output, self.label, place))  # type: ignore[arg-type]
+            self._recorders.append(OutputReader(source, output, self.label, place))  # type: ignore[arg-type]
 
     @property
     def code(self) -> int | None:
@@ -112,10 +113,10 @@ class Worker:
         return code if code is None or code >= 0 else 128 - code
 
     @property
-    def words(self) -> LastWords | None:
+    def words(self) -> ScriptError | None:
         """What it says of the exception that ends it, if it has."""
         if self._words is None:
-            self._words = LastWords.read(self._file)
+            self._words = ScriptError.read(self._file)
         return self._words
 
     @property
@@ -131,7 +132,9 @@ class Worker:
         """The last line of the traceback that it wrote, if it wrote one."""
         words = self.last_words
         line = words.rpartition("\n")[2] if BEGINNING in words else ""
-        return printable(line[:MOST])
+        if len(line) > MOST:
+            line = f"{line[: MOST - 1].rpartition(' ')[0] or line[: MOST - 1]} …"
+        return printable(line.rstrip(" .,:;"))
 
     @property
     def is_second_hand(self) -> bool:
@@ -142,7 +145,7 @@ class Worker:
     def send(self, number: int) -> None:
         """Send a signal to it, if it runs."""
         # In a terminal Ctrl-C reaches a single script by itself; twice would be once too often.
-        if number == signal.SIGINT and not self._recorders and _is_in_front():
+        if number == signal.SIGINT and not self._recorders and _platform.is_in_foreground():
             return
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -159,7 +162,7 @@ class Worker:
             self.was_ended = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.has_group:
-                os.killpg(self.process.pid, signal.SIGKILL)
+                _platform.kill_process_group(self.process.pid)
             else:
                 self.process.kill()
 
@@ -180,20 +183,6 @@ class Worker:
 Outputs = tuple[Output, Output]
 
 
-def _is_in_front() -> bool:
-    """Whether Ctrl-C in our terminal reaches us and our children, wherever the input is from."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | getattr(os, "O_NOCTTY", 0))
-    except OSError:
-        return sys.stdin.isatty()
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
 def _end_leftovers(folder: Path) -> None:
     """End what a script has started in our own group and left behind.
 
@@ -202,12 +191,12 @@ def _end_leftovers(folder: Path) -> None:
     """
     import psutil
 
-    if os.name != "posix":
+    if not _platform.HAS_PROCESS_GROUPS:
         return
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and os.getpgid(process.pid) == os.getpgrp():
+            if process.pid != os.getpid() and _platform.shares_process_group(process.pid):
                 file = process.environ().get(FILE, "")
                 left += [process] if file and Path(file).parent == folder else []
     for action in ("", "terminate", "kill"):
@@ -221,7 +210,7 @@ def _end_leftovers(folder: Path) -> None:
 def run_workers(
     command: Sequence[str],
     environments: Sequence[Mapping[str, str]],
-    company: Company,
+    company: Participants,
     *,
     deadline: float = float("inf"),
     patience: float = 0.0,
@@ -231,7 +220,7 @@ def run_workers(
     At ``deadline``, which is ``patience`` seconds after the command began, all are ended.
     """
     outputs = (Output(sys.stdout), company.output) if len(environments) > 1 else None
-    crew = _Crew(company, deadline, patience)
+    crew = _Workers(company, deadline, patience)
     with tempfile.TemporaryDirectory(prefix="potluck-run-") as folder, crew.signals_forwarded():
         try:
             for place, environment in enumerate(environments):
@@ -255,7 +244,7 @@ def dump_signal_ignored() -> Iterator[None]:
 
     It asks for dumps of the flight recorder; before the script has joined there is none.
     """
-    number = getattr(signal, "SIGUSR2", None)  # not on Windows
+    number = _platform.SIGUSR2
     if number is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -266,10 +255,10 @@ def dump_signal_ignored() -> Iterator[None]:
         signal.signal(number, before)
 
 
-class _Crew:
+class _Workers:
     """All workers, and what has happened to them."""
 
-    def __init__(self, company: Company, deadline: float, patience: float) -> None:
+    def __init__(self, company: Participants, deadline: float, patience: float) -> None:
         self.workers: list[Worker] = []
         self._company = company
         self._deadline = deadline
@@ -278,7 +267,7 @@ class _Crew:
         self._told = ""
         self._failed: list[Worker] = []
         self._signals: list[int] = []
-        self._memory = Memory()
+        self._memory = MemoryUse()
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -291,9 +280,7 @@ class _Crew:
     def signals_forwarded(self) -> Iterator[None]:
         """Whatever we are told, the workers are told; what cannot wait is done at the second."""
         before = {
-            number: signal.signal(number, self._forward)
-            for name in FORWARDED
-            if (number := getattr(signal, name, None)) is not None
+            number: signal.signal(number, self._forward) for number in _platform.signals(*FORWARDED)
         }
         try:
             yield
@@ -303,7 +290,7 @@ class _Crew:
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         is_repeated = number == signal.SIGINT and number in self._signals
-        if number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}:
+        if number in _platform.signals("SIGINT", "SIGTERM", "SIGHUP"):
             self._signals.append(number)
         for worker in list(self.workers):
             if is_repeated and worker.has_group:
@@ -342,7 +329,7 @@ class _Crew:
         )
         ending = None if first is None else self._ending_of(first, seconds)
         if ending is None and speaking:
-            ending = Ending(STOPPED, seconds=seconds)
+            ending = ScriptExit(STOPPED, seconds=seconds)
         if ending is not None and ending.outcome != self._told:
             self._told = ending.outcome
             self._company.tell(ending)
@@ -400,7 +387,7 @@ class _Crew:
             company.say(f"{company.me}: {ending.cause}{self._others()}", grave=not ending.is_ok)
         return self._code()
 
-    def _ending(self) -> Ending:
+    def _ending(self) -> ScriptExit:
         """How the script of this machine has ended, as far as that is known here."""
         seconds = self._company.seconds
         codes = [worker.code for worker in self.workers]
@@ -408,22 +395,22 @@ class _Crew:
             cause = (
                 f"--timeout ended it after {duration(self._limit)}; its script was still running"
             )
-            return Ending("ended by --timeout", cause, seconds)
+            return ScriptExit("ended by --timeout", cause, seconds)
         if self._signals and (any(codes) or not codes):
             return self._interrupted(seconds)
         culprit = self._culprit() or (self._too_late() if self._failed else None)
         if culprit is not None:
             return self._ending_of(culprit, seconds)
-        return Ending(STOPPED if self._failed else OK, seconds=seconds)
+        return ScriptExit(STOPPED if self._failed else OK, seconds=seconds)
 
-    def _interrupted(self, seconds: float) -> Ending:
+    def _interrupted(self, seconds: float) -> ScriptExit:
         name = signal.Signals(self._signals[0]).name
         words = next((each.words for each in self.workers if each.words is not None), None)
         where = f", {words.where}" if words is not None and words.where else ""
         how = "interrupted by Ctrl-C" if name == "SIGINT" else f"ended by {name}"
-        return Ending("interrupted" if name == "SIGINT" else how, f"{how}{where}", seconds)
+        return ScriptExit("interrupted" if name == "SIGINT" else how, f"{how}{where}", seconds)
 
-    def _ending_of(self, culprit: Worker, seconds: float) -> Ending:
+    def _ending_of(self, culprit: Worker, seconds: float) -> ScriptExit:
         words, code = culprit.words, culprit.code or 1
         outcome = "failed"
         if words is not None and not words.is_second_hand:
@@ -436,12 +423,12 @@ class _Crew:
             outcome = f"killed by {signal.Signals(number).name}"
         else:
             cause = culprit.last_line or f"failed with exit code {code}"
-        return Ending(outcome, f"{self._whose(culprit)}{cause}", seconds)
+        return ScriptExit(outcome, f"{self._whose(culprit)}{cause}", seconds)
 
     def _whose(self, worker: Worker) -> str:
         return f"rank {worker.label}: " if len(self.workers) > 1 else ""
 
-    def _explain(self, ending: Ending) -> Ending:
+    def _explain(self, ending: ScriptExit) -> ScriptExit:
         """Those that failed here only tell of another rank; say what is behind it."""
         if self._company.cause():  # the line that says it has been said
             return ending
@@ -449,7 +436,7 @@ class _Crew:
         self._show(first)
         words = first.words
         cause = self._hearsay() if words is None or len(self.workers) > 1 else str(words)
-        return Ending(STOPPED, cause, ending.seconds)
+        return ScriptExit(STOPPED, cause, ending.seconds)
 
     def _show(self, worker: Worker | None) -> None:
         """Show a traceback that was not shown, or that is lost among the lines of others."""
@@ -538,7 +525,7 @@ class Difference:
         return f"{what} ({'; '.join(parts)})"
 
 
-def differences(reports: Iterable[Report]) -> list[Difference]:
+def differences(reports: Iterable[StatusReport]) -> list[Difference]:
     """In what the machines differ, and who."""
     found = []
     known = [report for report in reports if report.facts]
@@ -553,7 +540,7 @@ def differences(reports: Iterable[Report]) -> list[Difference]:
     return found
 
 
-def labels(reports: Sequence[Report]) -> dict[tuple[str, int], str]:
+def labels(reports: Sequence[StatusReport]) -> dict[tuple[str, int], str]:
     """What to call each: its machine's name; with its port where several have that name."""
     short = {report.key: report.name or report.node[:8] for report in reports}
     count = Counter(short.values())
@@ -564,20 +551,20 @@ def labels(reports: Sequence[Report]) -> dict[tuple[str, int], str]:
     }
 
 
-class Gathering:
+class LauncherWait:
     """The state of one launcher's wait: who is here, and whether to begin."""
 
-    def __init__(self, me: Report, wanted: int, expected: Mapping[str, str]) -> None:
+    def __init__(self, me: StatusReport, wanted: int, expected: Mapping[str, str]) -> None:
         self._wanted = wanted
         self._expected = dict(expected)
-        self._here: dict[tuple[str, int], Report] = {me.key: me}
+        self._here: dict[tuple[str, int], StatusReport] = {me.key: me}
         self._me = me.key
-        self._started: dict[tuple[str, int], Report] = {}
-        self._rolls = Rolls()
+        self._started: dict[tuple[str, int], StatusReport] = {}
+        self._rolls = ParticipantLists()
         self.hosts: dict[tuple[str, int], str] = {}
         """By which addresses the others are, or were, connected with us."""
 
-    def look(self, reports: Iterable[Report]) -> None:
+    def look(self, reports: Iterable[StatusReport]) -> None:
         """What is known now; a launcher that has begun counts until its script is seen."""
         mine = self._here[self._me]
         seen = {
@@ -597,10 +584,11 @@ class Gathering:
         }
         self._here = {self._me: mine, **pending, **seen}
 
-    def expect(self, expected: Mapping[str, str]) -> None:
-        """All machines of the namespace are wanted; it may have turned out that there are more."""
+    def expect(self, expected: Mapping[str, str], *, wants_all: bool) -> None:
+        """It may have turned out that there are more machines; with ``wants_all`` all must come."""
         self._expected = dict(expected)
-        self._wanted = max(self._wanted, len(expected))
+        if wants_all:
+            self._wanted = max(self._wanted, len(expected))
 
     def say(self, age: float) -> tuple[str, dict[str, str]]:
         """Our own state and facts; the command was typed ``age`` seconds ago."""
@@ -620,7 +608,7 @@ class Gathering:
         return mine.state, facts
 
     @property
-    def here(self) -> list[Report]:
+    def here(self) -> list[StatusReport]:
         """Everybody who is here, ourselves first."""
         mine = self._here[self._me]
         others = [report for key, report in self._here.items() if key != self._me]
@@ -633,12 +621,12 @@ class Gathering:
 
     @property
     def expected(self) -> Mapping[str, str]:
-        """The machines of the namespace, by id."""
+        """The machines of the group, by id."""
         return self._expected
 
     @property
     def missing(self) -> list[str]:
-        """Names of machines that belong to the namespace and are not here."""
+        """Names of machines that belong to the group and are not here."""
         nodes = {report.node for report in self._here.values()}
         return sorted(name for node, name in self._expected.items() if node not in nodes)
 
@@ -653,7 +641,7 @@ class Gathering:
         return len(set(map(group_of, self._here.values())))
 
     @property
-    def crew(self) -> Crew | None:
+    def crew(self) -> RankAssignment | None:
         """Who takes part and with how many workers, if everybody who is here says the same."""
         return self._rolls.agreed(self.here[1:]) if self.is_complete else None
 

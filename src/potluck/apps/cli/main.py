@@ -22,6 +22,7 @@ from potluck.apps.cli.common import (
     PlainGroup,
     guarded,
 )
+from potluck.apps.cli.output import print_json
 from potluck.errors import DistributedError
 
 # --------------------------------------------------------------------------------------------------
@@ -49,9 +50,7 @@ def version(*, json: Json = False) -> None:
         "platform": f"{platform.system()} {platform.machine()}",
     }
     if json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(facts))
+        print_json(facts)
     else:
         typer.echo(
             f"potluck {facts['potluck']} (protocol {facts['protocol']}, Python {facts['python']}, "
@@ -80,7 +79,7 @@ def _show_version(*, wanted: bool) -> None:
 def _choose_logs(wish: str | None) -> str | None:
     if wish is not None:
         try:
-            logs.read_wish(wish)
+            logs.read_setting(wish)
         except DistributedError as error:
             raise typer.BadParameter(str(error)) from None
         os.environ["POTLUCK_LOG"] = wish

@@ -1,4 +1,4 @@
-"""``potluck members``: who belongs to a namespace, and since when."""
+"""``potluck members``: the machines of a group, and since when they belong to it."""
 
 from __future__ import annotations
 
@@ -9,96 +9,80 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.apps.cli.common import Json, Member, Namespace, Yes
+from potluck.apps.cli.output import console, print_json, print_line, table, working
 
 if TYPE_CHECKING:
     from potluck._types import NodeId
-    from potluck.trust.membership_store import Circle
+    from potluck.trust.membership_store import NamespaceMembership
 
 
 EXAMPLES = """\
 potluck members                             everybody in the namespace this machine uses
 potluck members --namespace lab --json      the same for a program, of another namespace
-potluck members --host desk:29500           first asks the member whose program runs there
+potluck members --host desk:52416           first asks the member whose program runs there
 """
-
-WIDE = 160
-"""Columns where there is no terminal to fit into: nothing is cut off in a file."""
 
 
 def members(*, namespace: Namespace = None, host: Member = None, json: Json = False) -> None:
-    """Show who belongs to a namespace, who did, and which changes wait for signatures."""
-    from potluck.apps.cli.membership import (
-        kept_namespace,
-        pending_facts,
-        print_json,
-        sync,
-        this_machine,
-    )
-    from potluck.trust.membership_store import Circle, require_roster
+    """Show the machines of a group, former ones, and changes that wait for signatures."""
+    from potluck.apps.cli.membership import kept_namespace, pending_facts, sync, this_machine
+    from potluck.trust.membership_store import NamespaceMembership, require_roster
 
     kept = kept_namespace(namespace)
     require_roster(kept)
-    circle = Circle.as_it_is(sync(kept, host), this_machine())
+    membership = NamespaceMembership.as_it_is(sync(kept, host), this_machine())
     if json:
         print_json(
             {
-                "namespace": circle.namespace.name,
-                "generation": circle.roster.generation.number,
-                "members": [_facts(circle, node_id) for node_id in _everybody(circle)],
-                "pending": pending_facts(circle.roster),
+                "namespace": membership.namespace.name,
+                "generation": membership.roster.generation.number,
+                "members": [_facts(membership, node_id) for node_id in _everybody(membership)],
+                "pending": pending_facts(membership.roster),
             }
         )
     else:
-        _print(circle)
+        _print(membership)
 
 
-def _everybody(circle: Circle) -> list[NodeId]:
+def _everybody(membership: NamespaceMembership) -> list[NodeId]:
     """Those who belong to it, by name, then those who did."""
-    present = [member.node_id for member in circle.roster.members]
+    present = [member.node_id for member in membership.roster.members]
     former = {
         node_id: None
-        for generation in circle.roster.history.generations
+        for generation in membership.roster.history.generations
         for node_id in generation.members
         if node_id not in present
     }
     return [*present, *former]
 
 
-def _facts(circle: Circle, node_id: NodeId) -> dict[str, Any]:
+def _facts(membership: NamespaceMembership, node_id: NodeId) -> dict[str, Any]:
     from potluck.identity.node import short_name
 
-    member = circle.roster.generation.members.get(node_id)
+    member = membership.roster.generation.members.get(node_id)
     return {
-        "name": circle.roster.history.names[node_id],
+        "name": membership.roster.history.names[node_id],
         "short_name": short_name(node_id),
         "id": node_id,
-        "is_this_machine": node_id == circle.me.node_id,
-        "status": circle.roster.status(node_id).value,
+        "is_this_machine": node_id == membership.me.node_id,
+        "status": membership.roster.status(node_id).value,
         "sponsors": sorted(member.sponsors) if member else [],
-        "reason": circle.roster.explain(node_id),
+        "reason": membership.roster.explain(node_id),
     }
 
 
-def _print(circle: Circle) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+def _print(membership: NamespaceMembership) -> None:
     from rich.text import Text
 
     from potluck.apps.cli.membership import how_to_agree
     from potluck.trust.roster_records import ID_SHOWN, Status
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("name")
-    table.add_column("also called", no_wrap=True)
-    table.add_column("id", no_wrap=True)
-    table.add_column("status")
-    for node_id in _everybody(circle):
-        facts = _facts(circle, node_id)
-        here = " This is it." if facts["is_this_machine"] else ""
+    to, found = console(), table(["name", "also called", "id", "status"])
+    for column in found.columns[1:3]:
+        column.no_wrap = True
+    for node_id in _everybody(membership):
+        facts = _facts(membership, node_id)
+        here = " This machine." if facts["is_this_machine"] else ""
         style = "" if facts["status"] == "member" else "dim"
         texts = (
             facts["name"],
@@ -106,19 +90,19 @@ def _print(circle: Circle) -> None:
             facts["id"][:ID_SHOWN],
             f"{facts['reason']}{here}",
         )
-        table.add_row(*(Text(text, style) for text in texts))
-    console.print(Text(f'Members of "{circle.namespace.name}":\n', "bold"))
-    console.print(table)
-    if circle.roster.status(circle.me.node_id) is Status.STRANGER:
-        console.print(Text(f"\nThis machine ({circle.me.node_id}) is none of them.", "yellow"))
-    for change in circle.roster.pending:
-        console.print(Text(f"\n{change.reason}", "yellow"), soft_wrap=not console.is_terminal)
-        if circle.roster.objection(change.name, circle.me.node_id) is None:
-            console.print(Text(how_to_agree(change)), soft_wrap=not console.is_terminal)
+        found.add_row(*(Text(text, style) for text in texts))
+    print_line(to, f'Members of "{membership.namespace.name}":\n', "bold")
+    to.print(found)
+    if membership.roster.status(membership.me.node_id) is Status.STRANGER:
+        print_line(to, f"\nThis machine ({membership.me.node_id}) is not in it.", "yellow")
+    for change in membership.roster.pending:
+        print_line(to, f"\n{change.reason}", "yellow")
+        if membership.roster.objection(change.name, membership.me.node_id) is None:
+            print_line(to, how_to_agree(change))
 
 
 # --------------------------------------------------------------------------------------------------
-# ``potluck pair``: two machines that share nothing but a short code become one circle.
+# ``potluck pair``: two machines that share nothing but a short code become one group.
 
 PAIR_EXAMPLES = """\
 potluck pair                                first machine: shows a code such as 7-guitar-harbor
@@ -141,7 +125,8 @@ def pair(
     namespace: Namespace = None,
     yes: Yes = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Join beside the namespace this machine is in.")
+        bool,
+        typer.Option("--keep", help="Join another group, and stay in the one this machine is in."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="JSON objects on stdout instead, one for each event.")
@@ -149,20 +134,20 @@ def pair(
 ) -> None:
     """Bring two machines together: show a one-time code, or type the one that another shows.
 
-    Without CODE this machine shows one and waits, for five minutes or three wrong tries; whoever
-    types it on another machine lets that machine into this one's namespace.  A machine that is in
-    a namespace with others asks before it leaves that.
+    Without CODE this machine shows one and waits, for five minutes or three wrong tries.
+    Typing it on another machine adds that machine to this one's group.  A machine that is already
+    in a group with others asks before it leaves that group.
     """
     if code:
         if yes and keep:
-            raise typer.BadParameter("it leaves or it keeps the other one", param_hint="--keep")
-        from potluck.apps.cli.pairing import Wishes, join
+            raise typer.BadParameter("--yes and --keep cannot be combined", param_hint="--keep")
+        from potluck.apps.cli.pairing import PairOptions, join
 
-        join(" ".join(code), Wishes(host, namespace, leave=yes, keep=keep, json=json))
+        join(" ".join(code), PairOptions(host, namespace, leave=yes, keep=keep, json=json))
         return
     for given, option in ((host, "--host"), (yes, "--yes"), (keep, "--keep")):
         if given:
-            raise typer.BadParameter("it goes with a CODE", param_hint=option)
+            raise typer.BadParameter(f"{option} requires a CODE", param_hint=option)
     from potluck.apps.cli.pairing import invite
 
     invite(namespace, json=json)
@@ -183,7 +168,9 @@ def revoke(
     *,
     keep_guest: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE", help="Somebody it brought in who stays.", show_default=False),
+        typer.Option(
+            metavar="NODE", help="A machine that it brought in and that stays.", show_default=False
+        ),
     ] = None,
     namespace: Namespace = None,
     host: Member = None,
@@ -192,36 +179,32 @@ def revoke(
 ) -> None:
     """Take a machine out: propose a new secret that it does not get.
 
-    With two machines in the namespace it takes effect at once.  With more, most of the others
-    have to agree, each by this same command; until then it waits.  Whoever is there only through
-    the revoked machine goes too.
+    With two machines in the group it takes effect at once.  With more, most of the others have to
+    agree, each by this same command; until then it waits.  Machines that the revoked machine
+    brought in are taken out too.
     """
     from potluck.apps.cli.membership import (
-        agree,
-        confirm,
+        change_secret,
         find_member,
-        find_proposal,
         kept_namespace,
         report,
         sync,
         this_machine,
     )
-    from potluck.trust.membership_store import Circle
+    from potluck.trust.membership_store import NamespaceMembership
 
-    before = Circle.of(sync(kept_namespace(namespace), host), this_machine())
+    before = NamespaceMembership.of(sync(kept_namespace(namespace), host), this_machine())
     target = find_member(before.roster, node)
     keeps = [find_member(before.roster, name).node_id for name in keep_guest or []]
-    proposal = find_proposal(before, target.node_id, keeps if keep_guest else None)
-    if proposal is not None:
-        after = agree(before, proposal, yes=yes)
-        report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
-        return
-    question = f'Take {target.name} ({target.node_id}) out of "{before.namespace.name}"?'
-    confirm(question, yes=yes)
-    after = before.propose(
-        lambda roster, secret: roster.revoke(target.node_id, before.me, secret, keeps)
+    after = change_secret(
+        before,
+        f'Take {target.name} ({target.node_id}) out of "{before.namespace.name}"?',
+        lambda roster, secret: roster.revoke(target.node_id, before.me, secret, keeps),
+        revokes=target.node_id,
+        keeps=keeps if keep_guest else None,
+        yes=yes,
     )
-    report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
+    report(before, NamespaceMembership.of(sync(after.namespace, host), before.me), json=json)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -242,25 +225,22 @@ def rotate(
     secret is in force.
     """
     from potluck.apps.cli.membership import (
-        agree,
-        confirm,
-        find_proposal,
+        change_secret,
         kept_namespace,
         report,
         sync,
         this_machine,
     )
-    from potluck.trust.membership_store import Circle
+    from potluck.trust.membership_store import NamespaceMembership
 
-    before = Circle.of(sync(kept_namespace(namespace), host), this_machine())
-    proposal = find_proposal(before, None)
-    if proposal is not None:
-        after = agree(before, proposal, yes=yes)
-        report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
-        return
-    confirm(f'Give "{before.namespace.name}" a new secret?', yes=yes)
-    after = before.propose(lambda roster, secret: roster.rotate(before.me, secret))
-    report(before, Circle.of(sync(after.namespace, host), before.me), json=json)
+    before = NamespaceMembership.of(sync(kept_namespace(namespace), host), this_machine())
+    after = change_secret(
+        before,
+        f'Give "{before.namespace.name}" a new secret?',
+        lambda roster, secret: roster.rotate(before.me, secret),
+        yes=yes,
+    )
+    report(before, NamespaceMembership.of(sync(after.namespace, host), before.me), json=json)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,7 +254,7 @@ potluck unpair lab    leaves the one named lab
 
 def unpair(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Which one.")
+        str | None, typer.Argument(metavar="GROUP", show_default=False, help="Name of the group.")
     ] = None,
     *,
     namespace: Namespace = None,
@@ -285,7 +265,7 @@ def unpair(
 
     The others are not told.  They list this machine as a member until one of them revokes it.
     """
-    from potluck.apps.cli.membership import confirm, print_json
+    from potluck.apps.cli.membership import confirm
     from potluck.identity.namespace import (
         NamespaceFiles,
         UnknownNamespace,
@@ -300,7 +280,7 @@ def unpair(
     if files.name not in stored_names(home):
         names = ", ".join(stored_names(home)) or "none"
         raise UnknownNamespace(
-            f"This machine is in no namespace {files.name!r}",
+            f"This machine is not in a group named {files.name!r}",
             got=files.name,
             hint=f"Those it is in: {names}.",
         )
@@ -310,7 +290,9 @@ def unpair(
     if json:
         print_json({"left": files.name})
         return
-    typer.echo(f'This machine has left "{files.name}": its secret and its roster are deleted here.')
+    typer.echo(
+        f'This machine has left "{files.name}": its secret and its member list are deleted here.'
+    )
     if was_used:
         typer.echo(
             "The others still list it as a member. If it is lost or in other hands, or was copied "
@@ -335,7 +317,7 @@ LONGEST = 4096
 def passphrase(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAMESPACE", help="What the group is called; the same everywhere."),
+        typer.Argument(metavar="GROUP", help="Name of the group; the same on every machine."),
     ],
     *,
     stdin: Annotated[
@@ -353,8 +335,7 @@ def passphrase(
     The passphrase is asked for, or read from stdin, or from POTLUCK_PASSPHRASE.  It is never an
     argument: those are visible to every user of the machine.  What is kept is a key made from it.
     """
-    from potluck.apps.cli.common import working
-    from potluck.apps.cli.membership import confirm, print_json
+    from potluck.apps.cli.membership import confirm
     from potluck.identity.namespace import NamespaceFiles, NetworkNamespace, checked_name
     from potluck.identity.private_files import potluck_home
 

@@ -1,28 +1,29 @@
-"""What the commands about members share: this machine's circle, and how machines are shown."""
+"""What the commands about members share: this machine's group, and how machines are shown."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from potluck._types import NodeId
-from potluck.apps.cli.common import working
+from potluck.apps.cli.output import list_names, print_json, working
 from potluck.errors import DistributedError, from_os_error
 from potluck.identity.namespace import NetworkNamespace, Protection, usual_name
 from potluck.identity.node import NodeIdentity, short_name
 from potluck.identity.private_files import potluck_home
-from potluck.trust.membership_store import Circle
-from potluck.trust.roster import Pending, Roster, listed
-from potluck.trust.roster_records import ID_SHOWN, Card, Member, Signer, Status
+from potluck.trust.membership_store import NamespaceMembership
+from potluck.trust.roster import PendingRotation, Roster
+from potluck.trust.roster_records import ID_SHOWN, Card, RosterMember, Signer, Status
 
 SYNC_WITHIN = 10.0
 """Seconds for reaching a member that was named."""
 
 
 class CannotAsk(DistributedError, RuntimeError):
-    """A question came up where nobody can answer it."""
+    """A question came up where no person can answer it."""
 
 
 def this_machine() -> Signer:
@@ -33,13 +34,13 @@ def this_machine() -> Signer:
 
 
 def kept_namespace(name: str | None) -> NetworkNamespace:
-    """The namespace that is meant; raises if this machine does not have it."""
+    """The group with this name; raises if this machine is not in it."""
     home = potluck_home()
     return NetworkNamespace.load(name or usual_name(home), home=home)
 
 
 def known_name(name: str | None) -> str | None:
-    """The name of a namespace to look at, which looking shall not create."""
+    """The name of a group to look at, which looking shall not create."""
     keyless = {Protection.OPEN.value, Protection.INSECURE.value}
     if name is not None and name.strip().lower() not in keyless:
         NetworkNamespace.load(name)  # raises where there is none
@@ -58,19 +59,19 @@ def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
     import time
 
     from potluck.net.addresses import parse_address
-    from potluck.trust.connect import Call, SecretChanged, dial, say_hello
-    from potluck.trust.membership_store import Membership
-    from potluck.wire_messages import LaneOpened, Sync
+    from potluck.trust.connect import OutgoingCall, SecretChanged, dial, say_hello
+    from potluck.trust.membership_store import TrustStore
+    from potluck.wire_messages import OpenReply, Sync
 
     try:
         where = parse_address(host)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--host") from None
-    members = Membership.load(namespace)
+    members = TrustStore.load(namespace)
     deadline = time.monotonic() + SYNC_WITHIN
     try:
         with working(f"Asking {host}"):
-            sock = dial(members, Call(where, deadline))
+            sock = dial(members, OutgoingCall(where, deadline))
     except DistributedError:
         raise
     except socket.gaierror as error:
@@ -79,7 +80,7 @@ def sync(namespace: NetworkNamespace, host: str | None) -> NetworkNamespace:
         hint = "Check that a program of a member runs there, and that no firewall is in between."
         raise from_os_error(f"{host} could not be reached", error, hint=hint) from error
     with contextlib.closing(sock), contextlib.suppress(SecretChanged):
-        say_hello(sock, Sync(), LaneOpened, members, deadline)
+        say_hello(sock, Sync(), OpenReply, members, deadline)
     return NetworkNamespace.load(namespace.name, home=namespace.home)
 
 
@@ -105,25 +106,17 @@ def pending_facts(roster: Roster) -> list[dict[str, Any]]:
     ]
 
 
-def print_json(facts: dict[str, Any]) -> None:
-    """One object on one line, at once: a program may be waiting for it."""
-    import msgspec
-
-    typer.echo(msgspec.json.encode(facts))
-    sys.stdout.flush()
-
-
 def can_ask() -> bool:
     """Whether a person sits at the other end."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if the person agrees, or has done so beforehand."""
+    """Continue only if the person agrees, or has agreed beforehand."""
     if yes:
         return
     if not can_ask():
-        raise CannotAsk(question, hint="Nobody can be asked here; to agree, add --yes.")
+        raise CannotAsk(question, hint="There is no terminal to ask on; to agree, add --yes.")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -135,10 +128,10 @@ SHORTEST = 4
 
 
 class UnknownMember(DistributedError, LookupError):
-    """Nobody in the circle is called that, or several are."""
+    """No machine of the group has that name, or several do."""
 
 
-def find_member(roster: Roster, text: str) -> Member:
+def find_member(roster: Roster, text: str) -> RosterMember:
     """The member meant by a name, a readable name, an id or its beginning.
 
     A whole id means that machine and no other; all else must mean one machine, since anybody may
@@ -163,36 +156,45 @@ def _is_called(node_id: NodeId, name: str, wanted: str) -> bool:
     return is_beginning or wanted in {name.casefold(), short_name(node_id)}
 
 
-def find_proposal(
-    circle: Circle, revokes: NodeId | None, keeps: list[NodeId] | None = None
-) -> Pending | None:
-    """The change with the same aim that another machine proposed and this one may agree to."""
-    for change in circle.roster.pending:
+def change_secret(
+    membership: NamespaceMembership,
+    question: str,
+    propose: Callable[[Roster, bytes], Roster],
+    *,
+    revokes: NodeId | None = None,
+    keeps: list[NodeId] | None = None,
+    yes: bool,
+) -> NamespaceMembership:
+    """Propose a new secret, or agree to the same change that another machine proposed."""
+    for change in membership.roster.pending:
         is_same = change.rotation.revokes == revokes and (
             keeps is None or set(keeps) == set(change.rotation.keeps)
         )
-        if is_same and circle.roster.objection(change.name, circle.me.node_id) is None:
-            return change
-    return None
+        if is_same and membership.roster.objection(change.name, membership.me.node_id) is None:
+            return agree(membership, change, yes=yes)
+    confirm(question, yes=yes)
+    return membership.propose(propose)
 
 
-def agree(circle: Circle, change: Pending, *, yes: bool) -> Circle:
+def agree(
+    membership: NamespaceMembership, change: PendingRotation, *, yes: bool
+) -> NamespaceMembership:
     """Sign what another machine proposed, if the person wants it; names everybody who would go."""
-    roster = circle.roster
-    staying = roster.heirs(change.name)
+    roster = membership.roster
+    staying = roster.members_after(change.name)
     going = [
         f"{member.name} ({member.node_id})"  # names alone may mislead
         for member in roster.members
         if member.node_id not in staying
     ]
-    what = f"takes out {listed(going)}" if going else "takes out nobody"
+    what = f"takes out {list_names(going)}" if going else "takes out no machine"
     proposer = roster.history.name_of(change.rotation.proposer)
-    name = circle.namespace.name
+    name = membership.namespace.name
     confirm(f'Agree to the new secret of "{name}" that {proposer} proposed? It {what}.', yes=yes)
-    return circle.sign(change.name)
+    return membership.sign(change.name)
 
 
-def how_to_agree(change: Pending) -> str:
+def how_to_agree(change: PendingRotation) -> str:
     """Which command signs a change that waits for this machine too.
 
     By id: names need not be unique, and what others chose is nothing to put into a shell.
@@ -202,7 +204,7 @@ def how_to_agree(change: Pending) -> str:
     return f"To agree, on this machine: potluck {command}"
 
 
-def report(before: Circle, after: Circle, *, json: bool) -> None:
+def report(before: NamespaceMembership, after: NamespaceMembership, *, json: bool) -> None:
     """Say what a proposal has changed, and what it has not."""
     took_effect = after.roster.generation.number > before.roster.generation.number
     if json:
@@ -212,7 +214,9 @@ def report(before: Circle, after: Circle, *, json: bool) -> None:
     typer.echo("\n".join(sentences))
 
 
-def _facts(before: Circle, after: Circle, *, took_effect: bool) -> dict[str, Any]:
+def _facts(
+    before: NamespaceMembership, after: NamespaceMembership, *, took_effect: bool
+) -> dict[str, Any]:
     return {
         "namespace": after.namespace.name,
         "took_effect": took_effect,
@@ -222,7 +226,7 @@ def _facts(before: Circle, after: Circle, *, took_effect: bool) -> dict[str, Any
     }
 
 
-def _in_force(before: Circle, after: Circle) -> list[str]:
+def _in_force(before: NamespaceMembership, after: NamespaceMembership) -> list[str]:
     sentence = f'"{after.namespace.name}" has a new secret on this machine.'
     if not after.has_secret:
         sentence = (
@@ -235,7 +239,7 @@ def _in_force(before: Circle, after: Circle) -> list[str]:
     ]
 
 
-def _waiting(after: Circle) -> list[str]:
+def _waiting(after: NamespaceMembership) -> list[str]:
     return [
         "Nothing has changed yet; the proposal is signed by this machine and kept here.",
         *(change.reason for change in after.roster.pending),
@@ -244,7 +248,7 @@ def _waiting(after: Circle) -> list[str]:
     ]
 
 
-def _out(before: Circle, after: Circle) -> list[Member]:
+def _out(before: NamespaceMembership, after: NamespaceMembership) -> list[RosterMember]:
     return [
         member
         for member in before.roster.members

@@ -5,35 +5,26 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
 import typer
-from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from potluck.apps.cli.membership import (
-    CannotAsk,
-    can_ask,
-    describe,
-    facts_of,
-    print_json,
-    this_machine,
-)
+from potluck.apps.cli.membership import CannotAsk, can_ask, describe, facts_of, this_machine
+from potluck.apps.cli.output import Display, console, open_display, print_json
 from potluck.discovery.mdns import DiscoveryUnavailable
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.private_files import potluck_home
-from potluck.net.addresses import Address, parse_address, usable_hosts
-from potluck.trust.membership_store import Circle
+from potluck.net.addresses import NO_NETWORK, Address, parse_address, usable_hosts
+from potluck.trust.membership_store import NamespaceMembership
 from potluck.trust.pairing import (
-    NO_NETWORK,
-    Adopter,
-    Application,
-    Invitation,
+    NamespaceImporter,
     Notice,
-    Plan,
+    PairingInvitation,
+    PairingRequest,
+    StoragePlan,
+    WaitingForGuest,
     open_listener,
 )
 from potluck.trust.pairing_code import PairingCode, new_code, parse_code
@@ -46,9 +37,14 @@ LISTEN_FIRST = 0.3
 
 
 def invite(namespace: str | None, *, json: bool) -> None:
-    """Show a code until somebody has joined."""
-    circle = Circle.of(NetworkNamespace.load_or_create(namespace), this_machine())
-    with _Voice() as voice, open_listener() as listener, _screen(json=json) as screen:
+    """Show a code until a machine has joined."""
+    membership = NamespaceMembership.of(NetworkNamespace.load_or_create(namespace), this_machine())
+    with (
+        _Announcement() as voice,
+        open_listener() as listener,
+        open_display(console(), json=json, transient=True) as display,
+    ):
+        screen = _Screen(display, listener.port)
         if not voice.has_network:
             screen.warn(f"{NO_NETWORK} The code works as soon as it is connected.")
         code = new_code(secrets.token_bytes, voice.slots())
@@ -57,18 +53,17 @@ def invite(namespace: str | None, *, json: bool) -> None:
             if not voice.has_network and usable_hosts():
                 voice.open()
                 voice.announce(code, listener.port)
-                screen.connected(listener.port)
+                screen.connected()
             screen.notice(notice)
 
-        invitation = Invitation(circle, listener, code, tell=tell)
-        screen.show(circle, code, listener.port)
+        invitation = PairingInvitation(membership, listener, code, tell=tell)
+        screen.show(membership, code)
         if not voice.announce(code, listener.port):
             screen.warn("Machines cannot find each other on this network; --host is needed.")
-        outcome = invitation.run()
-    screen.paired(outcome)
+        screen.paired(invitation.run())
 
 
-class _Voice:
+class _Announcement:
     """How others find this machine, where that is possible: the code works all the same."""
 
     def __init__(self) -> None:
@@ -99,7 +94,7 @@ class _Voice:
         return () if self._discovery is None else self._discovery.slots(LISTEN_FIRST)
 
     def announce(self, code: PairingCode, port: int) -> bool:
-        """Say which number is shown here; False where nobody could hear it."""
+        """Say which number is shown here; False where no machine could hear it."""
         if self._discovery is None:
             return False
         try:
@@ -109,99 +104,73 @@ class _Voice:
         return True
 
 
-class _PlainScreen:
-    """Lines, for a file, a pipe or a simple terminal."""
+class _Screen:
+    """What the owner of the machine that shows a code is told."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, display: Display, port: int) -> None:
+        self._display, self._port = display, port
 
-    def say(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style), soft_wrap=not self._console.is_terminal)
+    def show(self, membership: NamespaceMembership, code: PairingCode) -> None:
+        name, me = membership.namespace.name, membership.me.card.name
+        text = Text.assemble(
+            f'{me} lets one machine into "{name}". On that machine, within five minutes:\n\n',
+            (f"    potluck pair {code}\n\n", "bold"),
+            *(f"{line}\n" for line in self._where()),
+            "Waiting; Ctrl-C stops it.",
+        )
+        facts = {"event": "code", "code": str(code), "namespace": name}
+        self._display.say(text, facts={**facts, "hosts": _hosts(), "port": self._port})
 
-    def show(self, circle: Circle, code: PairingCode, port: int) -> None:
-        name, me = circle.namespace.name, circle.me.card.name
-        self.say(f'{me} lets one machine into "{name}". On that machine, within five minutes:\n')
-        self.say(f"    potluck pair {code}\n", "bold")
-        self._say_where(port)
-        self.say("Waiting; Ctrl-C stops it.")
-
-    def _say_where(self, port: int) -> None:
+    def _where(self) -> Iterator[str]:
+        port = self._port
         if hosts := _hosts():
             places = [host if port == PAIRING_PORT else str(Address(host, port)) for host in hosts]
             more = f" (or {', '.join(places[1:])})" if places[1:] else ""
-            self.say(f"If it does not find this one, add: --host {places[0]}{more}")
+            yield f"If it does not find this one, add: --host {places[0]}{more}"
 
-    def connected(self, port: int) -> None:
-        self.say("This machine is connected now.", "green")
-        self._say_where(port)
+    def connected(self) -> None:
+        facts = {"event": "connected", "hosts": _hosts(), "port": self._port}
+        words = "\n".join(["This machine is connected now.", *self._where()])
+        self._display.say(words, style="green", facts=facts)
 
     def warn(self, sentence: str) -> None:
-        self.say(sentence, "yellow")
+        facts = {"event": "warning", "reason": sentence}
+        self._display.say(sentence, style="yellow", facts=facts)
 
     def notice(self, notice: Notice) -> None:
-        if isinstance(notice, TryFailed):
-            self.say(f"{notice.reason} {_tries(notice.tries_left)}", "yellow")
-
-    def paired(self, outcome: Paired) -> None:
-        self.say(outcome.reason, "green")
-        self.say(describe(outcome.peer))
-        revoke = f"potluck revoke {outcome.peer.node_id[:ID_SHOWN]}"
-        self.say(f"If that is not the machine you meant: `{revoke}` takes it out again.")
-
-
-class _LiveScreen(_PlainScreen):
-    """The same, with a last line that shows the time left."""
-
-    def __init__(self, live: Live) -> None:
-        super().__init__(live.console)
-        self._live = live
-        self._shown = ""
-
-    def notice(self, notice: Notice) -> None:
-        super().notice(notice)
-        if isinstance(notice, TryFailed):
+        if not isinstance(notice, TryFailed):
+            self._display.show(_TimeLeft(notice))
             return
-        minutes, seconds = divmod(int(notice.seconds_left), 60)
-        line = f"Valid for {minutes}:{seconds:02}, {_tries(notice.tries_left)}"
-        if line != self._shown:
-            self._shown = line
-            self._live.update(Text(line, "dim"), refresh=True)
-
-
-class _JsonScreen(_PlainScreen):
-    """One object for each event."""
-
-    def show(self, circle: Circle, code: PairingCode, port: int) -> None:
-        name = circle.namespace.name
-        facts = {"event": "code", "code": str(code), "namespace": name}
-        print_json({**facts, "hosts": _hosts(), "port": port})
-
-    def warn(self, sentence: str) -> None:
-        print_json({"event": "warning", "reason": sentence})
-
-    def connected(self, port: int) -> None:
-        print_json({"event": "connected", "hosts": _hosts(), "port": port})
-
-    def notice(self, notice: Notice) -> None:
-        if isinstance(notice, TryFailed):
-            left = notice.tries_left
-            print_json({"event": "try failed", "reason": notice.reason, "tries_left": left})
+        left = notice.tries_left
+        facts = {"event": "try failed", "reason": notice.reason, "tries_left": left}
+        self._display.say(f"{notice.reason} {_tries(left)}", style="yellow", facts=facts)
 
     def paired(self, outcome: Paired) -> None:
-        namespace = outcome.namespace.name
-        print_json({"event": "paired", "namespace": namespace, "peer": facts_of(outcome.peer)})
+        revoke = f"potluck revoke {outcome.peer.node_id[:ID_SHOWN]}"
+        text = Text.assemble(
+            (f"{outcome.reason}\n", "green"),
+            f"{describe(outcome.peer)}\n",
+            f"If that is not the machine you meant: `{revoke}` takes it out again.",
+        )
+        namespace, peer = outcome.namespace.name, facts_of(outcome.peer)
+        self._display.say(text, facts={"event": "paired", "namespace": namespace, "peer": peer})
 
 
-@contextmanager
-def _screen(*, json: bool) -> Iterator[_PlainScreen]:
-    console = Console(highlight=False)
-    if json:
-        yield _JsonScreen(console)
-    elif console.is_terminal and not console.is_dumb_terminal:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            yield _LiveScreen(live)
-    else:
-        yield _PlainScreen(console)
+class _TimeLeft:
+    """The last line in a terminal; it is nowhere else."""
+
+    def __init__(self, notice: WaitingForGuest) -> None:
+        self._notice = notice
+
+    def draw(self) -> Text:
+        minutes, seconds = divmod(int(self._notice.seconds_left), 60)
+        return Text(f"Valid for {minutes}:{seconds:02}, {_tries(self._notice.tries_left)}", "dim")
+
+    def line(self) -> str:
+        return ""
+
+    def facts(self) -> None:
+        return None
 
 
 def _hosts() -> list[str]:
@@ -210,7 +179,7 @@ def _hosts() -> list[str]:
 
 
 def _tries(left: int) -> str:
-    return "one try is left." if left == 1 else f"{left} tries are left."
+    return "One try left." if left == 1 else f"{left or 'No'} tries left."
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,23 +187,23 @@ def _tries(left: int) -> str:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PairOptions:
     """What the options say."""
 
     host: str | None
     namespace: str | None
     leave: bool
-    """Leave the namespace this machine is in, without asking."""
+    """Leave the group this machine is in, without asking."""
     keep: bool
     """Stay in it, and join beside it."""
     json: bool
 
 
-def join(text: str, wishes: Wishes) -> None:
+def join(text: str, wishes: PairOptions) -> None:
     """Type a code: find the machine that shows it, and join."""
     code, where = parse_code(text), _where(wishes.host)
     me = this_machine()
-    guest = _Guest(me, Adopter(potluck_home(), me, wishes.namespace), wishes)
+    guest = _Guest(me, NamespaceImporter(potluck_home(), me, wishes.namespace), wishes)
     guest.require_answers()
     outcome = _apply(code, where, guest)
     guest.finish(outcome)
@@ -248,7 +217,7 @@ def _where(host: str | None) -> Address | None:
 
 
 def _apply(code: PairingCode, where: Address | None, guest: _Guest) -> Paired:
-    application = Application(code, guest.me, guest.decide, tell=guest.tell)
+    application = PairingRequest(code, guest.me, guest.decide, tell=guest.tell)
     if where is not None:
         return application.at([where])
     with PairingDiscovery() as discovery:
@@ -256,19 +225,19 @@ def _apply(code: PairingCode, where: Address | None, guest: _Guest) -> Paired:
 
 
 class _Guest:
-    def __init__(self, me: Signer, adopter: Adopter, wishes: Wishes) -> None:
+    def __init__(self, me: Signer, adopter: NamespaceImporter, wishes: PairOptions) -> None:
         self.me = me
         self._adopter = adopter
         self._wishes = wishes
-        self._plan: Plan | None = None
+        self._plan: StoragePlan | None = None
 
     def require_answers(self) -> None:
-        """A code is used up by asking what nobody can answer, so that is found out first."""
+        """Asking uses up the code, so find out first whether a person can answer."""
         wishes = self._wishes
         is_decided = wishes.leave or wishes.keep
         if self._adopter.may_ask and not is_decided and (wishes.json or not can_ask()):
             raise CannotAsk(
-                "This machine is in a namespace already, and nobody can be asked here",
+                "This machine is already in a group, and there is no terminal to ask on",
                 hint="Add --yes to leave it for the new one, or --keep to be in both.",
             )
 
@@ -295,13 +264,14 @@ class _Guest:
     def finish(self, outcome: Paired) -> None:
         """Store it and say so."""
         assert self._plan is not None
-        circle = self._adopter.store(self._plan, outcome)
-        name = circle.namespace.name
+        membership = self._adopter.store(self._plan, outcome)
+        name = membership.namespace.name
         if self._wishes.json:
             print_json({"event": "paired", "namespace": name, "peer": facts_of(outcome.peer)})
             return
         typer.echo(outcome.reason)
-        typer.echo(self._plan.reason)
+        if self._plan.reason:
+            typer.echo(self._plan.reason)
         if name != outcome.namespace.name:
             typer.echo(f'Here it is called "{name}".')
         typer.echo(describe(outcome.peer))

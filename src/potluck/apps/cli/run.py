@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.apps.cli.common import Namespace
+from potluck.apps.cli.common import Namespace, Peer
+from potluck.apps.cli.output import console, open_display
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from potluck.apps.cli.launcher import Gathering
-    from potluck.apps.cli.run_child import Lookout, Screen
-    from potluck.apps.cli.run_places import Company
+    from potluck.apps.cli.launcher import LauncherWait
+    from potluck.apps.cli.output import Display
+    from potluck.apps.cli.run_child import JobWatcher
+    from potluck.apps.cli.run_places import Participants
     from potluck.cluster.config import AutoDiscoveryConfig
     from potluck.cluster.observer import Observer
 
 
 EXAMPLES = """\
-potluck run train.py --epochs 3         on each machine; begins when all of the circle are there
+potluck run train.py --epochs 3         on each machine; begins when all of the group are there
 potluck run --nodes 2 train.py          begins when two are there; others may come later
 potluck run --per-node 4 train.py       four workers on this machine
-potluck run --resume train.py           go on after a power cut from what was saved last
+potluck run --resume train.py           resume from the last checkpoint, e.g. after a power cut
 potluck run --serve train.py            and show it in a browser meanwhile
 potluck run --peer desk:52416 train.py  where machines do not find each other by themselves
 """
@@ -41,7 +43,9 @@ EXIT_CODES = (
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the script is the script's."""
 
-TOO_LATE = 3
+WRONG_USAGE, TOO_LATE = 2, 3
+
+COPIES = "Each machine needs its own copy."
 
 AGREEMENT = 5.0
 """Seconds to agree on ranks once all are ready; without that, potluck.join() agrees on them."""
@@ -62,7 +66,7 @@ def run(
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many machines must be there.", show_default="all of the namespace"
+            min=1, help="Number of machines to wait for.", show_default="all of the group"
         ),
     ] = None,
     per_node: Annotated[
@@ -72,15 +76,12 @@ def run(
         str | None,
         typer.Option(
             envvar="POTLUCK_JOB",
-            help="Only those with the same job meet.",
+            help="Job name; machines with the same name train together.",
             show_default="the script's name",
         ),
     ] = None,
     namespace: Namespace = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
-    ] = None,
+    peer: Peer = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -95,7 +96,7 @@ def run(
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on from the last good checkpoint, if there is one."),
+        typer.Option("--resume", help="Resume from the last good checkpoint, if there is one."),
     ] = False,
     fresh_start: Annotated[
         bool,
@@ -105,7 +106,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where elastic trainings save that name no folder.",
+            help="Default checkpoint folder for elastic training.",
             show_default=False,
         ),
     ] = None,
@@ -117,7 +118,7 @@ def run(
         typer.Option(metavar="HOST[:PORT]", help="The same at this address, with a token."),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Tell who is here as lines of JSON on stderr.")
+        bool, typer.Option("--json", help="Print progress as JSON lines on stderr.")
     ] = False,
 ) -> None:
     """Run a script on several machines together: type this on each of them.
@@ -132,12 +133,17 @@ def run(
 
     began = monotonic()
     if not script.is_file():
-        raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
+        what = "a folder, not a script" if script.is_dir() else ""
+        typer.echo(
+            f"{script} is {what}." if what else f"There is no file {script} here. {COPIES}",
+            err=True,
+        )
+        raise typer.Exit(WRONG_USAGE)
     place = serve_at or ("127.0.0.1" if serve else None)
     if place is not None:
         find_web_server()  # before anybody waits
     given = list(arguments or [])
-    order = _Order(
+    order = _RunOptions(
         command=[str(script), *given],
         config=AutoDiscoveryConfig(
             job=job or script.name, namespace=namespace, peers=tuple(peer or ())
@@ -154,7 +160,7 @@ def run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Order:
+class _RunOptions:
     """What a person has typed."""
 
     command: Sequence[str]
@@ -189,30 +195,37 @@ class _Order:
                     patience=self.timeout or 0.0,
                 )
 
-    def _gather(self, job: str) -> tuple[Company, list[str], dict[str, str], list[dict[str, str]]]:
+    def _gather(
+        self, job: str
+    ) -> tuple[Participants, list[str], dict[str, str], list[dict[str, str]]]:
         """Wait until all are here; who they are, and what the script is told."""
-        from potluck.apps.cli.launcher import Gathering
-        from potluck.apps.cli.run_child import Lookout, child_environments, company_of, open_screen
+        from potluck.apps.cli.launcher import LauncherWait
+        from potluck.apps.cli.run_child import (
+            JobWatcher,
+            child_environments,
+            company_of,
+            first_words,
+        )
         from potluck.cluster.observer import STARTING, STOPPING, Observer
 
         with ExitStack() as stack:
             observer = stack.enter_context(Observer(self.config, job=job, facts=self.facts))
-            screen = stack.enter_context(open_screen(json=self.json))
+            # All of it is on standard error: standard output is the script's.
+            to = console(stderr=True)
+            display = stack.enter_context(open_display(to, json=self.json, prefix="potluck: "))
             expected = _roster(observer)
-            if self.nodes is None and len(expected) <= 1:
-                name = observer.namespace.name
-                screen.say(f'No other machine is paired in "{name}", so this one runs alone.')
-                screen.say("`potluck pair` adds machines; --nodes N waits for N in any case.")
             wanted = self.nodes or max(len(expected), 1)
-            gathering = Gathering(observer.own_report(), wanted, expected)
-            lookout = Lookout(self.config, stack)
-            wait = _Wait(observer, gathering, screen, lookout, self.began, self.timeout)
+            for sentence in first_words(expected, self.nodes):
+                display.say(sentence)
+            gathering = LauncherWait(observer.own_report(), wanted, expected)
+            lookout = JobWatcher(observer, self.config, stack)
+            wait = _Wait(observer, gathering, display, lookout, self.began, self.timeout)
             wait.run(wants_all=self.nodes is None)
-            may_begin = _check(gathering, screen) or self.anyway
+            may_begin = _check(gathering, display) or self.anyway
             roll = "" if gathering.crew is None else gathering.crew.roll
             observer.tell(STARTING if may_begin else STOPPING, roll=roll)
             if not may_begin:
-                screen.say("Copy the same script to all machines, or use --anyway.", grave=True)
+                display.say("Copy the same script to all machines, or use --anyway.", grave=True)
                 raise typer.Exit(1)
             made = child_environments(observer, gathering, self.config.peers, self.facts)
             environments = [{**each, **self.saving} for each in made]
@@ -220,7 +233,7 @@ class _Order:
 
 
 def _roster(observer: Observer) -> Mapping[str, str]:
-    """The machines that belong to the namespace, by id."""
+    """The machines of the group, by id."""
     roster = observer.port.members.roster
     if roster is None:
         return {}
@@ -233,15 +246,15 @@ class _Wait:
     def __init__(
         self,
         observer: Observer,
-        gathering: Gathering,
-        screen: Screen,
-        lookout: Lookout,
+        gathering: LauncherWait,
+        display: Display,
+        lookout: JobWatcher,
         began: float,
         timeout: float | None,
     ) -> None:
         self._observer = observer
         self._gathering = gathering
-        self._screen = screen
+        self._display = display
         self._lookout = lookout
         self._began = began
         self._timeout = timeout
@@ -249,18 +262,20 @@ class _Wait:
 
     def run(self, *, wants_all: bool) -> None:
         """Return when the run may begin; ends the command after --timeout."""
+        from potluck.apps.cli.run_child import WaitPicture
+
         observer, gathering = self._observer, self._gathering
         news = observer.news
         agree_by: float | None = None
         while True:
-            if wants_all:  # the others may know of machines that were paired elsewhere
-                gathering.expect(_roster(observer))
+            # Machines may be paired meanwhile, here or elsewhere.
+            gathering.expect(_roster(observer), wants_all=wants_all)
             gathering.look([*observer.parted, *observer.reports])
             gathering.hosts |= observer.hosts
             waited = monotonic() - self._began
             state, facts = gathering.say(_age())
             observer.tell(state, **facts)
-            self._screen.show(gathering)
+            self._display.show(WaitPicture(gathering))
             if not gathering.may_start:
                 agree_by = None
             else:
@@ -280,17 +295,22 @@ class _Wait:
             return
         found = [f"{each}." for each in gathering.differences if each.is_grave]
         for sentence in [*found, *self._lookout.look(gathering, _command(gathering))]:
-            if sentence not in self._said:
-                self._said.add(sentence)
-                self._screen.say(sentence)
+            self._say_once(sentence)
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._display.say(sentence)
 
     def _give_up(self, seconds: float) -> None:
         line = self._gathering.status_line()
-        self._screen.say(f"Gave up after {seconds:g} s: {line}.", grave=True)
+        self._display.say(f"Gave up after {seconds:g} s: {line}.", grave=True)
         self._explain()
         if not self._said:
             command = _command(self._gathering)
-            self._screen.say(f"Is `{command}` typed on the others? `potluck doctor` finds reasons.")
+            self._display.say(
+                f"Is `{command}` typed on the others? `potluck doctor` finds reasons."
+            )
         raise typer.Exit(TOO_LATE)
 
 
@@ -303,16 +323,16 @@ def _age() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
-def _command(gathering: Gathering) -> str:
+def _command(gathering: LauncherWait) -> str:
     from potluck.apps.cli.run_child import command_for
 
     mine = gathering.here[0]
     return command_for(mine.job, mine.facts.get("script", ""))
 
 
-def _check(gathering: Gathering, screen: Screen) -> bool:
+def _check(gathering: LauncherWait, display: Display) -> bool:
     """Say in what the machines differ; whether they may begin like that."""
     found = gathering.differences
     for difference in found:
-        screen.say(f"{difference}.", grave=difference.is_grave)
+        display.say(f"{difference}.", grave=difference.is_grave)
     return not any(each.is_grave for each in found)

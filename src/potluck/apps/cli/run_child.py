@@ -12,35 +12,35 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from potluck.apps.cli.launcher import Gathering, labels
+from potluck.apps.cli.launcher import LauncherWait, labels
+from potluck.apps.cli.output import list_names
 from potluck.apps.cli.run_places import (
     COMPANY,
     LAUNCHER,
     MEETING,
     PER_NODE,
-    Company,
-    Crew,
+    Participants,
+    RankAssignment,
     environments,
     group_of,
     port_in,
     workers_of,
 )
 from potluck.cluster.observer import Observer
-from potluck.cluster.reports import Report
+from potluck.cluster.reports import StatusReport
+from potluck.net.addresses import NO_NETWORK
 from potluck.net.dial import REFUSED
 from potluck.trace.dump import FOLDER_VARIABLE, trace_folder
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.live import Live
+    from rich.console import RenderableType
 
     from potluck.cluster.config import AutoDiscoveryConfig
 
@@ -154,15 +154,15 @@ def _free_ports(count: int) -> list[int]:
 
 
 def company_of(
-    gathering: Gathering, *, json: bool = False
-) -> tuple[Company, list[str], dict[str, str]]:
+    gathering: LauncherWait, *, json: bool = False
+) -> tuple[Participants, list[str], dict[str, str]]:
     """The machines of a run; where their launchers stay in touch, and what ours tells there."""
     me, *others = gathering.here
     crew = gathering.crew
     order = [] if crew is None else [group_of(each) for each in crew.launchers]
     names = labels(gathering.here)
     by_group = {group_of(each): each for each in others}
-    company = Company(names[me.key], json=json, own_id=group_of(me), order=order)
+    company = Participants(names[me.key], json=json, own_id=group_of(me), order=order)
     company.expect({group: names[each.key] for group, each in by_group.items()})
     places = {
         f"{_bracketed(host)}:{port}": None
@@ -183,7 +183,7 @@ def _version_of(package: str) -> str:
 
 
 def child_environments(
-    observer: Observer, gathering: Gathering, peers: Sequence[str], facts: Mapping[str, str]
+    observer: Observer, gathering: LauncherWait, peers: Sequence[str], facts: Mapping[str, str]
 ) -> list[dict[str, str]]:
     """The environment of each worker.
 
@@ -202,7 +202,7 @@ def child_environments(
 
 
 def _ports(first: int, count: int) -> list[int]:
-    """Ports for so many workers: our own, and those after it that are free."""
+    """Ports for this many workers: our own, and free ones after it."""
     from potluck.net import tcp
 
     found = [first]
@@ -215,7 +215,7 @@ def _ports(first: int, count: int) -> list[int]:
     return [*found, *[0] * (count - len(found))]  # any other will do
 
 
-def _wanted_workers(gathering: Gathering, crew: Crew | None) -> int:
+def _wanted_workers(gathering: LauncherWait, crew: RankAssignment | None) -> int:
     """How many processes the script waits for; with more machines than wanted, not for all."""
     if crew is not None and len(crew.launchers) <= gathering.wanted:
         return crew.world_size
@@ -223,7 +223,7 @@ def _wanted_workers(gathering: Gathering, crew: Crew | None) -> int:
 
 
 def _common(
-    observer: Observer, gathering: Gathering, peers: Sequence[str], facts: Mapping[str, str]
+    observer: Observer, gathering: LauncherWait, peers: Sequence[str], facts: Mapping[str, str]
 ) -> dict[str, str]:
     others = [f"{_bracketed(each.host)}:{each.port}" for each in gathering.here[1:] if each.port]
     found = [*observer.addresses, *os.environ.get("POTLUCK_PEERS", "").replace(",", " ").split()]
@@ -242,7 +242,7 @@ def _common(
 def saving_environment(
     *, resume: bool, fresh_start: bool = False, folder: Path | None
 ) -> dict[str, str]:
-    """What tells the script's trainings where to save, and whether to go on from what is there."""
+    """What tells the script's trainings where to save, and whether to resume from what is there."""
     found = {"POTLUCK_RESUME": "1"} if resume else {}
     if fresh_start:
         found["POTLUCK_FRESH_START"] = "1"
@@ -257,113 +257,38 @@ def _bracketed(host: str) -> str:
 # How waiting for a run looks: a live table in a terminal, lines elsewhere, JSON for programs.
 
 
-class Screen(Protocol):
-    """Where one sees who is here."""
+class WaitPicture:
+    """Which machines are here, and which are missing."""
 
-    def show(self, gathering: Gathering) -> None:
-        """Show what is known now; called often."""
+    def __init__(self, gathering: LauncherWait) -> None:
+        self._gathering = gathering
 
-    def say(self, sentence: str, *, grave: bool = False) -> None:
-        """Say something once."""
+    def draw(self) -> RenderableType:
+        """As a table."""
+        return _draw(self._gathering)
 
+    def line(self) -> str:
+        """In a line."""
+        return self._gathering.status_line()
 
-class _Lines:
-    """For files, pipes and simple terminals: one line for each change."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def show(self, gathering: Gathering) -> None:
-        """A line, if something has changed."""
-        line = gathering.status_line()
-        if line != self._last:
-            self._last = line
-            self.say(line)
-
-    def say(self, sentence: str, *, grave: bool = False) -> None:  # noqa: ARG002 - words will do
-        """Print a line."""
-        import typer
-
-        typer.echo(f"potluck: {sentence}", err=True)
-
-
-class _Json:
-    """For programs: one JSON object in a line for each change."""
-
-    def __init__(self) -> None:
-        self._last: object = None
-
-    def show(self, gathering: Gathering) -> None:
-        """An object, if something has changed."""
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        gathering = self._gathering
         names = labels(gathering.here)
         here = [
             {"name": names[each.key], "id": each.node, "state": each.state, "facts": each.facts}
             for each in gathering.here
         ]
-        facts = {"wanted": gathering.wanted, "here": here, "missing": gathering.missing}
-        if facts != self._last:
-            self._last = facts
-            self._print(facts)
-
-    def say(self, sentence: str, *, grave: bool = False) -> None:
-        """An object with a sentence."""
-        self._print({"error" if grave else "note": sentence})
-
-    @staticmethod
-    def _print(facts: object) -> None:
-        import msgspec
-        import typer
-
-        typer.echo(msgspec.json.encode(facts).decode(), err=True)
+        return {"wanted": gathering.wanted, "here": here, "missing": gathering.missing}
 
 
-@contextmanager
-def open_screen(*, json: bool) -> Iterator[Screen]:
-    """The screen that fits; all of it is on standard error, for the output is the script's."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if json:
-        yield _Json()
-    elif console.is_terminal and not console.is_dumb_terminal:
-        from rich.live import Live
-
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-            yield _Table(live)
-    else:
-        yield _Lines()
-
-
-class _Table:
-    """For a terminal: a table that changes in place."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-        self._last = ""
-
-    def show(self, gathering: Gathering) -> None:
-        """Redraw, if something has changed."""
-        state = f"{[(each.key, each.state) for each in gathering.here]} {gathering.missing}"
-        if state != self._last:
-            self._last = state
-            self._live.update(_picture(gathering), refresh=True)
-
-    def say(self, sentence: str, *, grave: bool = False) -> None:
-        """Print above the table."""
-        from rich.text import Text
-
-        self._live.console.print(Text(sentence, "bold red" if grave else ""))
-
-
-def _picture(gathering: Gathering) -> Group:
-    from rich.box import SIMPLE_HEAD
+def _draw(gathering: LauncherWait) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    for title in ("machine", "address", "state", "Python", "numpy"):
-        table.add_column(title)
+    from potluck.apps.cli.output import table
+
+    machines = table(("machine", "address", "state", "Python", "numpy"))
     odd = {
         name
         for difference in gathering.differences
@@ -382,37 +307,60 @@ def _picture(gathering: Gathering) -> Group:
             report.facts.get("python", ""),
             report.facts.get("numpy", ""),
         )
-        table.add_row(*(Text(cell, style) for cell in cells))
+        machines.add_row(*(Text(cell, style) for cell in cells))
     if not gathering.is_complete:
         for name in gathering.missing:
-            table.add_row(*(Text(cell, "dim") for cell in (name, "", "missing", "", "")))
+            machines.add_row(*(Text(cell, "dim") for cell in (name, "", "missing", "", "")))
     number = gathering.count
     count = f"{number} of {gathering.wanted} {'is' if number == 1 else 'are'} here"
     notes = [Text(str(each), "yellow") for each in gathering.differences]
-    return Group(table, Text(f"\n{count}", "bold"), *notes)
+    return Group(machines, Text(f"\n{count}", "bold"), *notes)
 
 
 # --------------------------------------------------------------------------------------------------
 # Why a run waits: what is known of the machines that are missing, and what to type.
 
+
+def first_words(expected: Mapping[str, str], nodes: int | None) -> Iterator[str]:
+    """What a person should know at once: on a machine that is not paired, what to do about it."""
+    if not expected:  # every machine with the secret belongs, and there is no list of them
+        if nodes is None:
+            yield "No list of machines is kept here, so this one begins now; --nodes N waits for N."
+    elif len(expected) == 1 and nodes is None:
+        yield f"{UNPAIRED}, so the script runs on it alone; `potluck pair` adds a machine."
+    elif len(expected) == 1 and nodes != 1:
+        yield f"{UNPAIRED}. {HOW_TO_PAIR}"
+
+
 FIRST_LOOK = 1.5
 """Seconds after which machines that are missing are looked for under other jobs."""
+
+UNPAIRED = "This machine is not paired with any other"
+HOW_TO_PAIR = (
+    "To pair them, run `potluck pair` here, and the command that it shows on the other machine."
+)
+AGAIN = "and start it again."
 
 FIRST_WORDS = 4.0
 """Seconds after which reasons are told: by then whatever runs has been found."""
 
 
-class Lookout:
-    """Looks at all jobs of the namespace, from the moment at which that is of interest."""
+class JobWatcher:
+    """Looks at all jobs of the group, from the moment at which that is of interest."""
 
-    def __init__(self, config: AutoDiscoveryConfig, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, launcher: Observer, config: AutoDiscoveryConfig, stack: contextlib.ExitStack
+    ) -> None:
+        self._launcher = launcher
         self._config = replace(config, job=None)
         self._stack = stack
         self._observer: Observer | None = None
         self._began = time.monotonic()
 
-    def look(self, gathering: Gathering, command: str) -> list[str]:
-        """Why the others are not here, in sentences; nothing in the first seconds."""
+    def look(self, gathering: LauncherWait, command: str) -> list[str]:
+        """Why the others are not here, in sentences; most are not known in the first seconds."""
+        if not self._launcher.has_network:
+            return [NO_NETWORK]  # what is seen of the others says nothing of them
         seconds = time.monotonic() - self._began
         if self._observer is None and seconds >= FIRST_LOOK:
             self._observer = self._stack.enter_context(Observer(self._config))
@@ -422,7 +370,7 @@ class Lookout:
             reasons(
                 gathering,
                 self._observer.reports,
-                self._observer.unpaired,
+                self._observer.strangers,
                 self._observer.troubles,
                 command,
             )
@@ -430,13 +378,16 @@ class Lookout:
 
 
 def reasons(
-    gathering: Gathering,
-    reports: Iterable[Report],
-    unpaired: Sequence[str],
+    gathering: LauncherWait,
+    reports: Iterable[StatusReport],
+    strangers: Mapping[str, str],
     troubles: Mapping[str, str],
     command: str,
 ) -> Iterator[str]:
-    """One sentence for each reason; ``command`` is what to type on the others."""
+    """One sentence for each reason; ``command`` is what to type on the others.
+
+    ``strangers`` are machines that were heard and do not know our secret, by id.
+    """
     if gathering.is_complete:
         return
     job = gathering.here[0].job
@@ -450,22 +401,24 @@ def reasons(
     }
     for report in elsewhere.values():
         yield _other_job(report, job, command)
-    known = {*here, *elsewhere}
+    for node, name in gathering.expected.items():
+        if node in strangers and node not in here:
+            yield f"{name} runs something since before it was paired: stop that there, {AGAIN}"
+    known = {*here, *elsewhere, *strangers}
     missing = [name for node, name in gathering.expected.items() if node not in known]
     yield from _silent(missing, troubles, job, command)
+    unpaired = [who for node, who in strangers.items() if node not in gathering.expected]
     for each in unpaired:
-        yield (
-            f"{each} runs Potluck, but is not paired with this machine: "
-            "type `potluck pair` here, and there the command that it shows."
-        )
-    if len(gathering.expected) < gathering.wanted and not unpaired:
-        yield _too_few(len(gathering.expected) - 1, gathering.wanted)
+        yield f"{each} runs Potluck, but is not paired with this machine. {HOW_TO_PAIR}"
+    others = len(gathering.expected) - 1
+    if 0 < others < gathering.wanted - 1 and not unpaired:
+        yield _too_few(others, gathering.wanted)
 
 
 def _silent(
     missing: Sequence[str], troubles: Mapping[str, str], job: str, command: str
 ) -> Iterator[str]:
-    """Of machines of the namespace that run nothing, as far as can be seen."""
+    """About machines of the group that run nothing, as far as can be seen."""
     # A machine that refuses is on, and nothing listens there: the usual case before a run.
     unreachable = {
         name: why
@@ -478,20 +431,17 @@ def _silent(
     silent = sorted(name for name in missing if name not in unreachable)
     if silent:
         yield (
-            f"{job} does not run on {_list(silent)} yet: type `{command}` there. "
+            f"{job} does not run on {list_names(silent)} yet: type `{command}` there. "
             "If it does run there, `potluck doctor` looks for the reason."
         )
 
 
 def _too_few(others: int, wanted: int) -> str:
-    paired = "no other machine is" if others < 1 else f"{others} {'is' if others == 1 else 'are'}"
-    return (
-        f"This run waits for {wanted} machines, and {paired} paired with this one: "
-        "type `potluck pair` here, and on the other the command that it shows."
-    )
+    paired = f"{others} {'is' if others == 1 else 'are'}"
+    return f"This run waits for {wanted} machines, and {paired} paired with this one. {HOW_TO_PAIR}"
 
 
-def _other_job(report: Report, job: str, command: str) -> str:
+def _other_job(report: StatusReport, job: str, command: str) -> str:
     name = report.name or report.node[:8]
     verb = "waits to run" if report.role == "launcher" else "runs"
     there = command_for(report.job, report.facts.get("script", ""))
@@ -507,8 +457,3 @@ def command_for(job: str, script: str) -> str:
     if not script or job == script:
         return f"potluck run {job}"
     return f"potluck run --job {job} {script}"
-
-
-def _list(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

@@ -1,8 +1,8 @@
 """Ranks of a run: launchers that agree on who takes part give every worker its place.
 
 Each launcher says which launchers it sees, as a *roll*: a hash of them all and of how many workers
-each will start.  When all of them say the same roll, everybody knows everybody's place.  Whoever
-has seen that begins; those who then hear that it began follow, even if more have come meanwhile.
+each will start.  When all of them say the same roll, each knows the place of all.  A launcher
+that has seen that begins; those that hear of it follow, even if more have come meanwhile.
 
 Rank 0 is on the machine where the command was typed first.  Clocks of machines differ, so each says
 how long it had waited when all were there, which is at about the same moment everywhere.
@@ -26,10 +26,11 @@ from typing import Annotated, BinaryIO, TextIO
 
 import msgspec
 
+from potluck import _platform
 from potluck._decode import Lines, decode_json
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.cluster.observer import STOPPING, Observer
-from potluck.cluster.reports import Report
+from potluck.cluster.reports import StatusReport
 from potluck.errors import DistributedError
 from potluck.launch_env import MOST, MOST_TRACEBACK
 
@@ -46,48 +47,48 @@ RANKED = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
 """What holds only where everybody's place is known."""
 
 MOST_WORKERS = 1024
-"""Of one machine; what a peer says beyond that is no number of workers."""
+"""Of one machine; a larger number from a peer is refused."""
 
 
-def workers_of(report: Report) -> int:
+def workers_of(report: StatusReport) -> int:
     """How many workers a launcher will start, as it says."""
     text = report.facts.get(PER_NODE, "1")
     is_number = text.isascii() and text.isdecimal() and len(text) < 5  # noqa: PLR2004
     return min(max(1, int(text)), MOST_WORKERS) if is_number else 1
 
 
-def meeting_port_of(report: Report) -> int:
+def meeting_port_of(report: StatusReport) -> int:
     """Where rank 0 listens if it is a worker of this launcher."""
     return port_in(report, MEETING) or report.port
 
 
-def port_in(report: Report, fact: str) -> int:
+def port_in(report: StatusReport, fact: str) -> int:
     """The port that a launcher tells under a name; 0 if it tells none."""
     text = report.facts.get(fact, "")
     is_number = text.isascii() and text.isdecimal() and len(text) <= 5  # noqa: PLR2004
     return int(text) if is_number and int(text) < 1 << 16 else 0
 
 
-def waited_of(report: Report) -> int:
+def waited_of(report: StatusReport) -> int:
     """For how many milliseconds a launcher had waited when all were there, as it says."""
     text = report.facts.get(WAITED, "")
     is_number = text.isascii() and text.isdecimal() and len(text) <= 12  # noqa: PLR2004
     return int(text) if is_number else 0
 
 
-def group_of(report: Report) -> str:
+def group_of(report: StatusReport) -> str:
     """What to count as one: a launcher, or the workers that one has started."""
     return report.facts.get(LAUNCHER, "") or f"{report.node}:{report.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class RankAssignment:
     """Launchers in the order of their machines' places; the first one's first worker is rank 0."""
 
-    launchers: tuple[Report, ...]
+    launchers: tuple[StatusReport, ...]
 
     @classmethod
-    def of(cls, reports: Iterable[Report]) -> Crew:
+    def of(cls, reports: Iterable[StatusReport]) -> RankAssignment:
         """In the same order on all machines: the one that has waited longest comes first."""
         return cls(tuple(sorted(reports, key=lambda each: (-waited_of(each), each.key))))
 
@@ -122,31 +123,31 @@ class Crew:
         raise KeyError(msg)
 
 
-class Rolls:
+class ParticipantLists:
     """What was said about who takes part, by us and by the others."""
 
     def __init__(self) -> None:
-        self._said: dict[str, Crew] = {}
+        self._said: dict[str, RankAssignment] = {}
         self._current = ""
 
-    def call(self, here: Sequence[Report]) -> str:
+    def call(self, here: Sequence[StatusReport]) -> str:
         """The roll of those who are here; empty where scripts already run, whose ranks change."""
         self._current = ""
         if all(report.role == "launcher" for report in here):
-            crew = Crew.of(here)
+            crew = RankAssignment.of(here)
             self._current = crew.roll
             self._said[self._current] = crew
         return self._current
 
-    def agreed(self, others: Sequence[Report]) -> Crew | None:
-        """Those who take part, once everybody has said so, or somebody has begun who had seen it.
+    def agreed(self, others: Sequence[StatusReport]) -> RankAssignment | None:
+        """The launchers that take part, once all have said so, or one has begun that had seen it.
 
-        >>> desk, attic = (Report(node=name, incarnation=1, role="launcher") for name in "da")
-        >>> rolls = Rolls()
+        >>> desk, attic = (StatusReport(node=name, incarnation=1, role="launcher") for name in "da")
+        >>> rolls = ParticipantLists()
         >>> roll = rolls.call([desk, attic])
         >>> rolls.agreed([attic]) is None
         True
-        >>> told = Report(node="a", incarnation=1, role="launcher", facts={"roll": roll})
+        >>> told = StatusReport(node="a", incarnation=1, role="launcher", facts={"roll": roll})
         >>> [each.node for each in rolls.agreed([told]).launchers]
         ['a', 'd']
         """
@@ -159,7 +160,11 @@ class Rolls:
 
 
 def environments(
-    common: Mapping[str, str], me: Report, crew: Crew | None, master: str, ports: Sequence[int]
+    common: Mapping[str, str],
+    me: StatusReport,
+    crew: RankAssignment | None,
+    master: str,
+    ports: Sequence[int],
 ) -> list[dict[str, str]]:
     """The environment of each of our workers, in the words of torchrun.
 
@@ -244,7 +249,7 @@ class Output:
             self._stream.flush()
 
 
-class Recorder:
+class OutputReader:
     """Reads one stream of a worker to its end, on a thread of its own."""
 
     def __init__(self, source: BinaryIO, output: Output, label: str, place: int) -> None:
@@ -275,7 +280,7 @@ class Recorder:
         self._output.write(self._label, self._place, text)
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything has been read; somebody the worker started may still write."""
+        """Wait until everything has been read; processes of the worker may still write."""
         self._thread.join(timeout)
 
     @property
@@ -324,7 +329,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=MOST)]
 _Place = Annotated[str, msgspec.Meta(max_length=MOST + 20)]
 
 
-class LastWords(msgspec.Struct, frozen=True):
+class ScriptError(msgspec.Struct, frozen=True):
     """What a script that ended by an exception says of it."""
 
     kind: _Text
@@ -334,7 +339,7 @@ class LastWords(msgspec.Struct, frozen=True):
     traceback: Annotated[Lines, msgspec.Meta(max_length=MOST_TRACEBACK)]
 
     @classmethod
-    def read(cls, file: Path) -> LastWords | None:
+    def read(cls, file: Path) -> ScriptError | None:
         """From a file; None if there is none, or something else in it."""
         with contextlib.suppress(OSError, msgspec.DecodeError), file.open("rb") as source:
             return decode_json(source.read(_LARGEST), cls)
@@ -349,7 +354,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ScriptExit:
     """How the script of one machine has ended."""
 
     outcome: str
@@ -369,7 +374,7 @@ class Ending:
     def __str__(self) -> str:
         """For the line about all machines.
 
-        >>> str(Ending("killed by SIGKILL", seconds=12.3)), str(Ending("ok", seconds=3.0))
+        >>> str(ScriptExit("killed by SIGKILL", seconds=12.3)), str(ScriptExit("ok", seconds=3.0))
         ('killed by SIGKILL after 12 s', 'ok')
         """
         if self.outcome in {OK, RUNNING, UNKNOWN}:
@@ -381,7 +386,7 @@ class Ending:
         return {OUTCOME: self.outcome, CAUSE: self.cause, AFTER: f"{self.seconds:.1f}"}
 
     @classmethod
-    def of(cls, facts: Mapping[str, str]) -> Ending:
+    def of(cls, facts: Mapping[str, str]) -> ScriptExit:
         """As another launcher has told it."""
         seconds = 0.0
         with contextlib.suppress(ValueError):
@@ -415,7 +420,7 @@ SCARCE, MUCH = 0.05, 0.5
 """Shares of the memory: so little free, or so much used, makes a lack of it probable."""
 
 
-class Memory:
+class MemoryUse:
     """The memory that the scripts of this machine use, and what is left."""
 
     def __init__(self) -> None:
@@ -442,7 +447,7 @@ class Memory:
 
         self._next = 0.0
         self.look(())
-        used = max(self._used, _peak_of_children())
+        used = max(self._used, _platform.peak_memory_of_children())
         is_certain = _oom_kills() > self._kills
         return memory_words(
             used, min(self._free), psutil.virtual_memory().total, is_certain=is_certain
@@ -474,20 +479,10 @@ def _oom_kills() -> int:
     return 0
 
 
-def _peak_of_children() -> int:
-    """The most memory that one of our children used that have ended."""
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-
-
-def cause_of_death(number: int, memory: Memory) -> str:
+def cause_of_death(number: int, memory: MemoryUse) -> str:
     """In words, for a script that a signal has ended."""
     text = f"killed by {signal.Signals(number).name}"
-    return f"{text}; {memory.words()}" if number == getattr(signal, "SIGKILL", None) else text
+    return f"{text}; {memory.words()}" if number == _platform.SIGKILL else text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -510,17 +505,18 @@ class _Machine:
     """A machine of the run, as this one sees it."""
 
     label: str
-    ending: Ending | None = None
+    ending: ScriptExit | None = None
     arguments: str = ""
     ended_at: float = 0.0
     is_connected: bool = False
     was_connected: bool = False
     is_told: bool = False
     """Whether a line has said how it ended."""
+    was_restarted: bool = False
 
 
 @dataclass
-class Company:
+class Participants:
     """Who takes part, and how each has ended so far; used by one thread."""
 
     me: str
@@ -533,7 +529,8 @@ class Company:
     observer: Observer | None = None
     _others: dict[str, _Machine] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
-    _mine: Ending | None = None
+    _mine: ScriptExit | None = None
+    _former: set[str] = field(default_factory=set)  # launchers whose machines have another one now
 
     def expect(self, others: Mapping[str, str]) -> None:
         """Others that begin with us: their launchers' ids, and what they are called."""
@@ -554,8 +551,13 @@ class Company:
             line = f"potluck: {text}"
         self.output.say(line)
 
-    def tell(self, ending: Ending) -> None:
-        """Tell the others how we ended; what is known later may be told again."""
+    def tell(self, ending: ScriptExit) -> None:
+        """Tell the others how we ended; what is known later may be told again.
+
+        The time stays: all machines then say the same.
+        """
+        if self._mine is not None:
+            ending = replace(ending, seconds=self._mine.seconds)
         self._mine = ending
         if self.observer is not None:
             self.observer.tell(STOPPING, **ending.facts())
@@ -567,24 +569,41 @@ class Company:
         if self.observer is None:
             return
         connected = self.observer.reports
-        for each in self._others.values():
-            each.is_connected = False
+        present = {each.facts.get(LAUNCHER, "") for each in connected}
+        for key, each in self._others.items():
+            each.is_connected = key in present
         for report in [*self.observer.parted, *connected]:
             self._take(report, is_connected=report in connected)
         for machine in self._others.values():
             self._mention(machine)
 
-    def _take(self, report: Report, *, is_connected: bool) -> None:
+    def _take(self, report: StatusReport, *, is_connected: bool) -> None:
         key = report.facts.get(LAUNCHER, "")
         if report.role != "launcher" or report.job != self.observer_job or not key:
             return
-        machine = self._others.setdefault(key, _Machine(report.name or report.node[:8]))
+        if key in self._former:
+            return
+        if key not in self._others:
+            self._others[key] = _Machine(report.name or report.node[:8])
+            self._replace_former(key)
+        machine = self._others[key]
         machine.is_connected = machine.is_connected or is_connected
         machine.was_connected = True
         machine.arguments = report.facts.get("arguments", "")
         if report.facts.get(OUTCOME):
             machine.ended_at = machine.ended_at or time.monotonic()
-            machine.ending = Ending.of(report.facts)
+            machine.ending = ScriptExit.of(report.facts)
+
+    def _replace_former(self, key: str) -> None:
+        """A machine whose script was started again is one machine: its earlier launcher is over."""
+        node = key.partition(":")[0]
+        for old, each in list(self._others.items()):
+            is_over = each.ending is not None or not each.is_connected
+            if old != key and old.partition(":")[0] == node and is_over:
+                self._former.add(old)
+                del self._others[old]
+                self._others[key].was_restarted = True
+                self.order = [key if known == old else known for known in self.order]
 
     @property
     def observer_job(self) -> str:
@@ -653,22 +672,23 @@ class Company:
             self.look()
         parts = {self.own_id: f"{self.me} {self._mine}"}
         for key, each in self._others.items():
-            parts[key] = f"{each.label} {self._state_of(each)}"
+            again = " (restarted)" if each.was_restarted else ""
+            parts[key] = f"{each.label} {self._state_of(each)}{again}"
         keys = [key for key in self.order if key in parts]
         keys += [key for key in parts if key not in keys]
         self.say(f"Finished: {', '.join(parts[key] for key in keys)}.")
 
     @staticmethod
-    def _state_of(machine: _Machine) -> Ending:
+    def _state_of(machine: _Machine) -> ScriptExit:
         if machine.ending is not None:
             return machine.ending
-        return Ending(RUNNING if machine.is_connected else UNKNOWN)
+        return ScriptExit(RUNNING if machine.is_connected else UNKNOWN)
 
 
 @contextlib.contextmanager
 def open_company(
-    company: Company, config: AutoDiscoveryConfig, facts: Mapping[str, str], *, port: int
-) -> Iterator[Company]:
+    company: Participants, config: AutoDiscoveryConfig, facts: Mapping[str, str], *, port: int
+) -> Iterator[Participants]:
     """Stay in touch with the launchers at the addresses in ``config`` while a script runs."""
     quiet = replace(config, port=port, multicast=False, neighbours=False, known=False)
     with contextlib.ExitStack() as stack:

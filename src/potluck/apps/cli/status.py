@@ -1,69 +1,70 @@
-"""``potluck status``: which clusters are there, who is in them, and how everybody is."""
+"""``potluck status``: which jobs run, on which machines, and how each of them is."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.apps.cli.common import Json, Namespace, Yes, working
+from potluck.apps.cli.common import Json, Namespace, OneJob, Peer, Wait, Yes
+from potluck.apps.cli.output import (
+    console,
+    list_names,
+    open_display,
+    print_json,
+    print_line,
+    table,
+    working,
+)
 from potluck.errors import BackendUnavailable, Timeout
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
     from potluck.apps.cli.status_facts import JobStatus
     from potluck.cluster.observer import Observer
-    from potluck.cluster.reports import Report
+    from potluck.cluster.reports import StatusReport
 
 
 EXAMPLES = """\
-potluck status                     every job of the namespace this machine uses
+potluck status                     every job of the group this machine uses
 potluck status --job train.py      one of them
 potluck status --watch             again whenever something changes, until Ctrl-C
 potluck status --json | jq .jobs   the same for a program; with --watch one line for each change
 """
 
 EXIT_CODES = (
-    "Exit codes: 0 somebody is there (or --watch was ended by Ctrl-C), 1 failed (the reason is on "
-    "stderr), 2 wrong usage, 3 nobody is there, 130 interrupted."
+    "Exit codes: 0 a job runs (or --watch was ended by Ctrl-C), 1 failed (the reason is on "
+    "stderr), 2 wrong usage, 3 no job runs, 130 interrupted."
 )
 
-NOBODY = 3
+NO_JOB = 3
+
+PAUSE = 0.25
+"""Seconds between two looks of --watch."""
 
 QUIET = 0.6
-"""Seconds without anybody new after which everybody seems to be known."""
-
-WIDE = 160
-"""Columns where there is no terminal to fit into: nothing is cut off in a file."""
+"""Seconds without a new process after which all seem to be known."""
 
 
 def status(
     *,
-    job: Annotated[
-        str | None,
-        typer.Option(help="Look at this job alone.", show_default="every job"),
-    ] = None,
+    job: OneJob = None,
     namespace: Namespace = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0.1, max=60, help="Look for at most so many seconds.")
-    ] = 3.0,
+    peer: Peer = None,
+    wait: Wait = 3.0,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until Ctrl-C, whatever happens meanwhile.")
+        bool, typer.Option("--watch", help="Keep showing changes until Ctrl-C.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show who works together, who leads, and how every machine and link is.
+    """Show which machines work together, which one leads, and how each machine and link is.
 
-    Looks on without taking part: no cluster changes because somebody looks at it.
+    Only looks: no job changes because of it.
     """
     from potluck.apps.cli.membership import known_name
     from potluck.cluster.config import AutoDiscoveryConfig
@@ -80,13 +81,13 @@ def status(
             return
         found, facts = _see(observer, job)
     if json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        console = _console()
+        to = console()
         for each in _drawn(found, facts["story"]):
-            console.print(each, soft_wrap=not console.is_terminal)
+            print_line(to, each)
     if not found and not facts["waiting"]:
-        raise typer.Exit(NOBODY)
+        raise typer.Exit(NO_JOB)
 
 
 def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str, Any]]:
@@ -94,7 +95,7 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
     from potluck.apps.cli.status_facts import jobs_of, story_of, waiting_of
 
     reports, troubles = observer.reports, observer.troubles
-    journals = observer.chronicle.journals
+    journals = observer.history.journals
     figures = {key: journal.figures for key, journal in journals.items()}
     found, waiting = jobs_of(reports), waiting_of(reports)
     name = observer.namespace.name
@@ -104,50 +105,63 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
         "waiting": waiting,
         "unreachable": troubles,
         "discovery": observer.discovery_status,
-        "story": story_of(name, job, found, waiting, troubles, observer.foreigners),
+        "story": story_of(
+            name,
+            job,
+            found,
+            waiting,
+            troubles,
+            observer.foreigners,
+            has_network=observer.has_network,
+        ),
     }
 
 
 def _watch(observer: Observer, job: str | None, *, json: bool) -> None:
-
-    latest: dict[str, Any] = {}
-
-    def look() -> tuple[Any, list[RenderableType]]:
-        found, facts = _see(observer, job)
-        latest.update(facts)
-        # Not the times of links, which never rest.
-        nodes = [
-            [each[fact] for fact in ("id", "rank", "state", "health")]
-            for one in facts["jobs"]
-            for each in one["nodes"]
-        ]
-        return (facts["story"], nodes), _drawn(found, facts["story"])
-
-    watch(_console(), look, (lambda _: _print_json(latest)) if json else None)
-
-
-def _print_json(facts: dict[str, Any]) -> None:
-    import sys
-
-    import msgspec
-
-    typer.echo(msgspec.json.encode(facts).decode())
-    sys.stdout.flush()
+    """Show the same again whenever something changes, until Ctrl-C."""
+    last: object = None
+    with contextlib.suppress(KeyboardInterrupt), open_display(console(), json=json) as display:
+        while True:
+            found, facts = _see(observer, job)
+            # Not the times of links, which never rest.
+            nodes = [
+                [each[fact] for fact in ("id", "rank", "state", "health")]
+                for one in facts["jobs"]
+                for each in one["nodes"]
+            ]
+            seen = facts["story"], nodes
+            if display.is_live or seen != last:
+                last = seen
+                display.show(_Sight(found, facts))
+            time.sleep(PAUSE)
 
 
-def _console() -> Console:
-    from rich.console import Console
+class _Sight:
+    """What is seen at a moment, for a display."""
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    return console
+    def __init__(self, found: list[JobStatus], facts: dict[str, Any]) -> None:
+        self._found, self._facts = found, facts
+
+    def draw(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        hint = Text("\nCtrl-C ends this.", "dim")
+        return Group(*_drawn(self._found, self._facts["story"]), hint)
+
+    def line(self) -> RenderableType:
+        from rich.console import Group
+        from rich.rule import Rule
+
+        moment = Rule(time.strftime("%H:%M:%S"), align="left", characters="-")
+        return Group(moment, *_drawn(self._found, self._facts["story"]))
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
 
-def look_around(observer: Observer, wait: float) -> list[Report]:
-    """Wait until everybody has answered of whom anybody knows, and nobody new comes."""
-    import time
-
+def look_around(observer: Observer, wait: float) -> list[StatusReport]:
+    """Wait until every known process has answered, and no new one comes."""
     from potluck.apps.cli.status_facts import is_whole
 
     deadline, news = time.monotonic() + wait, observer.news
@@ -178,15 +192,11 @@ def _drawn(found: list[JobStatus], story: list[list[str]]) -> list[RenderableTyp
 
 
 def _table(job: JobStatus) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
     from potluck._types import NodeId, ProcessId
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    for title in ("rank", "name", "id", "address", "state", "health", "links"):
-        table.add_column(title)
+    drawn = table(["rank", "name", "id", "address", "state", "health", "links"])
     colours = {"healthy": "green", "degraded": "yellow", "suspect": "yellow", "dead": "red"}
     for node in job.nodes:
         told = node.report
@@ -199,74 +209,17 @@ def _table(job: JobStatus) -> Table:
             node.health,
             _links(told) if told else "",
         )
-        table.add_row(*(Text(cell, colours.get(cell, "")) for cell in cells))
-    return table
+        drawn.add_row(*(Text(cell, colours.get(cell, "")) for cell in cells))
+    return drawn
 
 
-def _links(report: Report) -> str:
+def _links(report: StatusReport) -> str:
     """The round trips to the others, shortest to longest."""
     trips = sorted(line.round_trip * 1e3 for line in report.peers if line.round_trip is not None)
     if not trips:
         return ""
     first, last = f"{trips[0]:.1f}", f"{trips[-1]:.1f}"
     return f"{first} ms" if first == last else f"{first} to {last} ms"
-
-
-# --------------------------------------------------------------------------------------------------
-# ``potluck status --watch``: the same again whenever something changes, until Ctrl-C.
-
-PAUSE = 0.25
-"""Seconds between two looks."""
-
-
-def watch(
-    console: Console,
-    look: Callable[[], tuple[Any, list[RenderableType]]],
-    say: Callable[[Any], None] | None,
-) -> None:
-    """Show what ``look`` sees: in place in a terminal, elsewhere whenever it has changed.
-
-    ``look`` returns what is compared, and how it is drawn; with ``say`` the first is told instead.
-    """
-    try:
-        if say is None and console.is_terminal and not console.is_dumb_terminal:
-            _in_place(console, look)
-        else:
-            _on_change(console, look, say)
-    except KeyboardInterrupt:
-        return  # how one ends it
-
-
-def _in_place(console: Console, look: Callable[[], tuple[Any, list[RenderableType]]]) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            hint = Text("\nCtrl-C ends this.", "dim")
-            live.update(Group(*look()[1], hint), refresh=True)
-            time.sleep(PAUSE)
-
-
-def _on_change(
-    console: Console,
-    look: Callable[[], tuple[Any, list[RenderableType]]],
-    say: Callable[[Any], None] | None,
-) -> None:
-    last: Any = None
-    while True:
-        seen, drawn = look()
-        if seen != last:
-            last = seen
-            if say is not None:
-                say(seen)
-            else:
-                console.rule(time.strftime("%H:%M:%S"), align="left", characters="-")
-                for each in drawn:
-                    console.print(each, soft_wrap=not console.is_terminal)
-                console.file.flush()
-        time.sleep(PAUSE)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -296,26 +249,21 @@ def continue_job(
         typer.Option(help="Continue this job.", show_default="the only one that waits"),
     ] = None,
     namespace: Namespace = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Try this address too; may be given several times."),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0.1, max=60, help="Search for at most this many seconds.")
-    ] = 3.0,
+    peer: Peer = None,
+    wait: Wait = 3.0,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Continue a job without the machines that it waits for.
 
     A job waits when machines of its last view are silent: they may be switched off, or cut off and
-    still at work.  Use this when you know that they are off.  If they were at work after all, their
-    work counts when the two sides meet, and the work of this side is discarded.  A training also
-    waits when a machine that is away may be the only one that has its state.  It then continues
-    with the state that is here, and the steps of that machine are discarded.
+    still at work.  Use this when you know that they are off.  If they are at work when the two
+    sides meet, their work counts, and the work of this side is discarded.  If they wait too, they
+    join this side, and steps that only they have are discarded.  A training also waits when a
+    machine that is away may be the only one that has its state.  It then continues with the state
+    that is here, and the steps of that machine are discarded.
     """
     from potluck.apps.cli.membership import confirm, known_name
-    from potluck.apps.cli.status_facts import list_names
     from potluck.cluster.config import AutoDiscoveryConfig
     from potluck.cluster.observer import Observer
 
@@ -343,7 +291,7 @@ def continue_job(
     _say({"job": name, "continued": True, "members": members}, text, json=json)
 
 
-def _waiting(reports: list[Report], job: str | None) -> list[Report]:
+def _waiting(reports: list[StatusReport], job: str | None) -> list[StatusReport]:
     """Processes of the one job that waits for missing machines."""
     found = [
         each
@@ -359,7 +307,7 @@ def _waiting(reports: list[Report], job: str | None) -> list[Report]:
     return found
 
 
-def _why_nothing(namespace: str, reports: list[Report], job: str | None) -> str:
+def _why_nothing(namespace: str, reports: list[StatusReport], job: str | None) -> str:
     """Why there is nothing to continue."""
     from potluck.apps.cli.status_facts import jobs_of
 
@@ -373,9 +321,9 @@ def _why_nothing(namespace: str, reports: list[Report], job: str | None) -> str:
     )
 
 
-def _situation(waiting: list[Report], reports: list[Report]) -> list[str]:
+def _situation(waiting: list[StatusReport], reports: list[StatusReport]) -> list[str]:
     """What a person should know before the answer."""
-    from potluck.apps.cli.status_facts import list_names, waiting_for
+    from potluck.apps.cli.status_facts import waiting_for
 
     found = waiting_for(waiting)
     assert found is not None
@@ -398,11 +346,11 @@ def _situation(waiting: list[Report], reports: list[Report]) -> list[str]:
     return lines
 
 
-def _continued(observer: Observer, waiting: list[Report]) -> Report:
+def _continued(observer: Observer, waiting: list[StatusReport]) -> StatusReport:
     """The report of a process that has continued."""
     keys = {each.key for each in waiting}
 
-    def at_work(reports: list[Report]) -> list[Report]:
+    def at_work(reports: list[StatusReport]) -> list[StatusReport]:
         return [
             each
             for each in reports
@@ -420,6 +368,7 @@ def _continued(observer: Observer, waiting: list[Report]) -> Report:
 
 
 def _say(facts: dict[str, object], text: str, *, json: bool) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.encode(facts).decode() if json else text)
+    if json:
+        print_json(facts)
+    else:
+        typer.echo(text)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
-from potluck.cluster.config import AutoDiscoveryConfig
-from potluck.cluster.observer import Observer
-from potluck.cluster.reports import HealthLine, Report
-from potluck.doctor.facts import Finding, Severity
-from potluck.errors import Timeout
+from potluck.apps.cli.output import list_names
+from potluck.cluster.reports import HealthLine, StatusReport
+from potluck.net.addresses import NO_NETWORK
 
 MAX_TROUBLES = 4
 """Machines that cannot be reached, of which the reasons are told."""
@@ -31,7 +29,7 @@ class NodeStatus:
     name: str
     node: str
     incarnation: int
-    report: Report | None
+    report: StatusReport | None
     """What it says itself; None if it does not answer."""
     health: str
     """The worst that any other says of it."""
@@ -56,7 +54,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingProcesses:
     """Processes of a job that cannot continue, and the members of the last view they wait for."""
 
     job: str
@@ -96,13 +94,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job of a namespace."""
+    """One job of a group."""
 
     job: str
-    authority: Report
+    authority: StatusReport
     """Whose view counts: of those who are active and up to date, the one of the largest view."""
     nodes: tuple[NodeStatus, ...]
-    reports: tuple[Report, ...]
+    reports: tuple[StatusReport, ...]
 
     @property
     def leader(self) -> str:
@@ -114,12 +112,18 @@ class JobStatus:
     def sentence(self) -> str:
         """The whole job in one sentence."""
         told = self.authority
+        is_plain = told.members and told.state == "active"
+        return self.headline if is_plain else f"{self.headline} ({told.reason})"
+
+    @property
+    def headline(self) -> str:
+        """The same without a reason."""
+        told = self.authority
         if not told.members:
-            return f'"{self.job}": no view yet ({told.reason})'
+            return f'"{self.job}": no view yet'
         count = len(told.members)
         text = f'"{self.job}": view {told.epoch} of {count} node{"s" * (count != 1)}, '
-        text += f"led by {self.leader}, {told.state}"
-        return text if told.state == "active" else f"{text} ({told.reason})"
+        return f"{text}led by {self.leader}, {told.state}"
 
     @property
     def remarks(self) -> list[str]:
@@ -173,16 +177,16 @@ class JobStatus:
         }
 
 
-def jobs_of(reports: Iterable[Report]) -> list[JobStatus]:
+def jobs_of(reports: Iterable[StatusReport]) -> list[JobStatus]:
     """The jobs that processes work on, by name; launchers and observers are left out."""
-    by_job: dict[str, list[Report]] = {}
+    by_job: dict[str, list[StatusReport]] = {}
     for report in reports:
         if report.role == "member":
             by_job.setdefault(report.job, []).append(report)
     return [_job(job, found) for job, found in sorted(by_job.items())]
 
 
-def waiting_of(reports: Iterable[Report]) -> list[dict[str, Any]]:
+def waiting_of(reports: Iterable[StatusReport]) -> list[dict[str, Any]]:
     """Who waits in ``potluck run`` for others, for programs."""
     return [
         {
@@ -198,7 +202,7 @@ def waiting_of(reports: Iterable[Report]) -> list[dict[str, Any]]:
     ]
 
 
-def waiting_for(reports: Iterable[Report]) -> Waiting | None:
+def waiting_for(reports: Iterable[StatusReport]) -> WaitingProcesses | None:
     """Which processes of one job wait for members of the last view, if any does."""
     waiting = [each for each in reports if each.role == "member" and each.missing]
     if not waiting:
@@ -209,13 +213,7 @@ def waiting_for(reports: Iterable[Report]) -> Waiting | None:
         silence = min(line.silence, missing[key][1]) if key in missing else line.silence
         missing[key] = line.name or line.node[:8], silence
     here = sorted({each.name or each.node[:8] for each in waiting})
-    return Waiting(waiting[0].job, tuple(here), tuple(sorted(missing.values())))
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Several names in a sentence."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    return WaitingProcesses(waiting[0].job, tuple(here), tuple(sorted(missing.values())))
 
 
 def _duration(seconds: float) -> str:
@@ -231,18 +229,26 @@ def story_of(
     waiting: Iterable[Mapping[str, Any]],
     troubles: Mapping[str, str],
     foreigners: Iterable[str] = (),
+    *,
+    has_network: bool = True,
 ) -> list[list[str]]:
-    """Everything in sentences, in paragraphs: the command and the dashboard say the same."""
+    """Everything in sentences, in paragraphs: the command and the dashboard say the same.
+
+    Without a network what is seen of others says nothing of them, and is left out.
+    """
     paragraphs = [[f"{namespace}, {each.sentence}", *each.remarks] for each in found]
     calls = [
         f'"{each["job"]}": {each["name"]} at {each["address"]} waits in `potluck run` '
         "for the others."
         for each in waiting
     ]
+    if not has_network:
+        headlines = [[f"{namespace}, {each.headline}"] for each in found]
+        return [*headlines, [*calls, NO_NETWORK]]
     if not paragraphs and not calls:
-        what = "anything" if job is None else f'"{job}"'
+        what = "No job" if job is None else f'No job "{job}"'
         calls = [
-            f'Nobody in "{namespace}" works on {what}, as far as can be seen here.',
+            f'{what} is running in "{namespace}".',
             *foreigners,
             "Start something with `potluck run`; `potluck doctor` looks for reasons.",
         ]
@@ -255,13 +261,13 @@ def story_of(
     return [*paragraphs, calls] if calls else paragraphs
 
 
-def is_whole(reports: Sequence[Report]) -> bool:
-    """Whether everybody has answered of whom anybody speaks."""
+def is_whole(reports: Sequence[StatusReport]) -> bool:
+    """Whether every member that any report names has answered."""
     known = {report.key for report in reports}
     return all((each.node, each.incarnation) in known for r in reports for each in r.members)
 
 
-def _job(job: str, reports: list[Report]) -> JobStatus:
+def _job(job: str, reports: list[StatusReport]) -> JobStatus:
     authority = _authority(reports)
     by_key = {report.key: report for report in reports}
     health: dict[tuple[str, int], HealthLine] = {}
@@ -282,7 +288,7 @@ def _job(job: str, reports: list[Report]) -> JobStatus:
     return JobStatus(job, authority, tuple(nodes), tuple(reports))
 
 
-def _authority(reports: Sequence[Report]) -> Report:
+def _authority(reports: Sequence[StatusReport]) -> StatusReport:
     """Whose view counts; one who has not heard of the next view of its lineage knows less."""
     latest: dict[str, int] = {}
     for report in reports:
@@ -295,55 +301,3 @@ def _authority(reports: Sequence[Report]) -> Report:
 
 def _severity(line: HealthLine) -> int:
     return _WORST.index(line.status) if line.status in _WORST else 0
-
-
-# --------------------------------------------------------------------------------------------------
-# What ``potluck doctor`` says of jobs that run: the sentences of ``potluck status``.
-
-LOOKING = 2.0
-"""Seconds after which those who have not answered are silent."""
-
-
-def look_at_jobs(
-    namespace: str | None, peers: Sequence[str]
-) -> tuple[list[JobStatus], list[list[str]]]:
-    """The jobs of a namespace, and everything in sentences; none if nobody works on anything."""
-    config = AutoDiscoveryConfig(job="doctor", namespace=namespace, peers=tuple(peers))
-    # With journals it knows, as the others who look on, who is gone and so refuses.
-    with Observer(config, journals=True) as observer:
-        try:
-            reports = observer.wait_until(
-                lambda reports: _is_complete(reports, observer.chronicle.journals), LOOKING
-            )
-        except Timeout:
-            reports = observer.reports
-        found, waiting = jobs_of(reports), waiting_of(reports)
-        if not found and not waiting:
-            return [], []
-        story = story_of(observer.namespace.name, None, found, waiting, observer.troubles)
-    return found, story
-
-
-def _is_complete(reports: list[Report], journals: Collection[tuple[str, int]]) -> bool:
-    members = {each.key for each in reports if each.role == "member"}
-    return bool(reports) and is_whole(reports) and members.issubset(journals)
-
-
-def findings_of(jobs: Iterable[JobStatus]) -> list[Finding]:
-    """Jobs that stand still, and members of whom the others say that they are not well."""
-    return [
-        Finding(
-            check="jobs",
-            cause=job.sentence,
-            evidence=tuple(job.remarks) or (job.authority.reason,),
-            fix="It goes on by itself when those it misses are back, or are known to be gone: see "
-            "whether they are on and reachable. `potluck status --watch` shows it.",
-            severity=Severity.PROBLEM if job.authority.state != "active" else Severity.NOTE,
-        )
-        for job in jobs
-        if job.authority.state != "active" or any(_is_ill(job))
-    ]
-
-
-def _is_ill(job: JobStatus) -> Iterable[bool]:
-    return (node.report is None or node.health in {"suspect", "dead"} for node in job.nodes)

@@ -1,4 +1,4 @@
-"""Reading dumps of flight recorders: whoever wrote them, a damaged one spoils no other.
+"""Reading dumps of flight recorders: a damaged file does not spoil the others.
 
 A dump may come from another machine, be cut off by a full disk, or be no dump at all.  Lines,
 files and numbers have bounds; what cannot be read is counted and told, the rest is used.
@@ -20,10 +20,11 @@ import msgspec
 
 from potluck import _time
 from potluck._decode import Reader, json_reader
-from potluck.errors import DistributedError
+from potluck._platform import AT_ONCE
+from potluck.apps.cli.output import list_names
+from potluck.errors import DistributedError, describe
 from potluck.trace.dump import SUFFIX
-from potluck.trace.recorder import VERSION, Header, Outcome, Record
-from potluck.trust.roster import listed
+from potluck.trace.recorder import VERSION, DumpHeader, OperationOutcome, TraceRecord
 
 LONGEST_LINE = 1 << 20
 """Bytes."""
@@ -49,8 +50,8 @@ class Dump:
     """What one process wrote."""
 
     path: Path
-    header: Header
-    records: tuple[Record, ...]
+    header: DumpHeader
+    records: tuple[TraceRecord, ...]
     skipped: int = 0
     """Lines that could not be read."""
 
@@ -66,12 +67,12 @@ class Dump:
 _WRONG = (msgspec.DecodeError, ValueError, RecursionError)
 """No JSON, no text, nested without end."""
 
-_headers: Reader[Header] = json_reader(Header)
-_records: Reader[Record] = json_reader(Record)
+_headers: Reader[DumpHeader] = json_reader(DumpHeader)
+_records: Reader[TraceRecord] = json_reader(TraceRecord)
 
 
 def read_dump(path: Path) -> Dump:
-    """What a file holds; raises :class:`UnreadableDump` where that is no dump."""
+    """What a file holds; raises :class:`UnreadableDump` for any other file."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
@@ -79,19 +80,18 @@ def read_dump(path: Path) -> Dump:
                 raise UnreadableDump(f"{path} is not a regular file")
             if state.st_size > LARGEST_FILE:
                 cause = f"it has {state.st_size} bytes; the largest has {LARGEST_FILE}"
-                raise UnreadableDump(f"{path} is no dump of a flight recorder", cause=cause)
+                raise UnreadableDump(f"{path} is not a trace file", cause=cause)
             lines = _lines(file)
             header = _read_header(path, next(lines, b""))
             records, skipped = _read_records(lines)
     except OSError as error:
-        cause = error.strerror or type(error).__name__
-        raise UnreadableDump(f"{path} could not be read", cause=cause) from None
+        raise UnreadableDump(f"{path} could not be read", cause=describe(error)) from None
     return Dump(path, header, tuple(records), skipped)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe that nobody writes to does not keep us waiting (Windows has none)."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    """Open a file; a pipe without a writer does not block (Windows has none)."""
+    return os.open(path, flags | AT_ONCE)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -108,15 +108,13 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
             line = file.readline(LONGEST_LINE)
 
 
-def _read_header(path: Path, line: bytes | None) -> Header:
+def _read_header(path: Path, line: bytes | None) -> DumpHeader:
     hint = "Give files that Potluck's flight recorder wrote (*.trace.jsonl)."
     try:
         header = _headers.decode(line or b"")
     except _WRONG as error:
-        what = "it is empty" if line == b"" else f"its first line is no header ({error})"
-        raise UnreadableDump(
-            f"{path} is no dump of a flight recorder", cause=what, hint=hint
-        ) from None
+        what = "it is empty" if line == b"" else f"its first line is not a header ({error})"
+        raise UnreadableDump(f"{path} is not a trace file", cause=what, hint=hint) from None
     if header.potluck_trace != VERSION:
         raise UnreadableDump(
             f"{path} was written by another version of Potluck",
@@ -128,7 +126,7 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     return header
 
 
-def _read_records(lines: Iterable[bytes | None]) -> tuple[list[Record], int]:
+def _read_records(lines: Iterable[bytes | None]) -> tuple[list[TraceRecord], int]:
     found, skipped = [], 0
     for line in lines:
         try:
@@ -159,7 +157,7 @@ def _merge_one(dumps: list[Dump]) -> Dump:
     last = dumps[-1]
     if len(dumps) == 1:
         return last
-    known: dict[object, Record] = {}
+    known: dict[object, TraceRecord] = {}
     for dump in dumps:  # what ran in an earlier dump has ended in a later one, or is there too
         for record in dump.records:
             key = (record.lane, record.group, record.view, record.what, record.begin, record.peer)
@@ -228,7 +226,7 @@ class Alignment:
     """Seconds by which two machines may be apart."""
 
 
-def key_of(record: Record) -> OperationKey:
+def key_of(record: TraceRecord) -> OperationKey:
     """What a collective has in common on all its ranks."""
     return record.view, record.group, record.members, record.number, record.what
 
@@ -258,7 +256,7 @@ def align(dumps: Sequence[Dump]) -> Alignment:
     return Alignment(tuple(offsets[home[index]] for index in range(len(dumps))), notes, uncertainty)
 
 
-Ended: TypeAlias = tuple[int, Record]
+Ended: TypeAlias = tuple[int, TraceRecord]
 """Whose it is, and what."""
 
 
@@ -267,7 +265,7 @@ def _common_operations(dumps: Sequence[Dump]) -> Iterable[tuple[Ended, Ended]]:
     found: dict[OperationKey, list[Ended]] = defaultdict(list)
     for index, dump in enumerate(dumps):
         for record in dump.records:
-            is_done = record.outcome is Outcome.DONE and record.end is not None
+            is_done = record.outcome is OperationOutcome.DONE and record.end is not None
             if is_done and record.lane == "collectives" and record.what in SYNCHRONISING:
                 found[key_of(record)].append((index, record))
     for ranks in found.values():
@@ -282,7 +280,7 @@ def matched_messages(dumps: Sequence[Dump]) -> list[tuple[Ended, Ended]]:
     received: list[tuple[object, Ended]] = []
     for index, dump in enumerate(dumps):
         for record in dump.records:
-            if record.lane != "messages" or record.outcome is not Outcome.DONE:
+            if record.lane != "messages" or record.outcome is not OperationOutcome.DONE:
                 continue
             is_send = record.what == "send"
             source, target = (record.rank, record.peer) if is_send else (record.peer, record.rank)
@@ -382,7 +380,7 @@ Who: TypeAlias = str
 """A process: its id, or its rank where there are no views."""
 
 
-class Cast:
+class TracedProcesses:
     """The processes that appear in some dumps, those that left none included."""
 
     def __init__(self, dumps: Sequence[Dump]) -> None:
@@ -417,7 +415,7 @@ class Cast:
     def called(self, who: Who) -> str:
         """A process for people, with its last rank.
 
-        >>> Cast([]).called("rank 3")
+        >>> TracedProcesses([]).called("rank 3")
         'rank 3'
         """
         name, rank = self._names.get(who), self._ranks.get(who, who)
@@ -436,11 +434,11 @@ class Cast:
 # What a timeline says, in sentences: who was waited for, what failed and why, what still ran.
 
 NOTICEABLE = 1e-4
-"""Seconds; shorter waits are nobody's fault."""
+"""Seconds; shorter waits are normal."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitTime:
     """For one rank, how long the others waited."""
 
     name: str
@@ -449,7 +447,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedOperation:
     """One operation that failed, on some ranks, for one reason."""
 
     what: str
@@ -458,17 +456,28 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Incident:
+    """What the dumps were written for."""
+
+    time: float
+    """Seconds since 1970, by the clock of the machine that wrote first."""
+    jobs: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """All of it."""
 
+    incident: Incident
     ranks: tuple[str, ...]
     """Whose dumps there are."""
     missing: tuple[str, ...]
     """Who took part and left no dump."""
     operations: int
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitTime, ...]
     """Most waited for first."""
-    failed: tuple[Failed, ...]
+    failed: tuple[FailedOperation, ...]
     running: tuple[str, ...]
     events: tuple[str, ...]
     """Deaths and losses, and the views that followed."""
@@ -476,9 +485,10 @@ class Summary:
 
 def summarize(dumps: Sequence[Dump], alignment: Alignment) -> Summary:
     """What the dumps say together."""
-    cast = Cast(dumps)
+    cast = TracedProcesses(dumps)
     count = sum(record.lane != "cluster" for dump in dumps for record in dump.records)
     return Summary(
+        incident=_incident(dumps),
         ranks=tuple(cast.called(who) for who in cast.present),
         missing=tuple(cast.called(who) for who in cast.missing),
         operations=count,
@@ -489,13 +499,22 @@ def summarize(dumps: Sequence[Dump], alignment: Alignment) -> Summary:
     )
 
 
+def _incident(dumps: Sequence[Dump]) -> Incident:
+    headers = sorted((dump.header for dump in dumps), key=lambda each: each.wall)
+    jobs = tuple(sorted({each.job for each in headers if each.job}))
+    reason = next((each.reason for each in headers if each.reason), "")
+    return Incident(headers[0].wall if headers else 0.0, jobs, reason)
+
+
 # -- who was waited for ------------------------------------------------------------------------
 
 
-def _waiting(dumps: Sequence[Dump], alignment: Alignment, cast: Cast) -> tuple[Waiting, ...]:
+def _waiting(
+    dumps: Sequence[Dump], alignment: Alignment, cast: TracedProcesses
+) -> tuple[WaitTime, ...]:
     """By who came last to each operation; where a rank gave no dump, by what the others noticed."""
-    found: dict[Who, Waiting] = {}
-    operations: dict[OperationKey, list[tuple[float, float, Record]]] = defaultdict(list)
+    found: dict[Who, WaitTime] = {}
+    operations: dict[OperationKey, list[tuple[float, float, TraceRecord]]] = defaultdict(list)
     for dump, offset in zip(dumps, alignment.offsets, strict=True):
         for record in dump.records:
             if record.lane == "collectives":
@@ -505,13 +524,13 @@ def _waiting(dumps: Sequence[Dump], alignment: Alignment, cast: Cast) -> tuple[W
     for key, ranks in operations.items():
         for rank, seconds in _shares(ranks, least).items():
             who = cast.at(key[0], rank)
-            entry = found.setdefault(who, Waiting(cast.called(who)))
+            entry = found.setdefault(who, WaitTime(cast.called(who)))
             entry.seconds += seconds
             entry.operations.add(key)
     return tuple(sorted(found.values(), key=lambda each: -each.seconds))
 
 
-def _shares(ranks: list[tuple[float, float, Record]], least: float) -> dict[int, float]:
+def _shares(ranks: list[tuple[float, float, TraceRecord]], least: float) -> dict[int, float]:
     """For one operation: how long each rank was waited for, by all others together."""
     shares: dict[int, float] = defaultdict(float)
     came, _, last = max(ranks, key=lambda each: each[0])
@@ -529,21 +548,21 @@ def _shares(ranks: list[tuple[float, float, Record]], least: float) -> dict[int,
 # -- what failed -------------------------------------------------------------------------------
 
 
-def _failed(dumps: Sequence[Dump]) -> tuple[Failed, ...]:
+def _failed(dumps: Sequence[Dump]) -> tuple[FailedOperation, ...]:
     """Each failure once, with the ranks that met it, in the order of time."""
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[TraceRecord]] = defaultdict(list)
     for dump in dumps:
         for record in dump.records:
-            if record.outcome is Outcome.FAILED:
+            if record.outcome is OperationOutcome.FAILED:
                 groups[_described(record), record.reason or record.error].append(record)
     ordered = sorted(groups.items(), key=lambda item: min(each.wall for each in item[1]))
     return tuple(
-        Failed(what, tuple(sorted({each.rank for each in records})), reason)
+        FailedOperation(what, tuple(sorted({each.rank for each in records})), reason)
         for (what, reason), records in ordered
     )
 
 
-def _described(record: Record) -> str:
+def _described(record: TraceRecord) -> str:
     if record.lane == "messages":
         way = "to" if record.what == "send" else "from"
         return f"{record.what} {way} rank {record.peer} of {_time.size(record.bytes)}"
@@ -554,17 +573,15 @@ def _described(record: Record) -> str:
     return f"{record.what} {record.number}{where}{size}"
 
 
-def _running(dumps: Sequence[Dump], cast: Cast) -> tuple[str, ...]:
+def _running(dumps: Sequence[Dump], cast: TracedProcesses) -> tuple[str, ...]:
     sentences = []
     for dump in dumps:
         for record in dump.records:
-            if record.outcome is Outcome.RUNNING:
+            if record.outcome is OperationOutcome.RUNNING:
                 seconds = max(0.0, dump.header.monotonic - record.begin)
                 who = cast.called(cast.of(dump))
-                awaited = listed(
-                    [cast.called(cast.at(record.view, rank)) for rank in record.waited]
-                )
-                waits = f", waiting for {awaited}" if record.waited else ""
+                awaited = [cast.called(cast.at(record.view, rank)) for rank in record.waited]
+                waits = f", waiting for {list_names(sorted(awaited))}" if awaited else ""
                 what = _described(record)
                 sentences.append(
                     f"{who[0].upper()}{who[1:]} was in {what} for {seconds:.3g} s{waits}."

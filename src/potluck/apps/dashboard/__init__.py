@@ -1,1 +1,1 @@
-"""The dashboard: one page that shows what a namespace does, live, without taking part in it."""
+"""The dashboard: one page that shows what a group does, live, without taking part in it."""

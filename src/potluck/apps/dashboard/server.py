@@ -10,16 +10,19 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,15 +32,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from potluck._decode import decode_json
+from potluck._platform import REUSES_ADDRESSES
 from potluck._process import Closing
 from potluck.apps.dashboard.state import Broadcast, TooManyViewers, Viewer, Watcher
-from potluck.cluster.observer import find_web_server
-from potluck.errors import BackendUnavailable, IoError
+from potluck.cluster.config import AutoDiscoveryConfig
+from potluck.cluster.observer import DashboardReply, DashboardRequest, find_web_server
+from potluck.errors import BackendUnavailable, DistributedError, IoError, describe
 from potluck.net.addresses import usable_hosts
-
-if TYPE_CHECKING:
-    from potluck.cluster.config import AutoDiscoveryConfig
-
 
 # --------------------------------------------------------------------------------------------------
 # The guard at the door of the dashboard: who may look, and what a browser may do with the page.
@@ -153,7 +155,7 @@ class Guard:
         policy, headers = self._policy, Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not policy.is_our_name(hosts[0]):
-            return _refuse(421, "This dashboard does not go by that name. Use its address.")
+            return _refuse(421, "Unknown Host header. Open the dashboard by its IP address.")
         if scope["method"] not in METHODS:
             return _refuse(405, "The dashboard can only be looked at.", {"allow": "GET, HEAD"})
         is_visit = headers.get("sec-fetch-mode") == "navigate"
@@ -169,7 +171,7 @@ class Guard:
         return None
 
     def _welcome(self) -> Response:
-        """Go on without the token in the address, where histories and logs would keep it."""
+        """Remove the token from the address, where histories and logs would keep it."""
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             self._policy.cookie, self._policy.pass_value, httponly=True, samesite="lax"
@@ -333,7 +335,7 @@ USUAL_PORTS = 10
 """Ports that are tried from the default one on, unless one is asked for."""
 
 SHORTEST_TOKEN = 16
-"""Characters of a token that somebody chose."""
+"""Characters of a token that the user chose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +396,7 @@ END_WITHIN = 2.0
 
 
 class Dashboard(Closing):
-    """Serves the dashboard of a namespace until it is closed; a context manager."""
+    """Serves the dashboard of a group until it is closed; a context manager."""
 
     def __init__(
         self,
@@ -464,7 +466,7 @@ class Dashboard(Closing):
         self._watcher.close()
 
 
-class PatientProtocol(H11Protocol):
+class TimeLimitedProtocol(H11Protocol):
     """HTTP whose patience has an end: with who does not ask, and with who does not read."""
 
     _hurry: asyncio.TimerHandle | None = None
@@ -472,7 +474,7 @@ class PatientProtocol(H11Protocol):
     _idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has connected: it has to ask something."""
+        """A browser has connected: it has to ask something."""
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._hurry = self.loop.call_later(ASK_WITHIN, self._give_up_unless_asked)
@@ -480,7 +482,7 @@ class PatientProtocol(H11Protocol):
 
     def _make_room(self) -> None:
         """Have fewer than the most, this one included."""
-        made = [each for each in self.connections if isinstance(each, PatientProtocol)]
+        made = [each for each in self.connections if isinstance(each, TimeLimitedProtocol)]
         open_ones = [each for each in made if not each.transport.is_closing()]
         idle = sorted(
             (each for each in open_ones if each is not self and each.is_idle),
@@ -529,7 +531,7 @@ def _server(site: Any) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             site,
-            http=PatientProtocol,
+            http=TimeLimitedProtocol,
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -560,7 +562,7 @@ def _listen(config: DashboardConfig) -> socket.socket:
     raise IoError(
         f"The dashboard cannot listen on {config.host or 'any address'}"
         + ("" if wanted is None else f", port {wanted}"),
-        cause=None if trouble is None else trouble.strerror or str(trouble),
+        cause=None if trouble is None else describe(trouble),
         hint="Choose another with --port, or --port 0 for any that is free."
         if is_about_port
         else "Name an address of this machine with --host; 0.0.0.0 means all of them.",
@@ -572,7 +574,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":
+        if REUSES_ADDRESSES:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(MAX_CONNECTIONS)
@@ -589,7 +591,48 @@ def _bind(host: str, port: int) -> socket.socket:
 def open_dashboard(
     observing: AutoDiscoveryConfig, config: DashboardConfig, *, job: str | None = None
 ) -> Dashboard:
-    """Serve the dashboard of a namespace, or of one job of it."""
+    """Serve the dashboard of a group, or of one job of it."""
     find_web_server()
 
     return Dashboard(observing, config, job=job)
+
+
+# --------------------------------------------------------------------------------------------------
+# The dashboard's own process: told on standard input what to show, and over when that ends.
+
+LONGEST_REQUEST = 1 << 18
+"""Bytes of what the parent asks for."""
+
+
+def main() -> None:
+    """Show what is asked for until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it is over
+    try:
+        request = decode_json(sys.stdin.buffer.readline(LONGEST_REQUEST), DashboardRequest)
+        observing = AutoDiscoveryConfig(
+            job=request.job,
+            namespace=request.resolve(),
+            peers=request.peers,
+            interfaces=request.interfaces,
+            virtual=request.virtual,
+            multicast=request.multicast,
+            known=request.known,
+        )
+        place = DashboardConfig(host=request.host, port=request.port)
+        served = open_dashboard(observing, place, job=request.job)
+    except (DistributedError, msgspec.DecodeError, OSError, ValueError) as error:
+        _answer(DashboardReply(trouble=str(error)[:1000]))
+        return
+    with served:
+        _answer(DashboardReply(url=served.url))
+        while os.read(sys.stdin.fileno(), 4096):
+            pass  # until the pipe ends
+
+
+def _answer(reply: DashboardReply) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

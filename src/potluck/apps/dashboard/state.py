@@ -21,8 +21,8 @@ import msgspec
 from potluck._process import Closing
 from potluck._types import LinkMatrix
 from potluck.apps.cli.status_facts import JobStatus, NodeStatus, jobs_of, story_of, waiting_of
-from potluck.cluster.observer import Chronicle, Gone, News, Observer
-from potluck.cluster.reports import EpochLine, Journal, Report
+from potluck.cluster.observer import GoneProcess, ObservedEvent, ObservedHistory, Observer
+from potluck.cluster.reports import EpochLine, Journal, StatusReport
 from potluck.logs import get_logger
 
 if TYPE_CHECKING:
@@ -178,10 +178,10 @@ class Gauges:
 
     def note(self, key: GaugeKey, figures: Mapping[str, float], now: float) -> None:
         """A process has told its counters."""
-        octets, waited = figures.get("collectives.bytes"), figures.get("waiting.total")
-        if octets is None and waited is None:
+        moved, waited = figures.get("collectives.bytes"), figures.get("waiting.total")
+        if moved is None and waited is None:
             return
-        current = (now, octets or 0.0, waited or 0.0)
+        current = (now, moved or 0.0, waited or 0.0)
         before = self._last.get(key)
         if before is not None and now - before[0] < EVERY:
             return
@@ -248,27 +248,36 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DashboardState:
     """What is known at one moment."""
 
     namespace: str
     job: str | None
-    reports: Sequence[Report]
+    reports: Sequence[StatusReport]
     troubles: Mapping[str, str]
     discovery: Mapping[str, str]
-    chronicle: Chronicle
+    history: ObservedHistory
     gauges: Gauges
     now: float
     foreigners: Sequence[str] = ()
     """What is seen of machines in other namespaces, in words."""
+    has_network: bool = True
 
 
-def draw(scene: Scene) -> dict[str, Any]:
+def draw(scene: DashboardState) -> dict[str, Any]:
     """The whole picture."""
     found, waiting = jobs_of(scene.reports), waiting_of(scene.reports)
-    story = story_of(scene.namespace, scene.job, found, waiting, scene.troubles, scene.foreigners)
-    journals = scene.chronicle.journals
-    gone = lately_gone(scene.chronicle, scene.now)
+    story = story_of(
+        scene.namespace,
+        scene.job,
+        found,
+        waiting,
+        scene.troubles,
+        scene.foreigners,
+        has_network=scene.has_network,
+    )
+    journals = scene.history.journals
+    gone = lately_gone(scene.history, scene.now)
     jobs = [_job(scene, each, journals, gone) for each in found]
     jobs += [_ended_job(scene, each, gone) for each in ended_jobs(found, gone)]
     return {
@@ -282,17 +291,17 @@ def draw(scene: Scene) -> dict[str, Any]:
     }
 
 
-def lately_gone(chronicle: Chronicle, now: float) -> list[Gone]:
+def lately_gone(history: ObservedHistory, now: float) -> list[GoneProcess]:
     """Members that are gone and still shown."""
     return [
         each
-        for each in chronicle.gone
+        for each in history.gone
         if each.report.role == "member" and now - each.time < SHOWN_FOR
     ]
 
 
-def ended_jobs(found: Sequence[JobStatus], gone: Sequence[Gone]) -> list[str]:
-    """Jobs on which nobody works any more, by name; what they came to is still shown."""
+def ended_jobs(found: Sequence[JobStatus], gone: Sequence[GoneProcess]) -> list[str]:
+    """Jobs that have ended, by name; their last state is still shown."""
     return sorted({each.report.job for each in gone} - {each.job for each in found})
 
 
@@ -309,7 +318,7 @@ def lighten(picture: dict[str, Any]) -> dict[str, Any]:
     return {**picture, "jobs": jobs}
 
 
-def draw_news(news: Sequence[News]) -> list[dict[str, Any]]:
+def draw_news(news: Sequence[ObservedEvent]) -> list[dict[str, Any]]:
     """What happened, for the page."""
     return [
         {
@@ -326,11 +335,14 @@ def draw_news(news: Sequence[News]) -> list[dict[str, Any]]:
 
 
 def _job(
-    scene: Scene, job: JobStatus, journals: Mapping[Key, Journal], gone: Sequence[Gone]
+    scene: DashboardState,
+    job: JobStatus,
+    journals: Mapping[Key, Journal],
+    gone: Sequence[GoneProcess],
 ) -> dict[str, Any]:
-    epochs = scene.chronicle.epochs(job.job)
+    epochs = scene.history.epochs(job.job)
     nodes = [_node(scene, each, journals) for each in job.nodes]
-    nodes += [_gone_node(each, epochs) for each in _unreplaced(scene.chronicle, job, gone)]
+    nodes += [_gone_node(each, epochs) for each in _unreplaced(scene.history, job, gone)]
     told, ring = job.authority, ring_of(job, journals)
     return {
         "job": job.job,
@@ -349,7 +361,9 @@ def _job(
     }
 
 
-def _unreplaced(chronicle: Chronicle, job: JobStatus, gone: Sequence[Gone]) -> list[Gone]:
+def _unreplaced(
+    history: ObservedHistory, job: JobStatus, gone: Sequence[GoneProcess]
+) -> list[GoneProcess]:
     """Processes of a job that are gone, without those in whose place their machine began another.
 
     A machine that was restarted is one machine; of several workers each stands for itself.
@@ -364,7 +378,7 @@ def _unreplaced(chronicle: Chronicle, job: JobStatus, gone: Sequence[Gone]) -> l
             (
                 key
                 for key in later
-                if key[0] == node and key[1] > incarnation and chronicle.since(key) > each.time
+                if key[0] == node and key[1] > incarnation and history.since(key) > each.time
             ),
             None,
         )
@@ -375,9 +389,9 @@ def _unreplaced(chronicle: Chronicle, job: JobStatus, gone: Sequence[Gone]) -> l
     return found
 
 
-def _ended_job(scene: Scene, job: str, gone: Sequence[Gone]) -> dict[str, Any]:
+def _ended_job(scene: DashboardState, job: str, gone: Sequence[GoneProcess]) -> dict[str, Any]:
     """What is left of a job: who worked on it, in which views, and how far it came."""
-    epochs = scene.chronicle.epochs(job)
+    epochs = scene.history.epochs(job)
     last = epochs[-1] if epochs else None
     return {
         "job": job,
@@ -396,7 +410,9 @@ def _ended_job(scene: Scene, job: str, gone: Sequence[Gone]) -> dict[str, Any]:
     }
 
 
-def _node(scene: Scene, node: NodeStatus, journals: Mapping[Key, Journal]) -> dict[str, Any]:
+def _node(
+    scene: DashboardState, node: NodeStatus, journals: Mapping[Key, Journal]
+) -> dict[str, Any]:
     key = (node.node, node.incarnation)
     journal = journals.get(key)
     figures = journal.figures if journal else {}
@@ -422,7 +438,7 @@ def _shown(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _waits_for(figures: Mapping[str, float]) -> int | None:
-    """The rank for which a process has waited longest; None if it has waited for nobody."""
+    """The rank for which a process has waited longest; None if it has not waited."""
     waited = {
         int(rank): seconds
         for name, seconds in figures.items()
@@ -435,8 +451,8 @@ def _is_rank(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS
 
 
-def _gone_node(gone: Gone, epochs: Sequence[EpochLine]) -> dict[str, Any]:
-    """Somebody who was here, with the sentence by which the others went on."""
+def _gone_node(gone: GoneProcess, epochs: Sequence[EpochLine]) -> dict[str, Any]:
+    """A process that was here, with the reason with which the others continued."""
     told = gone.report
     name = name_key(told.key)
     was_in = [number for number, epoch in enumerate(epochs) if name in epoch.members]
@@ -480,10 +496,10 @@ LOOK_EVERY = 0.25
 """Seconds between two looks: as often as everybody is asked."""
 
 MANY = 32
-"""Processes; of so many more, each look comes that much later: pictures grow with their number."""
+"""Processes; for each further group of this size, pictures come one interval later."""
 
 TELL_EVERY = 1.0
-"""Seconds after which the page is told that nothing has changed: its clocks go on."""
+"""Seconds after which the page is told that nothing has changed, for its clocks."""
 
 
 class Watcher(Closing):
@@ -513,17 +529,18 @@ class Watcher(Closing):
         observer, now = self.observer, time.time()
         reports = [each for each in observer.reports if each.role != "observer"]
         self._measure(reports, now)
-        gone = [each.report for each in lately_gone(observer.chronicle, now)]
+        gone = [each.report for each in lately_gone(observer.history, now)]
         self._gauges.keep((each.key for each in reports), {each.job for each in (*reports, *gone)})
         picture = draw(
-            Scene(
+            DashboardState(
                 namespace=observer.namespace.name,
                 job=observer.job,
                 reports=reports,
                 troubles=observer.troubles,
                 foreigners=observer.foreigners,
+                has_network=observer.has_network,
                 discovery=observer.discovery_status,
-                chronicle=observer.chronicle,
+                history=observer.history,
                 gauges=self._gauges,
                 now=now,
             )
@@ -533,11 +550,11 @@ class Watcher(Closing):
             self._told, self._told_at = changed, now
             whole, light = msgspec.json.encode(picture), msgspec.json.encode(lighten(picture))
             self._broadcast.show(whole, light)
-        for each in observer.chronicle.news(self._broadcast.last_number):
+        for each in observer.history.news(self._broadcast.last_number):
             self._broadcast.tell(each.number, msgspec.json.encode(draw_news([each])[0]))
 
-    def _measure(self, reports: Sequence[Report], now: float) -> None:
-        journals = self.observer.chronicle.journals
+    def _measure(self, reports: Sequence[StatusReport], now: float) -> None:
+        journals = self.observer.history.journals
         told: dict[str, list[tuple[float, float]]] = {}
         for report in reports:
             figures = journals[report.key].figures if report.key in journals else {}
@@ -677,7 +694,7 @@ class Broadcast:
         return self._is_over
 
     def unseen(self, seen: Seen) -> tuple[bytes, Seen]:
-        """What somebody has not seen yet, as events for its page, and what it has seen then."""
+        """What a page has not seen yet, as events, and what it has seen then."""
         with self._lock:
             version, number = self._version, seen.number
             parts = []

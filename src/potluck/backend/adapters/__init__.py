@@ -1,1 +1,1 @@
-"""Engines below: what moves bytes where somebody else has already connected the ranks."""
+"""Adapters for engines, such as MPI, that have already connected the ranks and move the bytes."""

@@ -1,8 +1,9 @@
-"""EngineBackend: the mesh of ranks over an engine that somebody else has started.
+"""EngineBackend: the mesh of ranks over an engine that another library has started.
 
 An engine, such as MPI or a process group of PyTorch, sends messages between ranks; a mesh wants
-streams.  So each link of the mesh is a pipe in memory whose far end, a :class:`Terminal`, belongs
-to the engine: what the mesh writes is sent as messages, and messages that come in are written back.
+streams.  So each link of the mesh is a pipe in memory whose far end, an :class:`EngineEndpoint`,
+belongs to the engine: what the mesh writes is sent as messages, and messages that come in are
+written back.
 
 Tags, groups, barriers, remote calls, compression and all collectives then work as over TCP.  What
 the engine does better itself, it is asked to do: see ``Backend.all_reduce_by_engine``.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from potluck._process import ForkSafeLock
 from potluck.backend.base import Backend
 from potluck.backend.mesh import MeshBackend
-from potluck.backend.messages import Limits
+from potluck.backend.messages import MessageLimits
 from potluck.errors import DistributedError
 from potluck.net.memory import MemoryPoller, pipe
 
@@ -52,7 +53,7 @@ def is_special(dtype: np.dtype[Any], op: str) -> bool:
     return op not in {"sum", "mean", "product"}  # of NaN, and of bits that stand for fractions
 
 
-class Terminal:
+class EngineEndpoint:
     """The engine's end of one link.  One thread may put, another take."""
 
     def __init__(self, peer: int, name: str) -> None:
@@ -116,9 +117,9 @@ class EngineBackend(MeshBackend):
     """Its name, for people."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size, MemoryPoller(), Limits())
+        super().__init__(rank, world_size, MemoryPoller(), MessageLimits())
         self._terminals = {
-            peer: Terminal(peer, f"rank {peer} by {self.engine}")
+            peer: EngineEndpoint(peer, f"rank {peer} by {self.engine}")
             for peer in range(world_size)
             if peer != rank
         }
@@ -199,7 +200,7 @@ class PlainMesh(EngineBackend):
             self._start(partial(self._send_all, terminal), "plain-out")
             self._start(partial(self._receive_all, terminal), "plain-in")
 
-    def _send_all(self, terminal: Terminal) -> None:
+    def _send_all(self, terminal: EngineEndpoint) -> None:
         """Send what the mesh writes, until it ends."""
         try:
             while chunk := terminal.take():
@@ -209,7 +210,7 @@ class PlainMesh(EngineBackend):
         except Exception:  # noqa: BLE001 - whatever the user's code raises, this peer is lost
             terminal.close()
 
-    def _receive_all(self, terminal: Terminal) -> None:
+    def _receive_all(self, terminal: EngineEndpoint) -> None:
         """Give the mesh what comes in, until the peer or the mesh ends."""
         try:
             while True:
@@ -222,7 +223,7 @@ class PlainMesh(EngineBackend):
         else:
             (terminal.close if size else terminal.finish)()
 
-    def _receive(self, terminal: Terminal, size: int) -> bytearray:
+    def _receive(self, terminal: EngineEndpoint, size: int) -> bytearray:
         inbox = bytearray(size)
         while True:
             try:

@@ -41,13 +41,13 @@ class HybridBackend(Backend):
             raise InvalidWorldSize(
                 engine.world_size,
                 minimum=messages.world_size,
-                hint=f"The engine has other ranks than the {messages.world_size} for messages.",
+                hint=f"The engine must have the same {messages.world_size} ranks as the messages.",
             )
         if messages.rank != engine.rank:
             raise InvalidRank(
                 engine.rank,
                 messages.world_size,
-                hint=f"This process is rank {messages.rank} for messages: make them the same.",
+                hint=f"This process has rank {messages.rank} for messages: use the same rank.",
             )
         self.messages = messages
         self.engine = engine
@@ -93,7 +93,7 @@ class HybridBackend(Backend):
         return self.messages.open_stream(rank, purpose, deadline, look)
 
     def abandon_streams(self, is_over: Callable[[str], bool]) -> None:
-        """Close connections that nobody here will ask for again."""
+        """Close connections that are not needed here any more."""
         self.messages.abandon_streams(is_over)
 
     def make_poller(self) -> Poller:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from potluck.backend.adapters.base import CHUNK, EngineBackend, Terminal, is_special
+from potluck.backend.adapters.base import CHUNK, EngineBackend, EngineEndpoint, is_special
 from potluck.errors import BackendUnavailable, PeerLost, Timeout
 from potluck.schedule.reduce import ReduceOp
 
@@ -115,7 +115,7 @@ class MpiBackend(EngineBackend):
         moved |= self._receive()
         return self._serve() or moved
 
-    def _send(self, peer: int, terminal: Terminal) -> bool:
+    def _send(self, peer: int, terminal: EngineEndpoint) -> bool:
         flights = self._leaving[peer]
         moved = False
         while flights and flights[0][0].Test():
@@ -197,10 +197,8 @@ class MpiBackend(EngineBackend):
         self, array: npt.NDArray[np.generic], root: int, timeout: float | None
     ) -> bool:
         """Bring the root's values to all ranks, in place."""
-        octets = memoryview(array.view("u1"))  # type: ignore[arg-type]
-        self._ask(
-            lambda: self._comm.Ibcast([octets, self._mpi.BYTE], root=root), timeout, "broadcast"
-        )
+        raw = memoryview(array.view("u1"))  # type: ignore[arg-type]
+        self._ask(lambda: self._comm.Ibcast([raw, self._mpi.BYTE], root=root), timeout, "broadcast")
         return True
 
     def _ask(self, start: Callable[[], Any], timeout: float | None, what: str) -> None:
@@ -211,13 +209,11 @@ class MpiBackend(EngineBackend):
             outcome.result(timeout)
         except TimeoutError:
             raise Timeout(
-                f"The {what} by MPI on rank {self.rank} took more than {timeout:g} s",
+                f"The MPI {what} timed out after {timeout:g} s on rank {self.rank}",
                 seconds=timeout or 0.0,
             ) from None
         except self._mpi.Exception as error:
-            raise PeerLost(
-                f"The {what} by MPI failed on rank {self.rank}", cause=str(error)
-            ) from None
+            raise PeerLost(f"The MPI {what} failed on rank {self.rank}", cause=str(error)) from None
 
     def close(self) -> None:
         """Leave the group; MPI itself stays as it is."""
@@ -245,8 +241,8 @@ def _load() -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise BackendUnavailable(
-            "mpi4py is not here, or finds no MPI",
+            "mpi4py is not installed, or it cannot find an MPI library",
             cause=str(error),
-            hint="pip install 'potluck[mpi]', and an MPI such as Open MPI.",
+            hint="Run pip install 'potluck[mpi]' and install an MPI library such as Open MPI.",
         ) from None
     return MPI

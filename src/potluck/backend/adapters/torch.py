@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from potluck._process import ForkSafeLock
-from potluck.backend.adapters.base import CHUNK, EngineBackend, Terminal, is_special
+from potluck.backend.adapters.base import CHUNK, EngineBackend, EngineEndpoint, is_special
 from potluck.errors import BackendUnavailable, DistributedError, PeerLost, Timeout
 from potluck.schedule.reduce import ReduceOp
 
@@ -99,7 +99,7 @@ class TorchBackend(EngineBackend):
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _send_all(self, terminal: Terminal) -> None:
+    def _send_all(self, terminal: EngineEndpoint) -> None:
         """Send what the mesh writes, until it ends."""
         import torch
 
@@ -118,7 +118,7 @@ class TorchBackend(EngineBackend):
         head = torch.tensor([size], dtype=torch.int64, device=self._device)
         self._group.send([head], peer, self._tag).wait(_PATIENCE)
 
-    def _receive_all(self, terminal: Terminal) -> None:
+    def _receive_all(self, terminal: EngineEndpoint) -> None:
         """Give the mesh what comes in, until the peer or the mesh ends."""
         import torch
 
@@ -211,7 +211,7 @@ class TorchBackend(EngineBackend):
         return PeerLost(
             f"The {what} by {self.engine} failed on rank {self.rank}",
             cause=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            hint="A rank may have ended: look at the output of the others.",
+            hint="Another rank may have ended: check the output of the other ranks.",
         )
 
 
@@ -220,7 +220,7 @@ def _load() -> ModuleType:
         import torch.distributed
     except ImportError as error:
         raise BackendUnavailable(
-            "PyTorch is not here", cause=str(error), hint="pip install 'potluck[torch]'"
+            "PyTorch is not installed", cause=str(error), hint="Run pip install 'potluck[torch]'."
         ) from None
     if not torch.distributed.is_available():
         raise BackendUnavailable("This build of PyTorch has no torch.distributed")

@@ -11,30 +11,30 @@ from dataclasses import replace
 
 from potluck.schedule.algorithms import direct
 from potluck.schedule.schedule import Algorithm, Draft, Maker, Program
-from potluck.schedule.task import Collective, Layout, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Task
 
 
-def owned_by(centre: int, layout: Layout) -> Layout:
+def owned_by(centre: int, layout: AlgorithmSettings) -> AlgorithmSettings:
     """The layout in which one rank owns everything."""
     return replace(layout, shares=tuple(int(rank == centre) for rank in range(len(layout.order))))
 
 
-def all_reduce(task: Task, layout: Layout) -> Maker:
+def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """The first of the order adds everything up and tells all."""
     return direct.all_reduce(task, owned_by(layout.order[0], layout))
 
 
-def reduce(task: Task, layout: Layout) -> Maker:
+def reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """The root adds everything up."""
     return direct.reduce(task, owned_by(task.root, layout))
 
 
-def broadcast(task: Task, layout: Layout) -> Maker:
+def broadcast(task: Task, layout: AlgorithmSettings) -> Maker:
     """The root tells all."""
     return direct.broadcast(task, owned_by(task.root, layout))
 
 
-def gather(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - there is one way only
+def gather(task: Task, layout: AlgorithmSettings) -> Maker:  # noqa: ARG001 - there is one way only
     """Everybody sends its block to the root."""
     blocks = task.spans()
 
@@ -51,7 +51,7 @@ def gather(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - there is one 
     return program
 
 
-def scatter(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - there is one way only
+def scatter(task: Task, layout: AlgorithmSettings) -> Maker:  # noqa: ARG001 - there is one way only
     """The root sends everybody its block."""
     blocks = task.spans()
 

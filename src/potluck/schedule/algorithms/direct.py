@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Place, Program, Step
-from potluck.schedule.task import Collective, Layout, Span, Task, cut, facing, split
+from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Operand, Program, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task, cut, facing, split
 
 MOST_SEGMENTS = 8
 """More would shorten the tail by less than a piece takes, and lengthen every program."""
@@ -24,7 +24,7 @@ Owners = dict[int, list[Span]]
 """For each rank with a share: its segments."""
 
 
-def share_out(task: Task, layout: Layout) -> Owners:
+def share_out(task: Task, layout: AlgorithmSettings) -> Owners:
     """Who owns what, in segments of about a piece; all owners have equally many."""
     spans = split(Span(0, task.total), layout.shares)
     longest = max(span.length for span in spans)
@@ -44,17 +44,17 @@ def around(rank: int, ranks: Sequence[int]) -> tuple[int, ...]:
     )
 
 
-def gathering(task: Task, rank: int, segment: Span) -> Step:
+def gathering(task: Task, rank: int, segment: Span) -> ScheduleStep:
     """The step with which an owner adds up everybody's part of a segment, in the order of ranks."""
     sources = tuple(other for other in range(task.world_size) if other != rank)
     takes = (Form.DATA,) * len(sources)
-    return Step(*segment, sources, takes, own=Place.INPUT, own_at=rank, final=True)
+    return ScheduleStep(*segment, sources, takes, own=Operand.INPUT, own_at=rank, final=True)
 
 
 class Sharing:
     """Every owner reduces its share; those who are ``readers`` get the results."""
 
-    def __init__(self, task: Task, layout: Layout, readers: Sequence[int]) -> None:
+    def __init__(self, task: Task, layout: AlgorithmSettings, readers: Sequence[int]) -> None:
         self._task = task
         self._readers = readers
         self._owners = share_out(task, layout)
@@ -79,7 +79,7 @@ class Sharing:
     def _add_up(self, draft: Draft, rank: int, _: tuple[int, ...], segment: int) -> None:
         if rank in self._owners:
             step = gathering(self._task, rank, self._owners[rank][segment])
-            into = Place.OUTPUT if rank in self._readers else None
+            into = Operand.OUTPUT if rank in self._readers else None
             draft.add(step._replace(into=into, to=around(rank, self._readers)))
 
     def _store(self, draft: Draft, rank: int, others: tuple[int, ...], segment: int) -> None:
@@ -88,17 +88,17 @@ class Sharing:
                 draft.store(self._owners[owner][segment], source=owner)
 
 
-def all_reduce(task: Task, layout: Layout) -> Maker:
+def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Reduce each share at its owner, then everybody gets every share."""
     return Sharing(task, layout, range(task.world_size)).program
 
 
-def reduce(task: Task, layout: Layout) -> Maker:
+def reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Reduce each share at its owner, then the root gets every share."""
     return Sharing(task, layout, (task.root,)).program
 
 
-def reduce_scatter(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - the blocks are the shares
+def reduce_scatter(task: Task, layout: AlgorithmSettings) -> Maker:  # noqa: ARG001 - the blocks are the shares
     """Reduce each block at the rank it belongs to."""
     blocks = task.spans()
 
@@ -106,13 +106,13 @@ def reduce_scatter(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - the b
         draft = Draft.of(task, rank)
         for other in around(rank, range(task.world_size)):
             draft.send(blocks[other], to=(other,))
-        draft.add(gathering(task, rank, blocks[rank])._replace(into=Place.OUTPUT))
+        draft.add(gathering(task, rank, blocks[rank])._replace(into=Operand.OUTPUT))
         return draft.finish()
 
     return program
 
 
-def broadcast(task: Task, layout: Layout) -> Maker:
+def broadcast(task: Task, layout: AlgorithmSettings) -> Maker:
     """The root hands each owner its share, and the owner passes it to all others."""
     shares = split(Span(0, task.total), layout.shares)
     owners = [rank for rank, share in enumerate(shares) if share.length]
@@ -136,7 +136,7 @@ def broadcast(task: Task, layout: Layout) -> Maker:
     return program
 
 
-def all_gather(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - the blocks are the shares
+def all_gather(task: Task, layout: AlgorithmSettings) -> Maker:  # noqa: ARG001 - the blocks are the shares
     """Everybody sends its block to everybody."""
     blocks = task.spans()
 
@@ -151,7 +151,7 @@ def all_gather(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - the block
     return program
 
 
-def all_to_all(task: Task, layout: Layout) -> Maker:  # noqa: ARG001 - the matrix says it all
+def all_to_all(task: Task, layout: AlgorithmSettings) -> Maker:  # noqa: ARG001 - the matrix says it all
     """Everybody sends each its own part."""
     return lambda rank: exchange(rank, task.sends(rank), task.receives(rank))
 

@@ -2,7 +2,7 @@
 
 For short vectors, where only the number of hops counts.  To reduce, a rank exchanges the whole
 vector with partners at distance 1, 2, 4 …; both add in the order of their places, so both get the
-same bits. If the number of ranks is no power of two, those beyond hand their vector to a partner
+same bits. If the number of ranks is not a power of two, the rest hand their vector to a partner
 first and get the result from it last.  Gathering and the barrier need no such detour: they pass
 what they know to the rank 1, 2, 4 … places further.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Place, Program, Step
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Operand, Program, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 
 
-def all_reduce(task: Task, layout: Layout) -> Maker:
+def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Exchange and add with partners at doubling distances."""
     order, size = layout.order, task.world_size
     core = 1 << (size.bit_length() - 1)  # the largest power of two that fits
@@ -31,21 +31,21 @@ def all_reduce(task: Task, layout: Layout) -> Maker:
         hosts = place < guests
         if hosts:
             guest = (order[place + core],)
-            draft.add(Step(*span, guest, (Form.DATA,), own=Place.INPUT, into=Place.SUM))
+            draft.add(ScheduleStep(*span, guest, (Form.DATA,), own=Operand.INPUT, into=Operand.SUM))
         distance = 1
         while distance < core:
             partner = place ^ distance
             summed = hosts if distance == 1 else True
             takes = Form.PARTIAL if distance > 1 or partner < guests else Form.DATA
-            own, gives = (Place.SUM, Form.PARTIAL) if summed else (Place.INPUT, Form.DATA)
+            own, gives = (Operand.SUM, Form.PARTIAL) if summed else (Operand.INPUT, Form.DATA)
             draft.send(span, to=(order[partner],), own=own, gives=gives)
-            step = Step(*span, (order[partner],), (takes,), own, int(partner < place))
+            step = ScheduleStep(*span, (order[partner],), (takes,), own, int(partner < place))
             distance *= 2
             if distance < core:
-                draft.add(step._replace(into=Place.SUM, gives=Form.PARTIAL))
+                draft.add(step._replace(into=Operand.SUM, gives=Form.PARTIAL))
             else:
                 to = (order[place + core],) if hosts else ()
-                draft.add(step._replace(into=Place.OUTPUT, to=to, final=True))
+                draft.add(step._replace(into=Operand.OUTPUT, to=to, final=True))
 
     def program(rank: int) -> Program:
         draft = Draft.of(task, rank)
@@ -61,7 +61,7 @@ def all_reduce(task: Task, layout: Layout) -> Maker:
     return program
 
 
-def barrier(task: Task, layout: Layout) -> Maker:
+def barrier(task: Task, layout: AlgorithmSettings) -> Maker:
     """Tell the one 1, 2, 4 … places further whom you have heard of.
 
     One who is heard of twice counts once: this serves only reductions for which that is so.
@@ -76,13 +76,13 @@ def barrier(task: Task, layout: Layout) -> Maker:
             draft.keep(span, final=True)
         distance = 1
         while distance < size:
-            own, form = (Place.SUM, Form.PARTIAL) if distance > 1 else (Place.INPUT, Form.DATA)
+            own, form = (Operand.SUM, Form.PARTIAL) if distance > 1 else (Operand.INPUT, Form.DATA)
             last = 2 * distance >= size
             draft.send(span, to=(order[(place + distance) % size],), own=own, gives=form)
             source = order[(place - distance) % size]
-            into = Place.OUTPUT if last else Place.SUM
+            into = Operand.OUTPUT if last else Operand.SUM
             gives = Form.DATA if last else Form.PARTIAL
-            step = Step(*span, (source,), (form,), own, into=into, gives=gives, final=last)
+            step = ScheduleStep(*span, (source,), (form,), own, into=into, gives=gives, final=last)
             draft.add(step)
             distance *= 2
         return draft.finish()
@@ -90,7 +90,7 @@ def barrier(task: Task, layout: Layout) -> Maker:
     return program
 
 
-def all_gather(task: Task, layout: Layout) -> Maker:
+def all_gather(task: Task, layout: AlgorithmSettings) -> Maker:
     """Pass every block you have to the one 1, 2, 4 … places further."""
     order, size = layout.order, task.world_size
     spans = task.spans()
@@ -104,7 +104,7 @@ def all_gather(task: Task, layout: Layout) -> Maker:
             known = min(distance, size - distance)  # the last time not all of it is news
             right, left = order[(place + distance) % size], order[(place - distance) % size]
             for span in _joined(spans[order[place - back]] for back in range(known)):
-                draft.send(span, to=(right,), own=Place.OUTPUT)
+                draft.send(span, to=(right,), own=Operand.OUTPUT)
             news = range(distance, distance + known)
             for span in _joined(spans[order[place - back]] for back in news):
                 draft.store(span, source=left)

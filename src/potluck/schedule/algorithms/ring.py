@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from potluck.schedule.algorithms import tree
-from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Place, Program, Step
-from potluck.schedule.task import Collective, Layout, Span, Task, cut, split
+from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Operand, Program, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task, cut, split
 
 
 def waves(segments: int, turns: int) -> Iterator[tuple[int, int]]:
@@ -37,7 +37,7 @@ def segmented(blocks: list[Span], piece: int) -> list[list[Span]]:
     return [cut(block, segments) for block in blocks]
 
 
-def travel(task: Task, layout: Layout, blocks: list[Span], turns: int) -> Maker:
+def travel(task: Task, layout: AlgorithmSettings, blocks: list[Span], turns: int) -> Maker:
     """Blocks go round in ``turns`` steps; block *b* is complete at place *b* of the order.
 
     Of N ranks, the first adds nothing, N − 1 add their part, and further ones store the result.
@@ -57,37 +57,37 @@ def travel(task: Task, layout: Layout, blocks: list[Span], turns: int) -> Maker:
     return program
 
 
-def hop(turn: int, turns: int, size: int, left: int, right: int) -> Step:
+def hop(turn: int, turns: int, size: int, left: int, right: int) -> ScheduleStep:
     """What a rank does with a block on its turn, wherever the block lies."""
     to = (right,) if turn < turns - 1 else ()
     if turn == size - 1:  # it has been everywhere; alone, it starts and ends here
         sources, takes = ((left,), (_arriving(turn),)) if turn else ((), ())
-        into = Place.OUTPUT
-        return Step(0, 0, sources, takes, Place.INPUT, turn and 1, into, to, final=True)
+        into = Operand.OUTPUT
+        return ScheduleStep(0, 0, sources, takes, Operand.INPUT, turn and 1, into, to, final=True)
     if turn >= size:
-        return Step(0, 0, (left,), (Form.DATA,), into=Place.OUTPUT, to=to)
+        return ScheduleStep(0, 0, (left,), (Form.DATA,), into=Operand.OUTPUT, to=to)
     if turn == 0:
-        return Step(0, 0, own=Place.INPUT, to=to)
-    return Step(0, 0, (left,), (_arriving(turn),), Place.INPUT, 1, None, to, Form.PARTIAL)
+        return ScheduleStep(0, 0, own=Operand.INPUT, to=to)
+    return ScheduleStep(0, 0, (left,), (_arriving(turn),), Operand.INPUT, 1, None, to, Form.PARTIAL)
 
 
 def _arriving(turn: int) -> Form:
     return Form.DATA if turn == 1 else Form.PARTIAL
 
 
-def all_reduce(task: Task, layout: Layout) -> Maker:
+def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Blocks go round twice: as sums, then as results."""
     blocks = split(Span(0, task.total), (1,) * task.world_size)
     return travel(task, layout, blocks, turns=2 * task.world_size - 1)
 
 
-def reduce_scatter(task: Task, layout: Layout) -> Maker:
+def reduce_scatter(task: Task, layout: AlgorithmSettings) -> Maker:
     """Blocks go round once and end where they belong."""
     spans = task.spans()
     return travel(task, layout, [spans[rank] for rank in layout.order], turns=task.world_size)
 
 
-def all_gather(task: Task, layout: Layout) -> Maker:
+def all_gather(task: Task, layout: AlgorithmSettings) -> Maker:
     """Blocks go round once and are stored everywhere."""
     order, size = layout.order, task.world_size
     spans = task.spans()
@@ -105,13 +105,13 @@ def all_gather(task: Task, layout: Layout) -> Maker:
     return program
 
 
-def reduce(task: Task, layout: Layout) -> Maker:
+def reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """A sum that grows round the ring and ends at the root."""
     first, *others = layout.turned_to(task.root)
     return tree.reduce_along(task, (first, *reversed(others)), arity=1)
 
 
-def broadcast(task: Task, layout: Layout) -> Maker:
+def broadcast(task: Task, layout: AlgorithmSettings) -> Maker:
     """From the root round the ring, piece by piece."""
     return tree.broadcast_along(task, layout.turned_to(task.root), arity=1)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Place, Program, Step
-from potluck.schedule.task import Collective, Layout, Span, Task
+from potluck.schedule.schedule import Algorithm, Draft, Form, Maker, Operand, Program, ScheduleStep
+from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task
 
 
 def parent_of(place: int, arity: int) -> int | None:
@@ -31,7 +31,7 @@ def children_of(place: int, arity: int, size: int) -> range:
     return range(min(place * arity + 1, size), min(place * arity + arity + 1, size))
 
 
-class Family:
+class TreeShape:
     """Who is whose parent, as ranks."""
 
     def __init__(self, order: Sequence[int], arity: int) -> None:
@@ -53,16 +53,16 @@ class Family:
         """Add up what comes from below, and hand it up; the root has the sum, and sends it on."""
         below, above = self.children(rank), self.parent(rank)
         takes = tuple(Form.PARTIAL if self.children(child) else Form.DATA for child in below)
-        step = Step(*span, below, takes, own=Place.INPUT)
+        step = ScheduleStep(*span, below, takes, own=Operand.INPUT)
         if above is None:
-            draft.add(step._replace(final=True, into=Place.OUTPUT, to=to_all))
+            draft.add(step._replace(final=True, into=Operand.OUTPUT, to=to_all))
         else:
             draft.add(step._replace(to=(above,), gives=Form.PARTIAL if below else Form.DATA))
 
 
-def all_reduce(task: Task, layout: Layout) -> Maker:
+def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Sums rise to the first of the order, the result sinks."""
-    family = Family(layout.order, layout.arity)
+    family = TreeShape(layout.order, layout.arity)
     span = Span(0, task.total)
 
     def program(rank: int) -> Program:
@@ -76,19 +76,19 @@ def all_reduce(task: Task, layout: Layout) -> Maker:
     return program
 
 
-def reduce(task: Task, layout: Layout) -> Maker:
+def reduce(task: Task, layout: AlgorithmSettings) -> Maker:
     """Sums rise to the root."""
     return reduce_along(task, layout.headed_by(task.root), layout.arity)
 
 
-def broadcast(task: Task, layout: Layout) -> Maker:
+def broadcast(task: Task, layout: AlgorithmSettings) -> Maker:
     """The root's vector sinks."""
     return broadcast_along(task, layout.headed_by(task.root), layout.arity)
 
 
 def reduce_along(task: Task, order: Sequence[int], arity: int) -> Maker:
     """Sums rise along a tree whose root comes first in ``order``."""
-    family = Family(order, arity)
+    family = TreeShape(order, arity)
 
     def program(rank: int) -> Program:
         draft = Draft.of(task, rank)
@@ -100,7 +100,7 @@ def reduce_along(task: Task, order: Sequence[int], arity: int) -> Maker:
 
 def broadcast_along(task: Task, order: Sequence[int], arity: int) -> Maker:
     """A vector sinks along a tree whose root comes first in ``order``."""
-    family = Family(order, arity)
+    family = TreeShape(order, arity)
     span = Span(0, task.total)
 
     def program(rank: int) -> Program:

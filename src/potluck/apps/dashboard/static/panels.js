@@ -60,12 +60,13 @@ function figures(store) {
   const steps = all("training.step");
   if (steps.length) {
     const pace = all("training.step_ms");
-    found.push(["step", count(Math.max(...steps)), pace.length ? `${seconds(Math.max(...pace) / 1e3)} each` : ""]);
+    found.push(["step", count(Math.max(...steps)), Math.max(...pace, 0) ? `${seconds(Math.max(...pace) / 1e3)} per step` : ""]);
   }
   const losses = all("training.loss");
   if (losses.length) found.push(["loss", number(sum(losses) / losses.length), "mean of ranks"]);
   const speed = all("training.samples_per_second");
-  if (speed.length) found.push(["samples", `${count(sum(speed))}/s`, "all ranks"]);
+  // Every rank tells what all of them do together; the slowest to tell is a step behind.
+  if (speed.length) found.push(["samples", `${count(Math.max(...speed))}/s`, "all ranks"]);
   if (samples.length) {
     found.push(["throughput", rate(sum(samples.map((each) => each[1])) / samples.length), "per rank"]);
     found.push(["waiting", percent(sum(samples.map((each) => each[2])) / samples.length), "of the time"]);
