@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import signal
-import socket
 import statistics
 from typing import Any
 
@@ -14,6 +13,7 @@ from support.cluster_programs import Crowd
 from support.clusters import insist, join, new_job
 from support.forks import in_child
 from support.place import Place
+from support.ports import free_port
 from support.ranks import Rank, Ranks
 
 RECOVERED = 2.0  # seconds from a kill to the next successful sum, the median of all survivors
@@ -64,9 +64,7 @@ def test_members_and_leaders_may_die(ranks: Ranks) -> None:
 def test_a_process_that_ended_is_not_dialled_where_another_listens_now(ranks: Ranks) -> None:
     """A restarted process often gets the port of the one before it; that costs no handshakes."""
     job = new_job()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    crowd, replaced = Crowd(ranks, job), Crowd(ranks, job, port=port)
+    crowd, replaced = Crowd(ranks, job), Crowd(ranks, job, port=free_port())
     nodes = crowd.start(2, 2)
     crowd.views(nodes, 2)
     for _ in range(2):

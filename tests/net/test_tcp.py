@@ -227,12 +227,14 @@ def test_a_port_in_use_is_an_error() -> None:
 
 def test_a_port_is_free_again_as_soon_as_its_listener_is_closed() -> None:
     """A job that is restarted need not wait for old connections to be forgotten."""
-    with tcp.listen(LOOPBACK, 0) as listener:
-        port = listener.getsockname()[1]
-        with tcp.connect(Address(LOOPBACK, port), soon()) as caller:
-            assert select.select([listener], [], [], 30)[0]
-            listener.accept()[0].close()  # we end it first: the port is in TIME_WAIT
-            assert caller.recv(1) == b""
+    port = free_port()
+    with (
+        tcp.listen(LOOPBACK, port) as listener,
+        tcp.connect(Address(LOOPBACK, port), soon()) as caller,
+    ):
+        assert select.select([listener], [], [], 30)[0]
+        listener.accept()[0].close()  # we end it first: the port is in TIME_WAIT
+        assert caller.recv(1) == b""
     tcp.listen(LOOPBACK, port).close()
 
 

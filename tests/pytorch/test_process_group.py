@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,11 +13,11 @@ import torch.distributed as dist
 
 from potluck import SimulatedBackend
 from potluck.arrays.base import Access
-from potluck.cluster import metrics_endpoint
 from potluck.cluster.metrics_endpoint import process_metrics
 from potluck.errors import InvalidRank, UnsupportedOperation
 from potluck.torch.process_group import ProcessGroup, TensorBundle
 from potluck.torch.store import Options
+from support.ports import free_port
 from support.threads import PATIENCE, eventually, together
 
 
@@ -196,8 +195,7 @@ def test_they_are_served_where_the_environment_says_so(
     endings: list[Callable[[], None]] = []
     monkeypatch.setattr("atexit.register", endings.append)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with socket.create_server((metrics_endpoint.LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("POTLUCK_METRICS_PORT", str(port))
     try:
         reduce_on_two_ranks()

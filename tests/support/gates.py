@@ -8,14 +8,15 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from support.ports import free_port
+
 
 class Gate:
     """Listens where one process looks for the other, once it is open, and passes bytes on."""
 
     def __init__(self, target: int) -> None:
         self._target = target
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._server: socket.socket | None = None
         self._sockets: list[socket.socket] = []
 

@@ -395,6 +395,14 @@ def test_nobody_is_waited_for_if_the_state_is_here_or_a_person_says_so(other: St
     assert decide(view(1), [newcomer("den"), newcomer("den")]).missing == ()
 
 
+def test_a_state_from_a_checkpoint_does_not_replace_one_that_may_be_alive() -> None:
+    """A member was restarted and loaded step 4; the one that was left out may have made step 5."""
+    loaded = replace(standing(4), attended=("", 0))
+    decision = decide(view(4), [newcomer("den"), loaded])
+    assert [name for _, name in decision.missing] == ["den"]
+    assert decide(view(4), [newcomer(), loaded]).target == loaded.position
+
+
 def test_one_that_a_member_knows_to_have_ended_is_not_waited_for() -> None:
     """The others need not know it; for those that may be alive they wait on."""
     den, barn = newcomer("den", "barn").missing

@@ -467,13 +467,14 @@ def ancestry_in(view: View, position: Position, base: StepHistory) -> tuple[Bran
 def _missing(view: View, reports: Sequence[StepReport]) -> Missing:
     """Whom to wait for: no member, if a member has been where the state of this lineage was.
 
-    Members that came in by a merge, or joined, have it only after they have settled once.
+    Members that came in by a merge, or joined, have it only after they have settled once.  A
+    state of this lineage from a checkpoint is not enough: a process that was left out may have
+    later steps.
     """
     if view.epoch == 1 or any(report.insists for report in reports):
         return ()
     for report in reports:
-        has_settled = view.lineage in {report.attended[0], report.position.lineage}
-        if report.founder or has_settled:
+        if report.founder or report.attended[0] == view.lineage:
             return ()
     found = {process: name for report in reports for process, name in report.missing}
     others = {*view.members, *(process for report in reports for process in report.ended)}
