@@ -84,11 +84,12 @@ def functional(place: Place) -> None:
 
 
 def asynchronous(place: Place) -> None:
-    """Die while several operations are under way."""
+    """Die while several operations are under way, before the last of them."""
     for step in range(4):
-        works = [dist.all_reduce(torch.ones(300_000), async_op=True) for _ in range(3)]
+        works = [dist.all_reduce(torch.ones(300_000), async_op=True) for _ in range(2)]
         if step == 3:
             die(place)
+        works.append(dist.all_reduce(torch.ones(300_000), async_op=True))
         for work in works:
             work.wait()
 
