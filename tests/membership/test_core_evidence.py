@@ -187,6 +187,25 @@ def test_a_person_may_tell_any_of_those_who_wait(told: str) -> None:
     assert net.agreed_by([b, d, e]) == "bde"
 
 
+def test_whoever_was_told_begins_in_its_turn_and_not_before() -> None:
+    """Those that come before it may have been told too: each of them has its time to begin."""
+    net = ClusterNet()
+    a, b, c, d, e, f = net.form("abcdef")
+    net.cut_off([a, c, f], [b, d, e])
+    net.run(5)
+    told = net.now
+    net.do(e, net.cores[e].continue_without_missing(told))
+    net.run(3)
+    begun = [
+        time
+        for time, who, effect in net.effects
+        if isinstance(effect, SendMessage) and isinstance(effect.message, Found)
+        if who == e and time >= told
+    ]
+    timeout = net.cores[e].config.election.election_timeout
+    assert min(begun) - told == pytest.approx(2 * 2 * timeout, abs=0.01)
+
+
 def test_what_a_person_asks_for_is_done_at_once() -> None:
     """One that waits alone continues in the same call, not with the next beat."""
     net = ClusterNet()

@@ -772,3 +772,8 @@ def test_that_a_connection_ended_is_told_before_the_next_beat() -> None:
     s.next_beat = 1.2
     core.disconnected(card("b").process, "reset by peer", 1.05)
     assert s.next_beat == 1.05
+
+
+def test_a_process_wishes_for_no_place_unless_a_launcher_says_one() -> None:
+    """So it comes after all that have one, in the order of the ids."""
+    assert card("a").place == -1
