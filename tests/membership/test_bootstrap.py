@@ -138,6 +138,17 @@ def test_a_founder_that_was_held_up_does_not_begin_with_answers_that_are_old() -
     assert core.view is None
 
 
+def test_an_answer_that_comes_when_the_attempt_is_over_begins_nothing() -> None:
+    """At that very moment the attempt is begun anew; just before it the answer counts."""
+    for early, begins in ((0.001, True), (0.0, False)):
+        core = joiner("a", "b")
+        mine = founding(core)
+        attempt = core._founding._attempt
+        assert attempt is not None
+        core.receive(B, Founded(mine.lineage, is_agreed=True), attempt.until - early)
+        assert (core.view is not None) is begins
+
+
 def test_a_founder_does_not_begin_beside_a_cluster_that_it_has_met_meanwhile() -> None:
     """Nor does a process agree to that: both may be let in there."""
     at_work: dict[str, Any] = {"phase": Phase.ACTIVE, "lineage": "e" * 32, "epoch": 1, "size": 1}

@@ -187,6 +187,38 @@ def test_a_person_may_tell_any_of_those_who_wait(told: str) -> None:
     assert net.agreed_by([b, d, e]) == "bde"
 
 
+def test_whoever_was_told_begins_in_its_turn_and_not_before() -> None:
+    """Those that come before it may have been told too: each of them has its time to begin."""
+    net = ClusterNet()
+    a, b, c, d, e, f = net.form("abcdef")
+    net.cut_off([a, c, f], [b, d, e])
+    net.run(5)
+    told = net.now
+    net.do(e, net.cores[e].continue_without_missing(told))
+    net.run(3)
+    begun = [
+        time
+        for time, who, effect in net.effects
+        if isinstance(effect, SendMessage) and isinstance(effect.message, Found)
+        if who == e and time >= told
+    ]
+    timeout = net.cores[e].config.election.election_timeout
+    assert min(begun) - told == pytest.approx(2 * 2 * timeout, abs=0.01)
+
+
+def test_what_a_person_asks_for_is_done_at_once() -> None:
+    """One that waits alone continues in the same call, not with the next beat."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    net.cut_off([c], [a, b])
+    net.run(10)
+    core = net.cores[c]
+    assert core.state is ClusterState.PAUSED
+    core.continue_without_missing(net.now)
+    assert core.state is ClusterState.ACTIVE
+    assert net.view_of(c).members == (c,)
+
+
 def test_a_person_who_asks_again_and_again_waits_no_longer() -> None:
     """The turn of a process that does not come first counts from the first request."""
     net = ClusterNet()
@@ -1437,3 +1469,15 @@ def test_an_accusation_of_one_that_is_no_member_stops_nothing() -> None:
     lie = Lost(view.lineage, view.epoch, card("z").process, "a lie", is_expelled=True)
     effects = net.cores[a].receive(b, lie, net.now)
     assert not [effect for effect in effects if isinstance(effect, Abort)]
+
+
+def test_those_who_wait_together_are_let_in_by_nobody() -> None:
+    """They hear each other, but none of them is at work."""
+    net = ClusterNet()
+    a, b, c, d, e = net.form("abcde")
+    net.cut_off([a, b, c], [d, e])
+    net.run(6)
+    core = net.cores[d]
+    assert core.state is ClusterState.PAUSED
+    assert core._state.contacts.is_heard(e)
+    assert not core.can_be_let_in

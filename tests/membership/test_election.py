@@ -486,6 +486,15 @@ def test_a_vote_can_be_repeated_but_not_moved() -> None:
     assert not ballot.vote(BALLOT_B, 1)
 
 
+def test_a_vote_stays_where_it_was_given_whatever_is_accepted_in_its_term() -> None:
+    """The one that has it may ask again; the one whose proposal was accepted never had it."""
+    ballot = AcceptorState()
+    assert ballot.vote(BALLOT_A, 1)
+    assert ballot.accept(BALLOT_B, 1, NEXT)
+    assert ballot.vote(BALLOT_A, 1)
+    assert not ballot.vote(BALLOT_B, 1)
+
+
 def test_a_proposal_of_the_elected_is_accepted_whomever_one_voted_for() -> None:
     """Another candidate may have won the term."""
     ballot = AcceptorState()

@@ -753,3 +753,27 @@ def test_a_fresh_process_is_free_and_has_announced_nothing() -> None:
         None,
     )
     assert (s.aborted_at, s.ready_at, s.next_beat) == (5.0, 5.0, 5.0)
+
+
+def test_a_fresh_process_has_lost_nobody() -> None:
+    """Nobody has died, departed or been reported, before there was anybody."""
+    s = ClusterCore(card("a"), ClusterConfig(), 5.0)._state
+    assert (s.lost, s.lost_by, s.reported, s.departed) == (None, None, set(), set())
+    assert (s.proofs, s.ended, s.expelled) == ({}, {}, {})
+
+
+def test_that_a_connection_ended_is_told_before_the_next_beat() -> None:
+    """Others count on what we hear: also where the one that went was in no view with us."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=3), 0.0)
+    for other in "bc":
+        core.connected(card(other), 0.0)
+    core.tick(1.0)
+    s = core._state
+    s.next_beat = 1.2
+    core.disconnected(card("b").process, "reset by peer", 1.05)
+    assert s.next_beat == 1.05
+
+
+def test_a_process_wishes_for_no_place_unless_a_launcher_says_one() -> None:
+    """So it comes after all that have one, in the order of the ids."""
+    assert card("a").place == -1
