@@ -44,6 +44,8 @@ def test_every_layer_counts_in_one_place() -> None:
             caller.rpc_sync(1, "echo", b"x", timeout=PATIENCE)
             with pytest.raises(potluck.RpcFunctionNotFound):
                 caller.rpc_sync(1, "nothing", b"", timeout=PATIENCE)
+            # The server counts a call after it has sent the answer.
+            eventually(lambda: snapshot_of(nodes[1]).rpc.served.failed == 1)
             made, served = snapshot_of(nodes[0]).rpc, snapshot_of(nodes[1]).rpc
         eventually(lambda: bool(nodes[0].metrics) and bool(snapshot_of(nodes[0]).health.peers))
         first = snapshot_of(nodes[0])
