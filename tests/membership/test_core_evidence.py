@@ -1378,13 +1378,17 @@ def test_the_first_of_two_can_hand_over_and_one_alone_cannot() -> None:
     assert "only the leader can hand over, and only to another member" in net.told(b)
 
 
-def test_a_person_can_insist_while_the_group_is_at_work_and_frees_nobody_who_is_free() -> None:
-    """Where any quorum will do, nobody need insist."""
+def test_what_a_person_asks_of_a_group_at_work_holds_for_one_view_and_frees_no_process() -> None:
+    """Where any quorum will do, no person need ask."""
     net = ClusterNet()
-    a, _ = net.form("ab")
+    a, b = net.form("ab")
     assert not net.cores[a].is_insisting
     net.cores[a].continue_without_missing(net.now)
     assert net.cores[a].is_insisting
+    net.kill(b)
+    net.run(2)
+    assert net.agreed() == "a"
+    assert not net.cores[a].is_insisting
     assert ClusterCore(card("c"), ClusterConfig(quorum="any"), 0.0).is_insisting
     free = ClusterCore(card("d"), ClusterConfig(min_nodes=2), 0.0)
     free.continue_without_missing(0.0)

@@ -264,12 +264,7 @@ class Bootstrap:
         """Members of the newest view that may be at work without us."""
         s = self._state
         return [
-            who
-            for who in bound.view.members
-            if who not in group
-            and who not in s.ended
-            and who not in s.departed
-            and who not in s.expelled  # it will not be let in again, wherever it is at work
+            who for who in bound.view.members if who not in group and not s.is_gone_for_good(who)
         ]
 
     def _can_decide(self, bound: Commit, group: tuple[ProcessId, ...]) -> bool:
@@ -283,7 +278,7 @@ class Bootstrap:
             contact = s.contacts.get(who)
             if contact is not None and contact.beat is not None and contact.beat.view == mark:
                 voters.add(who)
-        return has_quorum(bound.view.members, voters, s.absent)
+        return has_quorum(bound.view.members, voters, s.uncounted)
 
     def _why_branch(self, bound: Commit, group: tuple[ProcessId, ...]) -> str:
         s = self._state

@@ -557,7 +557,7 @@ class MessageDispatch:
         s = self._state
         who = contact.process
         is_elsewhere = beat.bound not in {"", bound.lineage}
-        if is_elsewhere and who in bound.view.members and who not in s.departed:
+        if is_elsewhere and who in bound.view.members and who not in s.departed | s.elsewhere:
             self._help_along(who, bound.lineage, 0)
 
     def _compare_views(self, contact: Contact, beat: Heartbeat, view: View) -> None:
@@ -635,7 +635,7 @@ class MessageDispatch:
             s.ended[sender] = "it left", s.time
         view, bound = s.view, s.bound
         if bound is not None and message.lineage == bound.lineage and message.epoch >= bound.epoch:
-            s.departed.add(sender)
+            (s.elsewhere if message.is_followed else s.departed).add(sender)
         if view is None or message.lineage != view.lineage or sender not in view.members:
             return
         if message.epoch == view.epoch:

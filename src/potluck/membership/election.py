@@ -178,6 +178,11 @@ class ElectionManager:
         return frozenset(who for who, word in self.departed.items() if word.promised <= self.term)
 
     @property
+    def elsewhere(self) -> frozenset[ProcessId]:
+        """Who departed for a descendant of the lineage: it takes no part, and is alive."""
+        return frozenset(who for who, word in self.departed.items() if word.is_followed)
+
+    @property
     def inherited(self) -> Proposal | None:
         """What must be proposed again: the accepted proposal of the highest term reported."""
         return self._count.accepted
@@ -267,8 +272,9 @@ class ElectionManager:
         """Whether the attempt has a quorum; ``proofs`` are those we hold ourselves."""
         voters = self._count.voters
         gone = set(proofs).union(*voters.values())
-        gone |= {who for who, word in self.departed.items() if word.promised < self.asked}
-        return has_quorum(self.view.members, voters.keys(), gone)
+        words = {w: word for w, word in self.departed.items() if not word.is_followed}
+        gone |= {who for who, word in words.items() if word.promised < self.asked}
+        return has_quorum(self.view.members, voters.keys() - self.elsewhere, gone)
 
     # --- answering ---
 

@@ -465,6 +465,8 @@ class Departed(MembershipMessage, frozen=True, tag="departed"):
     reason: Sentence
     is_leaving: bool = False
     """Whether the process ends, so that it will not be back."""
+    is_followed: bool = False
+    """Whether it continues in a descendant of the lineage, where those it left can follow it."""
 
 
 class Found(MembershipMessage, frozen=True, tag="found"):

@@ -481,7 +481,7 @@ class MembershipState:
     left_out: dict[ProcessId, str]
     """Names of members of our lineage that a later view left out, though they may be alive."""
     is_insisting: bool
-    """Whether a person asked us, while at work, to continue without those left out."""
+    """Whether a person asked us, at work in this view, to continue without those left out."""
     former_pause: float
     """The pause of the view before this one; members that have not entered yet may use it."""
     woke_at: float
@@ -489,7 +489,9 @@ class MembershipState:
     bound: Commit | None
     """The newest view known of the lineage that we belong to; None while we are free."""
     departed: set[ProcessId]
-    """Members of that view that have left the lineage."""
+    """Members of that view that have left the lineage for good."""
+    elsewhere: set[ProcessId]
+    """Members of that view that have left it for a descendant, in which we may follow them."""
     pledge: Pledge | None
     """The last founding that we have agreed to, since we entered a view."""
     released_at: float | None
@@ -540,7 +542,7 @@ class MembershipState:
         self.state = ClusterState.JOINING
         self.reason = "no other machine has joined yet"
         self.bound = None
-        self.departed = set()
+        self.departed, self.elsewhere = set(), set()
         self.pledge = None
         self.released_at = None
         self.samples = 0
@@ -697,6 +699,18 @@ class MembershipState:
             return _NOBODY
         return frozenset(self.election.departed).union(self.proofs)
 
+    @property
+    def uncounted(self) -> frozenset[ProcessId]:
+        """Those of them that do not count for a quorum.
+
+        One that continues in a descendant of the lineage counts, and gives no vote: without a
+        quorum of those who are left, they follow it.
+        """
+        if not self.proofs and not self.election.departed:
+            return _NOBODY
+        left = self.election.departed.keys() - self.election.elsewhere
+        return frozenset(left).union(self.proofs)
+
     def is_member(self, process: ProcessId) -> bool:
         """Whether a process is in our view."""
         return self.view is not None and process in self.view.members
@@ -711,8 +725,8 @@ class MembershipState:
     def bind(self, commit: Commit) -> None:
         """Belong to this lineage from now on, in this view or in one to come."""
         if self.bound is None or self.bound.lineage != commit.lineage:
-            self.left_out, self.is_insisting = {}, False
-        self.bound, self.departed = commit, set()
+            self.left_out = {}
+        self.bound, self.departed, self.elsewhere = commit, set(), set()
         self.keep_only_known()
 
     @property
@@ -741,20 +755,41 @@ class MembershipState:
         return is_bound or self.is_member(process)
 
     def may_enter(self, lineage: str) -> bool:
-        """Whether we may enter a lineage: ours, a child of it begun no earlier, any if free."""
+        """Whether we may enter a lineage: ours, one that we may follow, any if we are free."""
         bound = self.bound
         if bound is None or lineage == bound.lineage:
             return True
         newest = self.history.newest(lineage)
-        return newest is not None and self.is_descendant(newest.charter)
+        return newest is not None and self.may_follow(newest)
 
-    def is_descendant(self, charter: Charter) -> bool:
-        """Whether a lineage branched off ours, at the newest view that we know or later."""
+    def may_follow(self, commit: Commit) -> bool:
+        """Whether a lineage descends from ours, and took no member from a later view of ours.
+
+        It branched off at the newest view that we know or later, or it has all members of that one.
+        """
         bound = self.bound
-        return bound is not None and any(
-            branch.lineage == bound.lineage and branch.epoch >= bound.epoch
-            for branch in charter.ancestry
+        if bound is None:
+            return False
+        epoch = branched_at(commit.charter, bound.lineage)
+        return epoch is not None and (
+            epoch >= bound.epoch or self._have_all_gone_to(commit, bound.view.members)
         )
+
+    def _have_all_gone_to(self, commit: Commit, members: Iterable[ProcessId]) -> bool:
+        """Whether all of these are in a lineage, or in the one it ended in, but those who ended."""
+        there = {commit.lineage, commit.proposal.into}
+        for who in members:
+            if who == self.id or self.is_gone_for_good(who):
+                continue
+            beat = self.contacts.of(who).beat
+            if beat is None or beat.bound not in there:
+                return False
+        return True
+
+    def is_gone_for_good(self, who: ProcessId) -> bool:
+        """Whether a member of the view that we are bound to will never be at work in it again."""
+        # One that was removed for what it sent will not be let in, wherever it is at work.
+        return who in self.ended or who in self.departed or who in self.expelled
 
     def why_other_quorum(self, contact: Contact) -> str:
         """What to tell people of a process that was started with another setting."""
@@ -1006,15 +1041,16 @@ class MembershipState:
         return not (is_shared and {self.id, process}.issubset(accepted.members))
 
     def _is_behind(self, contact: Contact) -> bool:
-        """Whether it may be at work in a view of which we know a later one, in no view ourselves.
+        """Whether it may be at work in a view that has a successor, or that we left for a child.
 
         What it says on a new connection shows where it stands.
         """
         beat = contact.beat
         if beat is None:
             return True
-        newest = self.history.newest(beat.lineage)
-        return newest is not None and newest.epoch > beat.epoch
+        newest, word = self.history.newest(beat.lineage), self.history.last_word(beat.lineage)
+        has_left = word is not None and word.is_followed and word.epoch >= beat.epoch
+        return has_left or (newest is not None and newest.epoch > beat.epoch)
 
     @property
     def accepted_mark(self) -> int:
@@ -1060,6 +1096,12 @@ class MembershipState:
     def _may_lead(self, member: ProcessId) -> bool:
         contact = self.contacts.of(member)
         return contact.is_connected and self.health.is_operational(member)
+
+
+def branched_at(charter: Charter, lineage: str) -> int | None:
+    """The epoch of a lineage in which a descendant of it began; None if it does not descend."""
+    epochs = [branch.epoch for branch in charter.ancestry if branch.lineage == lineage]
+    return max(epochs, default=None)
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from potluck._types import Branch, ProcessId, View
+from potluck._types import ProcessId, View
 from potluck.membership.election import has_quorum
 from potluck.membership.events import (
     ClusterState,
@@ -40,7 +40,7 @@ from potluck.membership.messages import (
     VoteRequest,
     clip,
 )
-from potluck.membership.state import Contact, MembershipState, view_mark
+from potluck.membership.state import Contact, MembershipState, branched_at, view_mark
 
 _FIRST_BACKOFF = 0.25  # seconds until a removed process may enter again; doubles each time
 _LAST_BACKOFF = 8.0
@@ -67,10 +67,11 @@ class ViewInstaller:
         view = commit.view
         if s.view is not None and s.view.lineage != commit.lineage:
             # Not told to those who stay behind: they are to follow, not to continue without us.
-            s.history.depart(self.last_word("it continues in another lineage"))
+            word = self.last_word("it continues in another lineage", is_followed=True)
+            s.history.depart(word)
         s.history.record(commit)
         commits = self._since(commit)
-        s.view, s.pledge, s.released_at = view, None, None
+        s.view, s.pledge, s.released_at, s.is_insisting = view, None, None, False
         s.bind(commit)
         self._note_left_out(commits)
         s.keep_pace(commit.proposal)
@@ -131,7 +132,7 @@ class ViewInstaller:
         else:
             s.history.record(commit)  # a process that tells us of an earlier one is behind
             is_later = bound is not None and is_ours and commit.epoch > bound.epoch
-            is_heir = bool(commit.proposal.into) and s.is_descendant(commit.charter)
+            is_heir = bool(commit.proposal.into) and s.may_follow(commit)
             if is_later or (is_heir and s.state is not ClusterState.ACTIVE):
                 self._follow(commit)
 
@@ -147,7 +148,7 @@ class ViewInstaller:
         # A child of ours: as one of its founders, or let in later.
         has_agreed = commit.epoch == 1 and s.has_agreed_to(commit.lineage)
         is_waiting = s.view is None and commit.epoch > 1
-        return (has_agreed or is_waiting) and s.is_descendant(commit.charter)
+        return (has_agreed or is_waiting) and s.may_follow(commit)
 
     def _succeed(self, commit: Commit) -> None:
         """The next view of our lineage, or a later one, was agreed."""
@@ -178,7 +179,7 @@ class ViewInstaller:
 
     def step_aside(self, reason: str) -> None:
         """Leave a view in which we are paused, to enter a child of its lineage."""
-        self._state.history.depart(self.last_word(reason))
+        self._state.history.depart(self.last_word(reason, is_followed=True))
         self._step_out(reason, 0.0)
 
     def give_way(self, reason: str) -> None:
@@ -189,7 +190,9 @@ class ViewInstaller:
         s.tell(s.others(), word)
         self._step_out(reason, 0.0)
 
-    def last_word(self, reason: str, *, is_leaving: bool = False) -> Departed:
+    def last_word(
+        self, reason: str, *, is_leaving: bool = False, is_followed: bool = False
+    ) -> Departed:
         """What we had promised and accepted in our view; nothing if we are in none."""
         view, ballot = self._state.election.view, self._state.election.ballot
         return Departed(
@@ -200,6 +203,7 @@ class ViewInstaller:
             ballot.accepted,
             clip(reason),
             is_leaving,
+            is_followed,
         )
 
     def _decline(self, sender: ProcessId, commit: Commit) -> None:
@@ -212,10 +216,19 @@ class ViewInstaller:
             return
         word = s.history.last_word(commit.lineage)
         if word is None or word.epoch < commit.epoch:
-            word = never_in(commit, "it has entered another view meanwhile")
+            word = self._never_entered(commit)
             s.history.depart(word)
             s.history.record(commit)  # the others in it may be at work
+        if word.is_followed and s.bound is not None:
+            s.send(sender, s.bound)
         s.send(sender, word)
+
+    def _never_entered(self, commit: Commit) -> Departed:
+        """What we say in a view that others entered with us, when we had gone elsewhere."""
+        bound = self._state.bound
+        is_heir = bound is not None and branched_at(bound.charter, commit.lineage) is not None
+        word = never_in(commit, "it has entered another view meanwhile")
+        return msgspec.structs.replace(word, is_followed=is_heir)
 
     def _since(self, commit: Commit) -> tuple[Commit, ...]:
         """What followed the view we are in, up to this commit; nothing else if we are in none."""
@@ -267,7 +280,7 @@ class ViewInstaller:
         """Pause without a quorum in contact, resume with one."""
         s = self._state
         present = self.present(view.members)
-        if has_quorum(view.members, present, s.absent) and self._holds_next():
+        if has_quorum(view.members, present, s.uncounted) and self._holds_next():
             if s.state is ClusterState.PAUSED:
                 s.state, s.reason = ClusterState.ACTIVE, "a quorum of the view is in contact again"
                 s.released_at = None  # what a person said was about those who were missing then
@@ -300,7 +313,7 @@ class ViewInstaller:
         if accepted is None:
             return True
         members = accepted.members
-        return s.id in members and has_quorum(members, self.present(members), s.absent)
+        return s.id in members and has_quorum(members, self.present(members), s.uncounted)
 
     def _has_agreed_to_go(self) -> bool:
         """Whether we have accepted a next view without us: then we may count for nothing more."""
@@ -752,9 +765,25 @@ class NextViewPlanner:
             topic, why = f"newcomer {contact.process}", s.why_other_quorum(contact)
             s.note_once(topic, f"{contact.card} is refused: {why}", contact.process)
             return False
-        branches = (*bound.charter.ancestry, Branch(bound.lineage, bound.epoch))
-        return not beat.bound or any(
-            branch.lineage == beat.bound and branch.epoch >= beat.bound_epoch for branch in branches
+        if not beat.bound:
+            return True
+        if beat.bound == bound.lineage:
+            return beat.bound_epoch <= bound.epoch
+        epoch = branched_at(bound.charter, beat.bound)
+        return epoch is not None and (
+            epoch >= beat.bound_epoch or self._has_all_but(contact.process, beat)
+        )
+
+    def _has_all_but(self, newcomer: ProcessId, beat: Heartbeat) -> bool:
+        """Whether all others of the view that a newcomer is bound to are with us, or ended."""
+        s = self._state
+        known = s.history.newest(beat.bound)
+        return (
+            known is not None
+            and known.epoch == beat.bound_epoch
+            and all(
+                who == newcomer or s.is_member(who) or who in s.ended for who in known.view.members
+            )
         )
 
     def _apart(self, newcomer: ProcessId, others: list[ProcessId]) -> list[ProcessId]:
@@ -902,8 +931,10 @@ class ViewProposer:
     def _is_agreed(self, view: View, acceptors: dict[ProcessId, Accepted]) -> bool:
         """Whether we and these are a quorum to which everybody else is silent, or gone."""
         s = self._state
-        gone = s.gone.union(*(word.proofs for word in acceptors.values()))
-        if not has_quorum(view.members, {s.id, *acceptors}, gone):
+        proofs = frozenset(s.proofs).union(*(word.proofs for word in acceptors.values()))
+        gone, elsewhere = s.gone | proofs, s.election.elsewhere
+        uncounted = proofs | (gone - elsewhere)
+        if not has_quorum(view.members, {s.id, *acceptors} - elsewhere, uncounted):
             return False
         voices = {who: word for who, word in acceptors.items() if who not in gone}
         living = [word for who, word in voices.items() if not self._has_long_ended(who)]

@@ -48,9 +48,8 @@ from potluck.training.steps import FRESH, Position
 # * A term has one leader, who proposes one thing in it.
 # * No member votes twice in a term.
 # * What is announced as agreed was accepted, in one term, by a quorum of the view before: a
-#   majority
-#   of it, half of it with its first member, or all of it but those who are dead (here: really dead)
-#   or have departed.
+#   majority of it, half of it with its first member, or all of it but those who are dead (here:
+#   really dead) or have departed for good.
 
 _Term = tuple[str, int, int]
 
@@ -78,7 +77,7 @@ class VoteLog:
         elif isinstance(message, Accepted) and message.is_accepted:
             term = message.lineage, message.epoch, message.term
             self._acceptors.setdefault(term, set()).add(process.process)
-        elif isinstance(message, Departed):
+        elif isinstance(message, Departed) and not message.is_followed:
             self._departed.add((message.lineage, process.process))
 
     def _proposes(self, process: SimulatedProcess, message: Propose) -> None:
@@ -303,8 +302,8 @@ def _calm_is_quorum(view: View, present: set[ProcessId]) -> bool:
 # * a lineage without a parent begins with at least ``min_nodes`` members, by the largest setting of
 #   them;
 # * a process that has been in a view enters only later views of that lineage, of one that it has
-#   dissolved into, or of a child of these that began no earlier than the newest view it knew; or of
-#   what such a child has dissolved into;
+#   dissolved into, or of a child of these that began no earlier than the newest view it knew, or
+#   that all others of that view have entered; or of what such a child has dissolved into;
 # * all members of the next view learn the same immediate successor of the view they were in, with
 #   the
 #   same causes.
@@ -333,6 +332,8 @@ class LineageCheck:
         self._successors: dict[tuple[str, int], Commit] = {}
         self._forced: set[str] = set()
         self._told: set[ProcessId] = set()
+        self._insisted: set[str] = set()
+        """Lineages in which a person asked a member at work not to wait."""
         self._excused: set[str] = set()
         """Children whose founders knew no living member beside themselves."""
         self.exceptions: set[str] = set()
@@ -364,13 +365,24 @@ class LineageCheck:
     def told_to_continue(self, process: ProcessId) -> None:
         """A person asked a process to continue without those it misses."""
         self._told.add(process)
+        for place in self._places.values():
+            core = place.core
+            if core is None or place.process != process or core.view is None:
+                continue
+            if core.state is ClusterState.ACTIVE:
+                self._insisted.add(core.view.lineage)
 
     def works(self, process: ProcessId) -> None:
         """A process is at work: what a person asked of it before is done."""
         self._told.discard(process)
 
     def insists(self, view: View | None) -> bool:
-        """Whether a member of a view continues without those left out, whatever they have."""
+        """Whether a member of a view continues without those left out, whatever they have.
+
+        What a person said in one view still shows in the next.
+        """
+        if view is not None and view.lineage in self._insisted:
+            return True
         return view is not None and any(
             place.core is not None and place.core.is_insisting
             for place in self._places.values()
@@ -424,14 +436,32 @@ class LineageCheck:
             if further <= ways:
                 break
             ways |= further
-        if view.lineage not in ways and not any(
-            _is_later(Branch(*each), ways, known) for each in view.ancestry
+        branches = [Branch(*each) for each in view.ancestry]
+        if (
+            view.lineage not in ways
+            and not any(_is_later(branch, ways, known) for branch in branches)
+            and not any(self._have_all_gone(process, known, branch, view) for branch in branches)
         ):
             raise Violation(
                 f"{process.name} belongs to lineage {self._last[process.process][:8]}, of which it "
                 f"knows view {known.get(self._last[process.process], 0)}, and enters "
                 f"{self._names.view(view)}, which does not come from there"
             )
+
+    def _have_all_gone(
+        self, process: SimulatedProcess, known: Mapping[str, int], branch: Branch, view: View
+    ) -> bool:
+        """Whether all others of the newest view that a process knows went where it goes now."""
+        last = self._views.get((branch.lineage, known.get(branch.lineage, 0)))
+        if last is None:
+            return False
+        others = self._living().intersection(last.members) - {process.process}
+        ways = [self._last.get(who) for who in others]
+        there = self.heir(view.lineage)
+        return all(each is not None and self.heir(each) == there for each in ways)
+
+    def _living(self) -> set[ProcessId]:
+        return {place.process for place in self._places.values() if place.core is not None}
 
     def _founded(self, view: View) -> None:
         """A lineage begins; with bound founders it is a child."""
@@ -468,8 +498,7 @@ class LineageCheck:
         last = self._views.get((parent, max(known)))
         if last is None or epoch < last.epoch:
             return False
-        living = {place.process for place in self._places.values() if place.core is not None}
-        return living.intersection(last.members) <= set(view.members)
+        return self._living().intersection(last.members) <= set(view.members)
 
     # --- who is at work ---
 
