@@ -291,6 +291,82 @@ def test_those_left_continue_together_and_others_follow() -> None:
     assert net.view_of(c).lineage == child.lineage
 
 
+def left_for_a_child() -> tuple[ClusterNet, list[ProcessId]]:
+    """Three that are apart; the first one continues alone, because a person said so."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    for one, other in ((a, b), (a, c), (b, c)):
+        net.cut_off([one], [other])
+        net.sever(one, other)
+    net.run(3)
+    net.do(a, net.cores[a].continue_without_missing(net.now))
+    net.run(2)
+    assert net.agreed_by([a]) == "a"
+    return net, [a, b, c]
+
+
+def test_those_who_complete_a_view_of_members_in_a_child_follow_them_there() -> None:
+    """The first one had proposed a view for itself; the others agree on it and are not in it.
+
+    It never enters that view, for it is in the child.  So no process is at work in their lineage,
+    and none of them begins another child.
+    """
+    net, (a, b, c) = left_for_a_child()
+    child, before = net.view_of(a), net.view_of(b)
+    net.cut -= {(b, c), (c, b)}
+    net.link(b, c)
+    commit = Commit(before.lineage, before.epoch + 1, Proposal((a,)))
+    net.do(b, net.cores[b].receive(c, commit, net.now))
+    net.do(c, net.cores[c].receive(b, commit, net.now))
+    assert [net.cores[who].view for who in (b, c)] == [None, None]
+    net.run(5)
+    assert [net.cores[who].view for who in (b, c)] == [None, None]
+    net.heal()
+    net.run(8)
+    assert net.agreed() == "abc"
+    assert net.view_of(b).lineage == child.lineage
+    assert not net.cores[b]._state.departed
+
+
+def test_a_member_is_no_quorum_because_all_others_went_to_a_child() -> None:
+    """One of them lets it in; until then it waits, though each has said its last word."""
+    net, (a, b, c) = left_for_a_child()
+    view = net.view_of(c)
+    word = Departed(view.lineage, view.epoch, 0, -1, None, "it went on", is_followed=True)
+    for other in (a, b):
+        net.do(c, net.cores[c].connected(net.cores[other].me, net.now))
+        net.do(c, net.cores[c].receive(other, word, net.now))
+    assert net.cores[c].state is ClusterState.PAUSED
+    assert net.cores[c]._state.elsewhere == {a, b}
+    net.cores[c].receive(a, msgspec.structs.replace(word, is_followed=False), net.now)
+    net.cores[c].receive(b, msgspec.structs.replace(word, is_followed=False), net.now)
+    assert net.cores[c].state is ClusterState.ACTIVE
+
+
+def test_a_process_that_left_a_view_for_a_child_gives_no_lease_to_those_in_it() -> None:
+    """It would keep them at work in a view that it does not come back to."""
+    net, (a, b, c) = left_for_a_child()
+    net.cut -= {(a, b), (b, a), (b, c), (c, b)}
+    net.link(a, b)
+    net.run(0.01)
+    assert net.cores[b].view is None  # it waits to be let in
+    net.effects.clear()
+    net.link(b, c)
+    net.run(0.01)
+    beats = [
+        effect.message
+        for _, sender, effect in net.effects
+        if sender == b
+        and isinstance(effect, SendMessage)
+        and effect.to == c
+        and isinstance(effect.message, Heartbeat)
+    ]
+    assert beats[-1].withholds
+    net.heal()
+    net.run(6)
+    assert net.agreed() == "abc"
+
+
 def test_what_one_knows_of_the_dead_all_who_wait_learn() -> None:
     """Two wait; each knows the end of another member: together they can continue."""
     net = ClusterNet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,19 @@ def test_the_departed_count_as_gone_with_their_last_word() -> None:
     assert election.inherited == NEXT
     assert election.gone == {A}
     assert election.pre_vote(11.0, "again").term == 10
+
+
+def test_those_who_went_to_a_child_give_no_vote_and_still_count() -> None:
+    """They are alive: without a majority of those who are left, their word makes no quorum."""
+    election = manager(B)
+    election.pre_vote(0.0, "the leader is lost")
+    for other in (A, C):
+        election.depart(other, msgspec.structs.replace(departed(0), is_followed=True))
+    assert election.elsewhere == {A, C}
+    assert not election.has_won(set())
+    election.depart(C, departed(0))
+    election.depart(A, departed(0))
+    assert election.has_won(set())
 
 
 def test_a_leader_learns_from_the_departed_that_its_term_is_over() -> None:
