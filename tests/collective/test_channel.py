@@ -96,7 +96,7 @@ def test_units_arrive_whole_and_in_order(
         for channel in (left, right):
             channel.begin(opening(number))
         assert carry(left, right, units) == units
-        assert left.is_flushed
+        assert left.flush()
 
 
 @both_kinds
@@ -270,7 +270,7 @@ def test_long_units_arrive_in_order_among_short_ones(shared: Shared, sizes: list
             channel.begin(opening(number))
         units = [long_unit(index, size) for index, size in enumerate(sizes)]
         assert carry(shared.left, shared.right, units) == units
-        assert shared.left.is_flushed
+        assert shared.left.flush()
         assert carry(shared.right, shared.left, units) == units
 
 
@@ -304,7 +304,7 @@ def test_units_behind_one_that_waits_keep_their_order(shared: Shared) -> None:
         assert shared.right.pull(inbox)
         assert inbox == unit
         shared.left.flush()
-    assert shared.left.is_flushed
+    assert shared.left.flush()
 
 
 def test_a_slot_stands_for_what_the_peer_wrote_until_it_is_given_back(shared: Shared) -> None:

@@ -137,10 +137,11 @@ def memory_as_buffer(
     Where the elements do not lie one after the other, or in another byte order, a temporary array
     stands in for them.
     """
+    flags = array.flags
     check_dtype(array.dtype)
-    if access.writes:
+    if access.writes and not flags.carray:
         _check_writable(array, thing)
-    if array.flags.c_contiguous and array.dtype.isnative:
+    if flags.c_contiguous and array.dtype.isnative:
         return BufferView(array.reshape(-1), array.shape, lambda: thing, is_raw)
     temporary = np.empty(array.shape, array.dtype.newbyteorder("="))
     if access.reads:

@@ -34,7 +34,7 @@ def is_number_or_array(thing: Any) -> bool:
 
 def is_tree(thing: Any) -> bool:
     """Whether this is a container that may hold arrays."""
-    return isinstance(thing, Mapping | list | tuple) and not is_array(thing)
+    return not is_array(thing) and isinstance(thing, Mapping | list | tuple)
 
 
 Test = Callable[[Any], bool]

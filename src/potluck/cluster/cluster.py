@@ -409,15 +409,12 @@ class Cluster(InOneView, DistributedContext):
             msg = "Configure a cluster's collectives with AutoDiscoveryConfig(collectives=...)"
             raise ValueError(msg)
         self._backend = backend
-        self._metrics = self._backend.metrics
+        self._sessions = backend.sessions
+        self._metrics = backend.metrics
         self._slept = None
         self._subgroups = {}
         self._whole = None
         self._respect_overrides()
-
-    @property
-    def _sessions(self) -> ViewSessions:  # type: ignore[override]
-        return self._backend.sessions
 
     def __repr__(self) -> str:
         """Who this is, for people."""

@@ -259,7 +259,7 @@ class ViewSessions:
 
     def visit(self, timeout: float | None) -> ViewCall:
         """A call: a context manager that gives the session it runs in."""
-        return ViewCall(self, self.pin, timeout)
+        return ViewCall(self, timeout)
 
     def follow(self, follower: Callable[[ViewSession], None]) -> None:
         """Have something called for every session once it is built, this one included.
@@ -352,12 +352,15 @@ class ViewSessions:
                 return session
         raise self.late(timeout or 0.0, goal)  # without the lock: it asks the control thread
 
+    @property
+    def settled(self) -> ViewSession | None:
+        """The session of the last call, if the next one can run there: nothing has changed."""
+        session, caller = self._ready, self._caller
+        return session if session is caller.session and caller.called else None
+
     def step_in(self, timeout: float | None) -> ViewSession:
         """Begin a call, or raise what the program has to be told first."""
         caller = self._caller
-        session = self._ready
-        if session is not None and session is caller.session and caller.called:
-            return session
         owed: ViewSession | None = None
 
         def take_next() -> ViewSession | None:
@@ -413,36 +416,56 @@ def _is_running(session: ViewSession) -> bool:
 
 
 class ViewCall(CallScope):
-    """One call of one thread; calls within it run in the same session."""
+    """One call of one thread: it runs in one view, and raises what membership decided.
 
-    __slots__ = ("__weakref__", "_begun", "_is_inner", "_pin", "_sessions", "_timeout", "session")
+    Calls within it run in the same view.  A call of a cluster that fails is counted, and what came
+    before is written down where that helps.
+    """
 
-    def __init__(self, sessions: ViewSessions, pin: _Pin, timeout: float | None) -> None:
-        super().__init__()
+    __slots__ = (
+        "__weakref__",
+        "_begun",
+        "_cluster",
+        "_is_inner",
+        "_sessions",
+        "_timeout",
+        "session",
+    )
+
+    def __init__(
+        self,
+        sessions: ViewSessions,
+        timeout: Seconds | None,
+        cluster: InOneView | None = None,
+        name: str = "",
+    ) -> None:
+        metrics = None if cluster is None else cluster._metrics  # noqa: SLF001 - of our own kind
+        super().__init__(metrics, name)
         self._sessions = sessions
-        self._pin = pin
         self._timeout = timeout
+        self._cluster = cluster
         self._is_inner = False
         self._begun = time.monotonic()
         self.session: ViewSession | None = None
 
     @property
-    def _seconds(self) -> float:
-        return 0.0 if self._timeout is None else self._timeout
-
-    @property
-    def _deadline(self) -> float | None:
-        """Until when the call may wait for what membership decides."""
-        timeout = read_timeout(self._timeout)
-        return None if timeout is None else self._begun + timeout
+    def _limit(self) -> float | None:
+        """Seconds that the call may wait for what membership decides; None for no limit."""
+        given, cluster = self._timeout, self._cluster
+        return read_timeout(cluster.timeout if given is None and cluster is not None else given)
 
     def __enter__(self) -> ViewSession:
-        session = self._sessions.pinned
+        sessions = self._sessions
+        session = sessions.pinned
         self._is_inner = session is not None
         if session is None:
-            session = self._sessions.step_in(self._timeout)
+            try:
+                session = sessions.settled or sessions.step_in(self._limit)
+            except DistributedError as error:
+                self._mention(error)
+                raise
             session.begin_use()
-            self._pin.visit = weakref.ref(self)
+            sessions.pin.visit = weakref.ref(self)
         self.session = session
         return session
 
@@ -454,19 +477,36 @@ class ViewCall(CallScope):
     ) -> None:
         """A failure that is but a symptom of the session's end is raised as that."""
         session = self.session
-        if self._is_inner or session is None:
-            return
-        self._pin.visit = None
-        session.end_use()
+        assert session is not None
+        if not self._is_inner:
+            self._sessions.pin.visit = None
+            session.end_use()
         if error is None:
             return
-        decided = session.decided_error(error, self._deadline, self._seconds)
-        if decided is None:
+        super().__exit__(kind, error, trace)
+        if self._is_inner:
             return
-        if session.ending is not None:
+        limit = self._limit
+        deadline = None if limit is None else self._begun + limit
+        decided = session.decided_error(error, deadline, limit or 0.0)
+        if decided is not None and session.ending is not None:
             self._sessions.told(session)
-        if type(decided) is not type(error) or decided.args != error.args:
-            raise decided from error
+        if decided is None or (type(decided), decided.args) == (type(error), error.args):
+            self._mention(error)
+            return
+        self._mention(decided)
+        raise decided from error
+
+    def _mention(self, error: BaseException) -> None:
+        if self._cluster is not None and isinstance(error, DistributedError):
+            mention(recorder_of(self._cluster), error)
+
+    @property
+    def message_errors(self) -> MessageErrors:
+        """Messages of this call end with what membership decided."""
+        if self._is_inner or self.session is None:
+            return AS_THEY_ARE
+        return ViewMessageErrors(self.session, self._sessions)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -510,10 +550,12 @@ class ViewSession:
         self.stopped_because = ""
         self._users = 0
         self._bystanders = 0  # users that only wait for the ending
+        self._successors = 0  # threads that wait until nobody uses it
         self._broken: dict[int | None, float] = {}  # since when operations miss a rank
         self._aborts: list[Aborted] = []  # by this program, while it waited for the ending
         self._unused_since = time.monotonic()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a signal's handler may use the session as well
+        self._changed = threading.Condition(self._lock)
         self.labels: Mapping[int, str] = {}
         """What the other ranks are called in metrics."""
         self.complain: Callable[[int, str], None] | None = None
@@ -682,16 +724,17 @@ class ViewSession:
 
     def begin_use(self) -> None:
         """A call, or work that was started, begins."""
-        with self._changed:
+        with self._lock:
             self._users += 1
 
     def end_use(self) -> None:
         """It has ended."""
-        with self._changed:
+        with self._lock:
             self._users -= 1
             if not self._users:
                 self._unused_since = time.monotonic()
-            self._changed.notify_all()
+            if self._successors:
+                self._changed.notify_all()
 
     def is_quiet(self, seconds: float) -> bool:
         """Whether nothing was under way for this many seconds, and it has not stopped."""
@@ -701,9 +744,13 @@ class ViewSession:
     def wait_until_unused(self, seconds: float) -> None:
         """Return when nothing is under way any more, or cannot be, or time is up."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._users <= self._bystanders or not self.is_orderly, seconds
-            )
+            self._successors += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._users <= self._bystanders or not self.is_orderly, seconds
+                )
+            finally:
+                self._successors -= 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -726,7 +773,8 @@ class ViewGroup(Group):
 
     def _begin(self, turn: Turn) -> None:
         """Nothing begins in a view that is over."""
-        self._session.check(turn[2], _seconds(turn))
+        if self._session.stopped.is_set():
+            self._session.check(turn[2], _seconds(turn))
 
     def _decide(self, error: BaseException, turn: Turn) -> BaseException:
         """A connection that broke is a symptom; membership decides what the operation ends with."""
@@ -748,53 +796,6 @@ class ViewGroup(Group):
 # Calls in one view: every collective and message of a cluster runs among the same members.
 
 Result = TypeVar("Result")
-
-
-class ClusterCall(ViewCall):
-    """One call of a program on a cluster: it runs in one view, and raises what membership decided.
-
-    A call that fails is counted, and what came before is written down where that helps.
-    """
-
-    __slots__ = ("_cluster",)
-
-    def __init__(self, cluster: InOneView, name: str, timeout: float | None) -> None:
-        sessions = cluster._sessions  # noqa: SLF001 - of our own kind
-        super().__init__(sessions, sessions.pin, timeout)
-        self._metrics, self._name = cluster._metrics, name  # noqa: SLF001
-        self._cluster = cluster
-
-    def __enter__(self) -> ViewSession:
-        try:
-            return super().__enter__()
-        except DistributedError as error:
-            mention(recorder_of(self._cluster), error)
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            super().__exit__(kind, error, trace)
-            return
-        CallScope.__exit__(self, kind, error, trace)
-        try:
-            super().__exit__(kind, error, trace)
-        except DistributedError as decision:
-            mention(recorder_of(self._cluster), decision)
-            raise
-        if isinstance(error, DistributedError):
-            mention(recorder_of(self._cluster), error)
-
-    @property
-    def message_errors(self) -> MessageErrors:
-        """Messages of this call end with what membership decided."""
-        return (
-            AS_THEY_ARE if self.session is None else ViewMessageErrors(self.session, self._sessions)
-        )
 
 
 class ViewMessageErrors(MessageErrors):
@@ -901,9 +902,7 @@ class InOneView(DistributedBackend):
     _sessions: ViewSessions
 
     def _scope(self, name: str, timeout: Seconds | None) -> CallScope:
-        if self._sessions.pinned is not None:  # a call within a call
-            return super()._scope(name, timeout)
-        return ClusterCall(self, name, self._limit(timeout))
+        return ViewCall(self._sessions, timeout, self, name)
 
     @property
     def rank(self) -> int:

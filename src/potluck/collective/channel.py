@@ -80,8 +80,6 @@ class Channel:
         self.stream = stream
         self._first = memoryview(first)  # what came in before the stream was ours
         self._opening = b""
-        self._greeted = False
-        self._checked = False
         self._read = 0
         self._rest: list[memoryview] = []
         self.missing = 1
@@ -94,8 +92,7 @@ class Channel:
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
-        self._opening = opening
-        self._greeted = self._checked = False
+        raise NotImplementedError
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -105,34 +102,25 @@ class Channel:
 
     def flush(self) -> bool:
         """Send what is left; True if nothing is."""
-        if self._rest:
-            self._send(self._rest)
-        return not self._rest
-
-    @property
-    def is_flushed(self) -> bool:
-        """Whether nothing is left to send."""
-        return not self._rest
+        return not self._rest or self._send()
 
     def keep(self) -> None:
         """Copy what is left: the caller continues and may change its memory."""
         self._rest = [memoryview(bytes(view)) for view in self._rest]
 
-    def _send(self, buffers: list[memoryview]) -> None:
+    def _send(self) -> bool:
+        rest = self._rest
         try:
-            sent = self.stream.sendmsg(buffers)
+            sent = self.stream.sendmsg(rest)
         except BlockingIOError:
-            sent = 0
+            return False
         except OSError as error:
             raise ChannelBroken(self.peer, error) from None
-        rest: list[memoryview] = []
-        for view in buffers:
-            if sent >= len(view):
-                sent -= len(view)
-            else:
-                rest.append(view[sent:])
-                sent = 0
-        self._rest = rest
+        while rest and sent >= len(rest[0]):
+            sent -= len(rest.pop(0))
+        if sent:
+            rest[0] = rest[0][sent:]
+        return not rest
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -200,52 +188,51 @@ class PlainChannel(Channel):
         super().__init__(peer, stream, first)
         self._head = bytearray(OPENING_SIZE + TOGETHER)
         self._head_view = memoryview(self._head)
+        self._ahead: tuple[memoryview, ...] = ()  # goes out in front of the next unit
+        self._has_met = False
+
+    def begin(self, opening: bytes) -> None:
+        """A new operation; the last one is over in both directions."""
+        self._opening = opening
+        self._ahead = (memoryview(opening),)
+        self._has_met = False
 
     def push(self, unit: memoryview) -> bool:
         """Send a unit, the first behind the opening."""
-        buffers = [unit]
-        if not self._greeted:
-            self._greeted = True
-            buffers = [memoryview(self._opening), unit]
-        if self._rest:
-            self._rest += buffers
-            return self.flush()
-        self._send(buffers)
-        return not self._rest
+        self._rest += (*self._ahead, unit)
+        self._ahead = ()
+        return self._send()
 
-    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
         """Continue receiving a unit, and the opening before the first."""
-        if self._checked:
-            return self._fill(target)
         size = len(target)
-        together = size <= TOGETHER
-        wanted = OPENING_SIZE + size if together else OPENING_SIZE
-        if not self._meet(wanted):
+        if size > LONG:
+            return self._pull_long(target, slot)
+        if self._has_met:
+            return self._fill(target)
+        if size > TOGETHER:
+            return self._meet(OPENING_SIZE) and self._fill(target)
+        if not self._meet(OPENING_SIZE + size):
             return False
-        if together:
-            if self._read < wanted:
-                self._read += self._take(self._head_view[self._read : wanted])
-                if self._read < wanted:
-                    return False
-            target[:] = self._head_view[OPENING_SIZE:wanted]
-            self._checked = True
-            self._read = 0
-            return True
-        self._checked = True
-        self._read = 0
-        return self._fill(target)
+        target[:] = self._head_view[OPENING_SIZE : OPENING_SIZE + size]
+        return True
 
-    def _meet(self, wanted: int) -> bool:
-        """Receive the opening, with what follows up to ``wanted`` bytes; True if it is there.
+    def _pull_long(self, target: memoryview, slot: Slot | None) -> bool:  # noqa: ARG002
+        return (self._has_met or self._meet(OPENING_SIZE)) and self._fill(target)
+
+    def _meet(self, size: int) -> bool:
+        """Receive the opening, with what follows up to ``size`` bytes; True if it is there.
 
         Another operation may be shorter than ours: look at the opening as soon as it is there.
         """
-        if self._read < OPENING_SIZE:
-            self._read += self._take(self._head_view[self._read : wanted])
-            if self._read < OPENING_SIZE:
-                return False
-            if self._head_view[:OPENING_SIZE] != self._opening:
-                self._disagree(bytes(self._head_view[:OPENING_SIZE]))
+        read = self._read = self._read + self._take(self._head_view[self._read : size])
+        if read >= OPENING_SIZE and not self._head.startswith(self._opening):
+            self._disagree(bytes(self._head_view[:OPENING_SIZE]))
+        if read < size:
+            self.missing = size - read
+            return False
+        self._has_met = True
+        self._read = 0
         return True
 
 
@@ -265,7 +252,6 @@ class SharedChannel(PlainChannel):
         self._shared = shared
         self._credits = SocketStream(shared.credits, "credits")
         self._free = list(range(SLOTS))
-        self._held: set[int] = set()  # slots of the peer that we have not given back
         self._waiting: deque[memoryview] = deque()  # a unit without a free slot, and what follows
         self._place = memoryview(bytearray(1))
 
@@ -274,14 +260,9 @@ class SharedChannel(PlainChannel):
         """The credits, while a unit waits for a slot."""
         return self._credits if self._waiting else None
 
-    @property
-    def is_flushed(self) -> bool:
-        """Whether nothing is left to send."""
-        return not self._waiting and not self._rest
-
     def push(self, unit: memoryview) -> bool:
         """Put a long unit into a slot, and send its place."""
-        if not self._waiting and not _is_shared(unit):
+        if not self._waiting and not LONG < len(unit) <= SLOT_SIZE:
             return super().push(unit)
         self._waiting.append(unit)
         return self.flush()
@@ -290,29 +271,28 @@ class SharedChannel(PlainChannel):
         """Send what is left; True if nothing is."""
         while self._waiting:
             unit = self._waiting[0]
-            if _is_shared(unit):
-                if not self._free:
-                    self._take_back()
-                    if not self._free:
-                        return False
+            if LONG < len(unit) <= SLOT_SIZE:
+                if not self._free and not self._take_back():
+                    break
                 place = self._free.pop()
                 self._shared.mine[place][: len(unit)] = unit
                 unit = memoryview(bytes((place,)))
             self._waiting.popleft()
-            super().push(unit)
-        return super().flush()
+            self._rest += (*self._ahead, unit)
+            self._ahead = ()
+        return (not self._rest or self._send()) and not self._waiting
 
     def keep(self) -> None:
         """Make what is left our own."""
         super().keep()
         self._waiting = deque(memoryview(bytes(unit)) for unit in self._waiting)
 
-    def _take_back(self) -> None:
-        """See which slots the peer has given back."""
+    def _take_back(self) -> bool:
+        """See which slots the peer has given back; False if none."""
         try:
             places = self._shared.take_back()
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             raise ChannelBroken(self.peer, error) from None
         if not places:
@@ -323,37 +303,26 @@ class SharedChannel(PlainChannel):
                     self.peer, MalformedFrame(f"Slot {place} was returned but not in use")
                 )
             self._free.append(place)
-
-    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
-        """Continue receiving a unit; a long one stays where it is, if a slot can stand for it."""
-        if not _is_shared(target):
-            return super().pull(target, slot)
-        if not self._checked:
-            if not self._meet(OPENING_SIZE):
-                return False
-            self._checked = True
-            self._read = 0
-        if not self._fill(self._place):
-            return False
-        place = self._place[0]
-        if place >= SLOTS or place in self._held:
-            raise ChannelBroken(self.peer, MalformedFrame(f"A unit cannot be in slot {place}"))
-        if slot is not None and len(self._held) < MOST_HELD:
-            self._held.add(place)
-            theirs = np.frombuffer(self._shared.theirs[place], np.uint8)
-            slot.borrow(theirs, partial(self._give_back, place))
-        else:
-            target[:] = self._shared.theirs[place][: len(target)]
-            self._shared.give_back(place)
         return True
 
-    def _give_back(self, place: int) -> None:
-        self._held.discard(place)
-        self._shared.give_back(place)
-
-
-def _is_shared(unit: memoryview) -> bool:
-    return LONG < len(unit) <= SLOT_SIZE
+    def _pull_long(self, target: memoryview, slot: Slot | None) -> bool:
+        """The unit stays where it is, if a slot can stand for it."""
+        size = len(target)
+        if size > SLOT_SIZE:
+            return super()._pull_long(target, slot)
+        if not ((self._has_met or self._meet(OPENING_SIZE)) and self._fill(self._place)):
+            return False
+        place, held = self._place[0], self._shared.held
+        if place >= SLOTS or place in held:
+            raise ChannelBroken(self.peer, MalformedFrame(f"A unit cannot be in slot {place}"))
+        if slot is not None and len(held) < MOST_HELD:
+            held.add(place)
+            theirs = np.frombuffer(self._shared.theirs[place], np.uint8)
+            slot.borrow(theirs, partial(self._shared.give_back, place))
+        else:
+            target[:] = self._shared.theirs[place][:size]
+            self._shared.give_back(place)
+        return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -379,7 +348,7 @@ class EncryptedChannel(Channel):
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
-        super().begin(opening)
+        self._opening = opening
         self._sent_units = self._got_units = 0
         self._expected = b""
 
@@ -402,7 +371,7 @@ class EncryptedChannel(Channel):
         out[: len(head)] = head
         self._sealer.seal_into(head, unit, out[len(head) :])
         self._rest.append(out)
-        return self.flush()
+        return self._send()
 
     def keep(self) -> None:
         """What is left is sealed, so our own already; but its place must not be used again."""

@@ -440,10 +440,10 @@ class DistributedBackend(Backend):
                     timeout=timeout,
                     async_op=async_op,
                 )
-            task = self._place.whole(Collective.ALL_REDUCE, reads.flat.size)
-            memory = reads.flat, into.flat
+            place, memory = self._place, (reads.flat, into.flat)
+            task = place.whole(Collective.ALL_REDUCE, reads.flat.size)
             made: Request[A] = collective_call.request(
-                self._place, task, memory, into.commit, reducer=reducer, strategy=chosen
+                place, task, memory, into.commit, reducer=reducer, strategy=chosen
             )
             return self._launch(made, timeout, async_op=async_op)
 

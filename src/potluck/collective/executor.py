@@ -27,13 +27,18 @@ from potluck.collective.channel import (
     SharedChannel,
 )
 from potluck.collective.failure import FailureMonitor
-from potluck.collective.program import CallMemory, PlanCache, SlotPool, confirmation, memory_for
+from potluck.collective.program import (
+    CallMemory,
+    CodedMemory,
+    PlanCache,
+    SlotPool,
+    confirmation,
+)
 from potluck.collective.pump import (
     SHORT,
     PipelinedExecutor,
     SequentialExecutor,
     StreamPoller,
-    run_straight,
 )
 from potluck.errors import Aborted, NoConnection
 from potluck.net.frames import NUMBERS, NUMBERS_AT, FrameType, encode
@@ -43,7 +48,6 @@ from potluck.schedule.task import Collective, Strategy, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from potluck.backend.base import Backend, PeerStream
     from potluck.collective.call import Routine, Turn
@@ -238,28 +242,6 @@ FOREVER = 365 * 86400.0
 """Seconds, for those who set no deadline."""
 
 
-class _Failures:
-    """Around an operation: what goes wrong with its streams is put into words."""
-
-    def __init__(self, vigil: FailureMonitor) -> None:
-        self._vigil = vigil
-
-    def __enter__(self) -> None:
-        """Nothing yet."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Find the reason."""
-        if isinstance(error, Disagreement):
-            raise self._vigil.disagree(error) from None
-        if isinstance(error, ChannelBroken):
-            raise self._vigil.explain(error.peer, error.reason) from None
-
-
 class EpochStreams:
     """The streams of one group in one epoch."""
 
@@ -274,7 +256,6 @@ class EpochStreams:
         self._number = 0
         self._pace = 0
         self._ended = 0.0
-        self._failures = _Failures(vigil)
         self._head = encode(FrameType.COLLECTIVE, epoch=vigil.epoch & EPOCHS)[:OPERATION_AT]
         self._confirmation = confirmation(backend.rank, backend.world_size)
         self._confirming = (*self._confirmation.incoming, *self._confirmation.outgoing)
@@ -295,17 +276,29 @@ class EpochStreams:
         confirms = compiled.needs_confirming
         peers = compiled.peers + self._confirming if confirms else compiled.peers
         channels = self._begin(compiled.fingerprint, compiled.packed, peers, deadline)
-        self._pool.fit(compiled.slot)
-        memory = memory_for(compiled.units, call, self._pool, compiled.codec)
-        with self._failures, quiet():
-            if compiled.sent <= SHORT:
-                messenger = SequentialExecutor(channels, self._watch)
-                run_straight(compiled.units, memory, self._pool, messenger)
-            else:
-                PipelinedExecutor(compiled.units, memory, self._pool, channels, self._watch).run()
-            if confirms:
-                self._confirm(channels)
+        units, codec, pool = compiled.units, compiled.codec, self._pool
+        pool.fit(compiled.slot)
+        if codec is None:
+            memory = CallMemory(units, call, pool)
+        else:
+            memory = CodedMemory(units, call, pool, codec)
+        try:
+            with quiet():
+                if compiled.sent <= SHORT:
+                    SequentialExecutor(channels, self._watch).run(units, memory, pool)
+                else:
+                    PipelinedExecutor(units, memory, pool, channels, self._watch).run()
+                if confirms:
+                    self._confirm(channels)
+        except (Disagreement, ChannelBroken) as error:
+            raise self._explained(error) from None
         self._ended = time.monotonic()
+
+    def _explained(self, error: Disagreement | ChannelBroken) -> DistributedError:
+        """What goes wrong with a stream, as the error of the operation."""
+        if isinstance(error, Disagreement):
+            return self._vigil.disagree(error)
+        return self._vigil.explain(error.peer, error.reason)
 
     def pace(self, rate: int) -> None:
         """Send no faster than this on each stream, those included that are yet to be opened."""
@@ -319,10 +312,12 @@ class EpochStreams:
         others = tuple(rank for rank in range(backend.world_size) if rank != backend.rank)
         fingerprint = fingerprint._replace(purpose=Purpose.MEASURE_LINKS)
         channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
-        with self._failures:
-            messenger = SequentialExecutor(channels, self._watch)
+        messenger = SequentialExecutor(channels, self._watch)
+        try:
             seen = measure(messenger, backend.rank, backend.world_size)
             messenger.finish()
+        except (Disagreement, ChannelBroken) as error:
+            raise self._explained(error) from None
         return seen
 
     def _begin(
@@ -351,8 +346,7 @@ class EpochStreams:
     def _confirm(self, channels: Mapping[int, Channel]) -> None:
         """Make sure that all ranks were in the same operation."""
         memory = CallMemory(self._confirmation, self._token, self._pool)
-        messenger = SequentialExecutor(channels, self._watch)
-        run_straight(self._confirmation, memory, self._pool, messenger)
+        SequentialExecutor(channels, self._watch).run(self._confirmation, memory, self._pool)
 
     def _channel(self, peer: int, deadline: float | None) -> Channel:
         channel = self._channels.get(peer)
@@ -439,13 +433,15 @@ class ReplanPolicy:
         self._world_size = world_size
         self._experience = OperationTimes()
 
-    def run(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
-        """Do a large call; before the first, and when things have changed, look at the links."""
+    def prepare(self, call: Call, session: EpochStreams, deadline: float | None) -> CompiledCall:
+        """How to do a large call; before the first, and when things have changed, survey."""
         if self._is_worthwhile(call, session, deadline):
             self._survey(call, session, deadline)
-        start = time.monotonic()
-        session.run(call, self._plans.compiled(call), deadline)
-        self._experience.note(call.task, time.monotonic() - start)
+        return self._plans.compiled(call)
+
+    def note(self, call: Call, seconds: float) -> None:
+        """A large call has been done, in so many seconds."""
+        self._experience.note(call.task, seconds)
 
     def _is_worthwhile(self, call: Call, session: EpochStreams, deadline: float | None) -> bool:
         if not self._plans.is_surveyed:
@@ -521,6 +517,7 @@ class Executor:
     def __init__(self, backend: Backend, config: CollectiveConfig | None) -> None:
         self.plans = PlanCache(backend.rank, backend.world_size, config)
         self.rank = backend.rank
+        self._is_alone = backend.world_size == 1
         self._backend = backend
         self.vigil = FailureMonitor(backend)
         self._pool = SlotPool()
@@ -540,10 +537,14 @@ class Executor:
                 return
             if self._session is None:
                 self._session = EpochStreams(self._backend, self.vigil, self._pool)
-            if compiled.nbytes < LARGE or self._backend.world_size == 1:
-                self._session.run(call, compiled, deadline)
+            session = self._session
+            if compiled.nbytes < LARGE or self._is_alone:
+                session.run(call, compiled, deadline)
             else:
-                self._surveyor.run(call, self._session, deadline)
+                compiled = self._surveyor.prepare(call, session, deadline)
+                start = time.monotonic()
+                session.run(call, compiled, deadline)
+                self._surveyor.note(call, time.monotonic() - start)
         except BaseException as error:
             self._fail(error, number)
             raise

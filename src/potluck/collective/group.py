@@ -248,7 +248,8 @@ class Group(Closing):
         job, turn, is_mine = None, (0, asked, deadline), False
         try:
             with self._lock:
-                self._check_open()
+                if self._closed:
+                    raise self._refusal()
                 if self._runner == me:
                     raise _nested()
                 number = self._calls = self._calls + 1
@@ -284,7 +285,8 @@ class Group(Closing):
         work: Work[Result] = _work_of(call, self._help)
         limit = read_timeout(self.backend.timeout if timeout is None else timeout)
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise self._refusal()
             self._calls += 1
             self._enqueue(QueuedCall(self._calls, call, limit, finish, work))
         return work
@@ -295,11 +297,11 @@ class Group(Closing):
         task = Task.whole(Collective.BARRIER, self.world_size, 1)
         self.run(Call(task, byte, byte, Reducer.of(ReduceOp.BIT_OR, np.uint8)), timeout)
 
-    def _check_open(self) -> None:
+    def _refusal(self) -> DistributedError:
+        """The error of a call after the end."""
         if self._forked is not None:
-            raise copy.copy(self._forked)
-        if self._closed:
-            raise ChannelClosed(f"Rank {self.rank} has closed this group")
+            return copy.copy(self._forked)
+        return ChannelClosed(f"Rank {self.rank} has closed this group")
 
     # -- endings -------------------------------------------------------------------------------
 

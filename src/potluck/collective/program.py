@@ -328,7 +328,7 @@ class CallMemory:
     def fold(self, unit: Unit, staged: Sequence[Slot]) -> Slot | None:
         """Compute the value of a unit and store it; or return the slot that holds it, if a relay.
 
-        The staged slots are given back, except the one that is returned.
+        That may be one of those staged; the others are the caller's to give back.
         """
         step, count = unit.step, unit.stop - unit.start
         if (
@@ -357,9 +357,6 @@ class CallMemory:
             for at in range(0, count, length):
                 parts = [operand[at : at + length] for operand in operands]
                 self._compute(step, parts, out[at : at + length])
-        for slot in staged:
-            if slot is not held:
-                self._pool.give_back(slot)
         return held
 
     def _fold_two(self, unit: Unit, slot: Slot) -> None:
@@ -375,7 +372,6 @@ class CallMemory:
         reducer.ufunc(first, second, out=out)
         if step.final:
             reducer.finish(out, out, world_size=self._world_size)
-        self._pool.give_back(slot)
 
     def _hold(self, staged: Sequence[Slot], operands: Sequence[Array]) -> Slot:
         """A slot for a value that is not stored: that of the first operand, if it may be used."""
@@ -427,13 +423,6 @@ def _copy(source: Array, target: Array) -> None:
 # not grow with the number of hops.
 
 FLOAT32 = np.dtype(np.float32)
-
-
-def memory_for(
-    units: CompiledProgram, call: Call, pool: SlotPool, codec: Codec | None
-) -> CallMemory:
-    """The memory for a call."""
-    return CallMemory(units, call, pool) if codec is None else CodedMemory(units, call, pool, codec)
 
 
 class CodedMemory(CallMemory):
@@ -505,7 +494,7 @@ class CodedMemory(CallMemory):
         if not step.final:
             (slot,), (source,) = staged, step.sources
             self._decode(slot, out, source)
-            return self._keep(unit, slot)
+            return slot if step.to else None
         total = self._pool.take()
         sums = total.view(FLOAT32, out.size)
         self._add_up(unit, staged, sums)
@@ -519,9 +508,11 @@ class CodedMemory(CallMemory):
             np.subtract(sums, out, out=left)
             left *= self._factor
             forget_the_unreal(left)
-        for slot in (*staged, total):
-            self._pool.give_back(slot)
-        return self._keep(unit, coded)
+        self._pool.give_back(total)
+        if step.to:
+            return coded
+        self._pool.give_back(coded)
+        return None
 
     def _add_up(self, unit: Unit, staged: Sequence[Slot], sums: Floats) -> None:
         """All operands from left to right, the own one as it is."""
@@ -542,13 +533,6 @@ class CodedMemory(CallMemory):
         if not staged:
             np.copyto(sums, own)
         self._pool.give_back(spare)
-
-    def _keep(self, unit: Unit, slot: Slot) -> Slot | None:
-        """Hold an encoded value for those who shall get it."""
-        if unit.step.to:
-            return slot
-        self._pool.give_back(slot)
-        return None
 
     def _decode(self, slot: Slot, out: Floats, source: int | None) -> None:
         try:

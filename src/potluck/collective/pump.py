@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         CompiledProgram,
         Slot,
         SlotPool,
-        Unit,
     )
     from potluck.net.transport import Event, Poller, Spin, Stream
 
@@ -108,20 +107,31 @@ class PipelinedExecutor:
                 self._agenda.append(index)
         self._agenda.reverse()  # the earlier is the more urgent
         self._settle()
-        for reader in self._readers.values():
-            self._read(reader)
-        while self._left:
-            self._turn()
+        ready = list(self._readers.values())
+        while True:
+            for reader in ready:
+                for _ in range(UNITS_PER_TURN):
+                    if not self._read(reader):
+                        break
+                    self._settle()
+                else:
+                    if reader.place < len(reader.arrivals):
+                        self._again.append(reader)
+            if not self._left:
+                break
+            ready = self._await_readers()
         for reader in self._readers.values():
             reader.channel.stream.expect(1)
 
-    def _turn(self) -> None:
+    def _await_readers(self) -> list[_Reader]:
+        """Sleep until bytes can move; write where there is room, and return who may read."""
         again, self._again = self._again, []
         again += self._take_unstalled()
         awaited = self._awaited()
         events = self._watch.events(awaited, at_once=bool(again))
         if not events and not again:
-            again = [self._readers[peer] for peer in awaited]  # there may be less than expected
+            return [self._readers[peer] for peer in awaited]  # there may be less than expected
+        ready: list[_Reader] = []
         for peer, readable, writable in events:
             if writable and peer in self._writers:
                 self._write(self._writers[peer])
@@ -129,9 +139,8 @@ class PipelinedExecutor:
             if readable and peer in self._readers:
                 reader = self._readers[peer]
                 if reader not in again and reader not in self._stalled:
-                    self._read(reader)
-        for reader in again:
-            self._read(reader)
+                    ready.append(reader)
+        return ready + again
 
     def _take_unstalled(self) -> list[_Reader]:
         """Readers for whom there may be room now."""
@@ -151,18 +160,16 @@ class PipelinedExecutor:
 
     # -- in ------------------------------------------------------------------------------------
 
-    def _read(self, reader: _Reader) -> None:
-        for _ in range(UNITS_PER_TURN):
-            if reader.target is None and not self._prepare(reader):
-                return
-            assert reader.target is not None
-            if not reader.channel.pull(reader.target, reader.slot):
-                reader.channel.stream.expect(min(reader.channel.missing, MOST_EXPECTED))
-                return
-            self._arrive(reader)
-            self._settle()
-        if reader.place < len(reader.arrivals):
-            self._again.append(reader)
+    def _read(self, reader: _Reader) -> bool:
+        """Receive what comes next; False if it is not here yet, or there is no room."""
+        if reader.target is None and not self._prepare(reader):
+            return False
+        assert reader.target is not None
+        if not reader.channel.pull(reader.target, reader.slot):
+            reader.channel.stream.expect(min(reader.channel.missing, MOST_EXPECTED))
+            return False
+        self._arrive(reader)
+        return True
 
     def _prepare(self, reader: _Reader) -> bool:
         """Find room for what comes next; False if there is nothing to come, or no room yet."""
@@ -236,8 +243,11 @@ class PipelinedExecutor:
             index = agenda.pop()
             unit = self._units[index]
             if unit.kind is UnitKind.FOLD:
-                staged = self._staged.pop(index, [])
-                held = self._memory.fold(unit, staged)  # type: ignore[arg-type] # none is None
+                staged: list[Slot] = self._staged.pop(index, [])  # type: ignore[assignment]
+                held = self._memory.fold(unit, staged)
+                for slot in staged:
+                    if slot is not held:
+                        self._pool.give_back(slot)
                 if held is not None:
                     self._held[index] = held
             self._is_known[index] = True
@@ -308,6 +318,7 @@ class SequentialExecutor:
     def __init__(self, channels: Mapping[int, Channel], watch: StreamPoller) -> None:
         self._channels = channels
         self._watch = watch
+        self._unsent: list[Channel] = []  # those with something left to send
 
     def is_local(self, peer: int) -> bool:
         """Whether it is known to be on this machine."""
@@ -318,6 +329,8 @@ class SequentialExecutor:
         channel = self._channels[peer]
         if not channel.push(view):
             channel.keep()
+            if channel not in self._unsent:
+                self._unsent.append(channel)
 
     def receive(self, peer: int, target: memoryview) -> None:
         """Return when the target is full; pending data continues to be sent meanwhile."""
@@ -330,50 +343,39 @@ class SequentialExecutor:
         while not channel.pull(target):
             self._watch.wait_to_read(channel, self._flush())
 
+    def run(self, units: CompiledProgram, memory: CallMemory, pool: SlotPool) -> None:
+        """Do what a program says, one unit after the other."""
+        for unit in units.units:
+            step, held = unit.step, None
+            staged: list[Slot] = []
+            if unit.kind is UnitKind.MOVE:
+                assert step.into is not None
+                self.receive(step.sources[0], memory.raw(step.into, unit.start, unit.stop))
+            elif unit.kind is UnitKind.FOLD:
+                for source, form in zip(step.sources, step.takes, strict=True):
+                    slot = pool.take()
+                    staged.append(slot)
+                    self.receive(source, slot.raw[: memory.size(form, unit.stop - unit.start)])
+                held = memory.fold(unit, staged)
+            if step.to:
+                view = memory.value(unit, held)
+                for peer in step.to:
+                    self.send(peer, view)
+            for slot in staged:
+                pool.give_back(slot)
+            if held is not None and held not in staged:
+                pool.give_back(held)
+        self.finish()
+
     def finish(self) -> None:
         """Return when everything is sent."""
-        while waiting := self._flush():
-            self._watch.wait_to_write(waiting)
+        while self._unsent and self._flush():
+            self._watch.wait_to_write(self._unsent)
 
     def _flush(self) -> list[Channel]:
-        return [
-            channel
-            for channel in self._channels.values()
-            if not channel.is_flushed and not channel.flush()
-        ]
-
-
-def run_straight(
-    units: CompiledProgram, memory: CallMemory, pool: SlotPool, messenger: SequentialExecutor
-) -> None:
-    """Do what a program says, one unit after the other."""
-    for unit in units.units:
-        step, held = unit.step, None
-        if unit.kind is UnitKind.MOVE:
-            assert step.into is not None
-            target = memory.raw(step.into, unit.start, unit.stop)
-            messenger.receive(step.sources[0], target)
-        elif unit.kind is UnitKind.FOLD:
-            held = memory.fold(unit, _stage(unit, memory, pool, messenger))
-        if step.to:
-            view = memory.value(unit, held)
-            for peer in step.to:
-                messenger.send(peer, view)
-            if held is not None:
-                pool.give_back(held)
-    messenger.finish()
-
-
-def _stage(
-    unit: Unit, memory: CallMemory, pool: SlotPool, messenger: SequentialExecutor
-) -> list[Slot]:
-    step, count = unit.step, unit.stop - unit.start
-    staged: list[Slot] = []
-    for source, form in zip(step.sources, step.takes, strict=True):
-        slot = pool.take()
-        messenger.receive(source, slot.raw[: memory.size(form, count)])
-        staged.append(slot)
-    return staged
+        if self._unsent:
+            self._unsent = [channel for channel in self._unsent if not channel.flush()]
+        return self._unsent
 
 
 # --------------------------------------------------------------------------------------------------

@@ -261,6 +261,8 @@ class SharedMemory:
         """To write to."""
         self.theirs = _slots(theirs)
         """To read from."""
+        self.held: set[int] = set()
+        """Slots of the other side that are in use here."""
         self.credits = credits_
         """Can be read when the other side has given slots back."""
         _process.track(self)
@@ -272,6 +274,7 @@ class SharedMemory:
         The other side may have kept a descriptor of our socket and made it block: so this call says
         that it must not.
         """
+        self.held.discard(slot)
         with contextlib.suppress(OSError):
             self.credits.send(bytes((slot,)), DONT_WAIT)
 
