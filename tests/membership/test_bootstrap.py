@@ -543,6 +543,22 @@ def test_the_first_in_rank_founds_the_child_and_the_others_name_it() -> None:
     assert not any(isinstance(message, Found) for message in said)
 
 
+def test_under_any_quorum_too_only_the_first_of_those_who_go_on_founds_the_child() -> None:
+    """Two foundings at once could refuse each other; the others need nobody's leave, but wait."""
+    net = ClusterNet()
+    a, b, c, d, e = net.form("abcde", config=ClusterConfig(quorum="any"))
+    parted = net.now
+    net.cut_off([a, b, c], [d, e])
+    net.run(5)
+    assert net.view_of(e).members == (d, e)
+    founders = {
+        who
+        for at, who, effect in net.effects
+        if at > parted and isinstance(effect, SendMessage) and isinstance(effect.message, Found)
+    }
+    assert founders == {d}
+
+
 def test_a_founder_that_comes_later_in_rank_is_refused_while_we_found() -> None:
     """The same process is not before itself."""
     core = joiner("a", "b")
