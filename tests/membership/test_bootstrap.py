@@ -23,6 +23,7 @@ from potluck.membership.events import (
 from potluck.membership.messages import (
     CauseCode,
     Charter,
+    ClusterMessage,
     Commit,
     Found,
     Founded,
@@ -128,6 +129,29 @@ def test_a_leader_that_agreed_to_begin_elsewhere_commits_nothing_meanwhile() -> 
     assert net.view_of(a).members == (a, b)
     net.run(0.5)
     assert net.view_of(a).members == (a,)
+
+
+def test_a_leader_that_may_not_commit_yet_goes_on_asking() -> None:
+    """A question that was lost is asked again, so that the view follows as soon as it may."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    until = net.now + 3 * TIMEOUT
+    net.cores[a]._state.pledge = Pledge(card("z").process, "e" * 32, until)
+    net.kill(c)
+    asked: list[float] = []
+
+    def is_first(_sender: ProcessId, to: ProcessId, message: ClusterMessage) -> bool:
+        if isinstance(message, Propose) and to == b:
+            asked.append(net.now)
+            return len(asked) == 1
+        return False
+
+    net.dropped = is_first
+    net.run(until - net.now - 0.01)
+    assert net.view_of(a).members == (a, b, c)
+    assert len(asked) > 1
+    net.run(0.5)
+    assert net.agreed() == "ab"
 
 
 def test_a_founder_that_was_held_up_does_not_begin_with_answers_that_are_old() -> None:
