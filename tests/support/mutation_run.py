@@ -199,10 +199,13 @@ class Hunt:
     def _order(self, mutant: Mutant) -> list[Check]:
         """Those that have found most in its function and module first, then the quick ones."""
         if mutant.is_executed_at_import:
-            # A test that only makes objects executes no line of the module: take all of its own.
+            # A test that only makes objects executes no line of the module: take all of its own,
+            # and those of what imports from it.
             own = f"/test_{Path(mutant.module).name}.py::"
-            path = str(CORE / f"{mutant.module}.py")
-            near = [each for each in self.checks if path in each.lines or own in each.name]
+            paths = {str(CORE / f"{name}.py") for name in self._users(mutant.module)}
+            near = [
+                each for each in self.checks if not paths.isdisjoint(each.lines) or own in each.name
+            ]
         else:
             near = [check for check in self.checks if check.executes(mutant)]
         place = f"{mutant.module}.{mutant.function}"
@@ -213,6 +216,11 @@ class Hunt:
 
         return sorted(near, key=key)
 
+    def _users(self, module: str) -> list[str]:
+        """A module, and those of the area that import from it."""
+        name = f"potluck.{module.replace('/', '.')}"
+        return [module, *(each for each in self.area.modules if name in _imported(each))]
+
     def _start(self, mutant: Mutant) -> Child:
         order = self._order(mutant)
         limit = 60 + sum(check.limit for check in order)
@@ -221,7 +229,7 @@ class Hunt:
         pid = os.fork()
         if not pid:
             os.close(reading)
-            _become(mutant, order, writing, self.area)
+            _become(mutant, order, writing)
         os.close(writing)
         return Child(mutant, pid, reading, time.monotonic() + limit)
 
@@ -250,7 +258,7 @@ def _reap(child: Child) -> int:
     return status
 
 
-def _become(mutant: Mutant, order: list[Check], pipe: int, area: Area) -> None:
+def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     """In a process of its own: plant the fault, run checks, write the name of the first to fail."""
     name = "it cannot be imported"
     _silence()
@@ -268,7 +276,7 @@ def _become(mutant: Mutant, order: list[Check], pipe: int, area: Area) -> None:
         if is_planted:
             name = next((check.name for check in order if not _passes_in_time(check)), "")
         else:
-            name = _try_afresh(mutant, area.tests)
+            name = _try_afresh(mutant, order)
     finally:
         os.write(pipe, json.dumps(name).encode())
         os._exit(0)
@@ -303,6 +311,14 @@ def _read_at_import(*, annotations: bool) -> frozenset[str]:
     )
 
 
+@cache
+def _imported(module: str) -> frozenset[str]:
+    """The modules from which a module imports."""
+    tree = ast.parse((CORE / f"{module}.py").read_text(encoding="utf-8"))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return frozenset(node.module or "" for node in imports)
+
+
 def _silence() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
@@ -320,16 +336,16 @@ def _passes_in_time(check: Check) -> bool:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _try_afresh(mutant: Mutant, tests: Sequence[str]) -> str:
-    """Run all tests where the fault was there when the module was imported; "" if all pass."""
+def _try_afresh(mutant: Mutant, order: list[Check]) -> str:
+    """Run tests where the fault was there when the module was imported; "" if all pass."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "tests"),
         "POTLUCK_MUTANT": f"{mutant.module}:{mutant.number}",
     }
-    name = Path(mutant.module).name
-    own = [test for test in tests if Path(test).stem in {name, f"test_{name}"}]
-    tests = [*own, *(test for test in tests if test not in own)]
+    tests = [check.name for check in order if "::" in check.name]  # a seed is no test of pytest
+    if not tests:
+        return ""
     command = [sys.executable, "-m", "pytest", "-x", *_PLAIN, "-p", "support.mutation_import"]
     try:
         run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
