@@ -153,6 +153,15 @@ def test_every_kind_of_part_is_captured_and_restored() -> None:
     assert box == [5]
 
 
+def test_arrays_that_are_not_in_one_piece_are_filled() -> None:
+    """Every second column of a table, a tensor turned round: the user's own elements change."""
+    table, tensor = np.zeros((2, 4)), torch.zeros(2, 3)
+    state = TrainingState(model=[table[:, ::2], tensor.t()])
+    state.restore({"model": [np.ones((2, 2)), torch.arange(6.0).reshape(3, 2)]})
+    assert table.tolist() == [[1, 0, 1, 0]] * 2
+    assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """No parts, parts without a way in, other names, other arrays, other shapes."""
     with pytest.raises(ValueError, match="at least one part"):
