@@ -316,7 +316,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         msgspec.structs.replace(good, begins=MAX_HEADER + 1),
         msgspec.structs.replace(good, checksums=()),
         msgspec.structs.replace(
-            good, pieces=(msgspec.structs.replace(large, offset=good.size - 1),)
+            good, pieces=(msgspec.structs.replace(large, offset=good.size - large.stop),)
         ),
         msgspec.structs.replace(good, pieces=(msgspec.structs.replace(large, offset=-1),)),
         msgspec.structs.replace(
