@@ -110,6 +110,28 @@ def test_a_trainer_counts_where_its_group_does(tmp_path: Path) -> None:
     assert saved == 4 * 8
 
 
+def test_what_a_trainer_saves_by_itself_is_counted_too(tmp_path: Path) -> None:
+    """Every second step, into a folder that all members share."""
+
+    def act(context: DistributedContext) -> MetricsSnapshot | None:
+        weights = np.zeros(4)
+        trainer = ElasticTrainer(
+            context,
+            TrainingState(model=weights),
+            lambda mean: np.subtract(weights, mean, out=weights),
+            checkpoints=tmp_path,
+            save_every=2,
+        )
+        with trainer:
+            for _ in range(4):
+                trainer.step(np.ones(4))
+        return context.metrics_snapshot()
+
+    found = [each.state for each in in_group(2, act) if each is not None]
+    assert [(each.saved, each.failed) for each in found] == [(2, 0)] * 2
+    assert sum(each.saved_bytes for each in found) == 2 * 4 * 8
+
+
 def test_a_trainer_without_metrics_trains() -> None:
     """What nobody counts is not in the way."""
     weights = np.zeros(2)
