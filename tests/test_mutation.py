@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from potluck.training import sampler
+from support.interpreter import ask
 from support.mutation import CannotPlantError, mutants_of, mutated, plant
 from support.mutation_import import Finder
-from support.mutation_run import AREAS, CORE, Check, Hunt, explained, report, takes_effect
+from support.mutation_run import (
+    AREAS,
+    CORE,
+    PLANTED,
+    Check,
+    Hunt,
+    explained,
+    in_a_child,
+    report,
+    takes_effect,
+    watch_lines,
+)
 
 SOURCE = '''
 """A module."""
@@ -254,3 +270,39 @@ def test_what_was_made_at_import_needs_a_fresh_interpreter(
     found = [takes_effect(mutant) for mutant in mutants_of(module, source) if mutant.old == old]
     assert found
     assert set(found) == {is_enough}
+
+
+def test_an_interpreter_that_a_test_starts_has_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of what users notice happens only when a process begins or ends."""
+    name = "training/sampler"
+    mutants = mutants_of(name, (CORE / f"{name}.py").read_text(encoding="utf-8"))
+    (fault,) = (each for each in mutants if each.new == "MAX_PIECES = 9")
+    monkeypatch.setenv("POTLUCK_MUTANT", f"{name}:{fault.number}")
+    program = "from potluck.training.sampler import MAX_PIECES; print(MAX_PIECES)"
+    assert ask(program, cwd=tmp_path) == 8
+    assert ask(program, cwd=tmp_path, path=PLANTED) == 9
+
+
+def test_what_a_test_executes_in_other_processes_counts(tmp_path: Path) -> None:
+    """In a forked child that leaves without a word, and in an interpreter of its own."""
+
+    def forks() -> bool:
+        child = os.fork()
+        if not child:
+            sampler.total([(0, 4)])
+            os._exit(0)
+        return os.waitpid(child, 0)[1] == 0
+
+    def asks() -> bool:
+        program = "from potluck.training.sampler import total; print(total([(0, 4)]))"
+        return bool(ask(program, cwd=tmp_path) == 4)
+
+    file = str(CORE / "training" / "sampler.py")
+    line = inspect.getsourcelines(sampler.total)[1] + 6
+    for passes in (forks, asks):
+        check = Check("", passes)
+        passed, _, lines = in_a_child(partial(watch_lines, check, AREAS["training"]))
+        assert passed
+        assert line in lines[file]

@@ -23,6 +23,7 @@ from potluck.membership.events import (
 from potluck.membership.messages import (
     CauseCode,
     Charter,
+    ClusterMessage,
     Commit,
     Found,
     Founded,
@@ -128,6 +129,29 @@ def test_a_leader_that_agreed_to_begin_elsewhere_commits_nothing_meanwhile() -> 
     assert net.view_of(a).members == (a, b)
     net.run(0.5)
     assert net.view_of(a).members == (a,)
+
+
+def test_a_leader_that_may_not_commit_yet_goes_on_asking() -> None:
+    """A question that was lost is asked again, so that the view follows as soon as it may."""
+    net = ClusterNet()
+    a, b, c = net.form("abc")
+    until = net.now + 3 * TIMEOUT
+    net.cores[a]._state.pledge = Pledge(card("z").process, "e" * 32, until)
+    net.kill(c)
+    asked: list[float] = []
+
+    def is_first(_sender: ProcessId, to: ProcessId, message: ClusterMessage) -> bool:
+        if isinstance(message, Propose) and to == b:
+            asked.append(net.now)
+            return len(asked) == 1
+        return False
+
+    net.dropped = is_first
+    net.run(until - net.now - 0.01)
+    assert net.view_of(a).members == (a, b, c)
+    assert len(asked) > 1
+    net.run(0.5)
+    assert net.agreed() == "ab"
 
 
 def test_a_founder_that_was_held_up_does_not_begin_with_answers_that_are_old() -> None:
@@ -541,6 +565,22 @@ def test_the_first_in_rank_founds_the_child_and_the_others_name_it() -> None:
         if at > healed and who == a and isinstance(e, SendMessage)
     ]
     assert not any(isinstance(message, Found) for message in said)
+
+
+def test_under_any_quorum_too_only_the_first_of_those_who_go_on_founds_the_child() -> None:
+    """Two foundings at once could refuse each other; the others need nobody's leave, but wait."""
+    net = ClusterNet()
+    a, b, c, d, e = net.form("abcde", config=ClusterConfig(quorum="any"))
+    parted = net.now
+    net.cut_off([a, b, c], [d, e])
+    net.run(5)
+    assert net.view_of(e).members == (d, e)
+    founders = {
+        who
+        for at, who, effect in net.effects
+        if at > parted and isinstance(effect, SendMessage) and isinstance(effect.message, Found)
+    }
+    assert founders == {d}
 
 
 def test_a_founder_that_comes_later_in_rank_is_refused_while_we_found() -> None:

@@ -1316,23 +1316,34 @@ def test_what_was_known_of_an_end_is_said_with_it_in_the_next_view() -> None:
     assert core._evidence._how_ended(s.contacts.of(c)) == "its port refuses connections"
 
 
-def test_a_decision_follows_from_a_new_connection_and_from_its_end() -> None:
-    """Not only with the next beat; and the others hear of the end before it."""
+def test_a_decision_follows_from_a_new_connection() -> None:
+    """Not only with the next beat."""
     net = ClusterNet()
-    a, b = net.form("ab")
+    a, _ = net.form("ab")
     net.run(3)
     core = net.cores[a]
-    s = core._state
     decided: list[str] = []
     core._decide = lambda: decided.append("now")  # type: ignore[method-assign]
-    s.is_dirty = False
+    core._state.is_dirty = False
     core.connected(card("z"), net.now)
     assert decided
-    for number, process in enumerate((card("z").process, b), 2):
-        s.next_beat = s.time + 9
-        core.disconnected(process, "reset", net.now)
-        assert len(decided) == number
-        assert s.next_beat < s.time + 1
+
+
+def test_a_decision_follows_from_the_end_of_a_connection() -> None:
+    """People read at once that a start waits again; the others hear of the end before the beat."""
+    core = ClusterCore(card("a"), ClusterConfig(min_nodes=2), 0.0)
+    core.tick(0.0)
+    regular = core.next_deadline
+    b = card("b")
+    core.connected(b, 0.0)
+    beat = Heartbeat(1, 1, 0.0, Phase.JOINING, hears=(mark(core.me.process),))
+    core.receive(b.process, beat, 0.01)
+    assert core.reason == "2 here; looking for more before starting"
+    core.disconnected(b.process, "reset", 0.02)
+    assert core.reason == "1 of at least 2 processes are here; waiting for the others"
+    assert regular is not None
+    assert core.next_deadline is not None
+    assert core.next_deadline < regular
 
 
 def test_an_acquaintance_that_rebooted_is_forgotten_when_it_falls_silent() -> None:

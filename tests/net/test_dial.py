@@ -81,6 +81,22 @@ def test_a_black_hole_holds_up_the_next_address_for_a_moment_only(
         assert time.monotonic() - begin < dial.ATTEMPT
 
 
+def test_no_other_address_is_bothered_while_the_best_one_answers(
+    me: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second handshake would cost its machine what the first one has cost."""
+    monkeypatch.setattr(dial, "NEXT_AFTER", PATIENCE)
+    monkeypatch.setattr(dial, "SHAKING", PATIENCE)
+    port = free_port()
+    with node_at("127.0.0.1", port) as node, socket.create_server(("127.0.0.2", port)) as other:
+        other.setblocking(False)
+        address, sock = reach(me, places(port, "127.0.0.1", "127.0.0.2"), soon(), node.me)
+        sock.close()
+        assert address.host == "127.0.0.1"
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
 def test_another_member_at_an_address_is_passed_over(me: Security) -> None:
     """The expected one is behind the next; alone, the other is named."""
     port = free_port()

@@ -577,6 +577,20 @@ def test_who_does_not_read_holds_up_nobody() -> None:
         eventually(lambda: not one.acceptor._callers)
 
 
+def test_who_reads_late_gets_all_that_was_said() -> None:
+    """What found no room is sent when there is some, and the conversation goes on."""
+    flood = HandshakeStep(HandshakeAction.LISTEN, b"".join(roster() for _ in range(300)))
+    with (
+        hall(flood, HandshakeStep(HandshakeAction.GRANT)) as one,
+        contextlib.closing(one.call()) as sock,
+    ):
+        sock.sendall(ACCEPTOR_CONVERSATIONS_HELLO)
+        assert one.heard.get(timeout=30) is FrameType.HELLO
+        for _ in range(300):
+            assert len(listen(sock).payload) == LONG
+        assert listen(sock, roster()).kind is FrameType.WELCOME
+
+
 def test_who_declines_instead_of_saying_hello_is_heard() -> None:
     """The dialler may not accept whom it has reached."""
     with hall(HandshakeStep(HandshakeAction.REFUSE, sentence="as you like")) as one:

@@ -194,6 +194,15 @@ def test_finish_is_an_end_and_close_is_a_reset() -> None:
         assert right.writable()  # to find that out
 
 
+def test_one_that_has_vanished_does_not_end_orderly_later() -> None:
+    """The other end lost bytes, for all it knows."""
+    left, right = pipe(("left", "right"), capacity=10)
+    left.close()
+    left.finish(0)
+    with pytest.raises(ConnectionResetError):
+        right.recv_into(memoryview(bytearray(10)))
+
+
 @pytest.fixture
 def sleeper() -> Iterator[tuple[MemoryPoller, MemoryStream, MemoryStream]]:
     """A poller that watches one end of a pipe that is full."""

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -24,9 +25,9 @@ from potluck.net.opening import (
     refuse,
 )
 from potluck.wire_messages import OpenReply, OpenRequest, pack, unpack
-from support.doors import socket_pair
+from support.doors import TimedSocket, socket_pair
 from support.hellos import HELLO, ask, drop, frame
-from support.threads import Background
+from support.threads import Background, eventually
 
 OPENING = [FrameType.HELLO, FrameType.WELCOME, FrameType.REFUSAL, FrameType.ROSTER]
 
@@ -119,6 +120,23 @@ def test_a_slow_answer_is_an_answer(ends: tuple[socket.socket, socket.socket]) -
     for byte in WELCOME:
         dialled.sendall(bytes([byte]))
     assert asking.result() == OpenReply(0)
+
+
+def test_every_wait_for_an_answer_has_only_the_time_that_is_left(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """Or a side that says a little and stops would be given as long again."""
+    dialler, dialled = ends
+    with TimedSocket(fileno=dialler.detach()) as timed:
+        asking = Background(lambda: ask(timed))
+        for part in (WELCOME[:3], WELCOME[3:5], WELCOME[5:]):
+            before = len(timed.waits)
+            dialled.sendall(part)
+            if part is not WELCOME[5:]:
+                eventually(lambda before=before: len(timed.waits) > before)  # type: ignore[misc]
+        assert asking.result() == OpenReply(0)
+    assert len(timed.waits) > 2
+    assert all(later < earlier for earlier, later in pairwise(timed.waits))
 
 
 @pytest.mark.parametrize(

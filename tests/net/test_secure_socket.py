@@ -13,6 +13,8 @@ from potluck.errors import PeerLost
 from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.net.secure_socket import NOBODY, SecureSocket, Security
 from potluck.net.tls import AnotherNamespace, TlsChannel
+from support.doors import TimedSocket
+from support.threads import PATIENCE, Background, eventually
 from support.tls_pair import CALLED, CALLER, converse, open_pair, pair
 
 
@@ -35,6 +37,23 @@ def test_what_comes_too_late_does_not_prolong_the_end_of_tls() -> None:
         theirs.sendall(server.outgoing())
         with pytest.raises(TimeoutError):
             sock.release(time.monotonic())
+
+
+def test_every_wait_of_a_handshake_has_only_the_time_that_is_left() -> None:
+    """Or a side that says a little and stops would be given as long again."""
+    client, server = pair()
+    ours, theirs = socket.socketpair()
+    timed = TimedSocket(fileno=ours.detach())
+    with contextlib.closing(SecureSocket(timed, client)) as sock, theirs:
+        theirs.settimeout(PATIENCE)
+        shaking = Background(lambda: sock.handshake(time.monotonic() + PATIENCE))
+        server.receive(theirs.recv(1 << 16))
+        answer = server.outgoing()
+        theirs.sendall(answer[:10])
+        eventually(lambda: len(timed.waits) == 2)
+        theirs.sendall(answer[10:])
+        shaking.result()
+    assert timed.waits[1] < timed.waits[0]
 
 
 def test_an_end_of_the_connection_is_not_an_end_of_what_is_said() -> None:

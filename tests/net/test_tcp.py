@@ -116,6 +116,7 @@ def test_dialling_reaches_a_name_on_either_family() -> None:
         address = Address("localhost", listener.getsockname()[1])
         with tcp.connect(address, soon()) as sock:
             assert sock.getpeername()[0] == LOOPBACK
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # hellos do not wait
 
 
 def test_dialling_an_unknown_name_fails_as_an_os_error() -> None:
@@ -214,6 +215,16 @@ def test_with_a_host_only_that_address_is_served(host: str) -> None:
         assert here in LOOPBACKS
         with tcp.connect(Address(here, listener.getsockname()[1]), soon()) as caller:
             assert caller.family == listener.family
+
+
+def test_the_first_address_of_a_name_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the resolver's order, which callers take as well."""
+    answers = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("127.0.0.2", LOOPBACK)
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    with tcp.listen("desk", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.2"
 
 
 def test_a_port_in_use_is_an_error() -> None:

@@ -354,6 +354,7 @@ def test_the_key_of_the_authority_is_nobodys_identity() -> None:
     assert "not one that Potluck makes" in str(error)
     error = refusal_of_client(authority.issue(authority.key.public_key()), authority.key)
     assert "the group's own key" in str(error)
+    assert error.host == "otter"
 
 
 def test_only_ed25519_keys_name_a_node() -> None:
@@ -514,6 +515,34 @@ def test_the_wrong_order_of_calls_is_refused() -> None:
         client.leftover()
 
 
+def test_a_channel_that_has_failed_is_of_no_more_use() -> None:
+    """Every call says so, and why, from its first byte on or after the handshake."""
+    early, _ = pair()
+    late, other = open_pair()
+    other.write(b"x")
+    damaged = bytearray(other.outgoing())
+    damaged[-1] ^= 1
+
+    def hear(channel: TlsChannel, wrong: bytes) -> None:
+        channel.receive(wrong)
+        channel.read()
+
+    for channel, wrong in ((early, b"GET / HTTP/1.1"), (late, bytes(damaged))):
+        with pytest.raises(DistributedError) as first:
+            hear(channel, wrong)
+        assert not isinstance(first.value, ChannelClosed)
+        for action in (
+            lambda channel=channel: channel.receive(b"x"),
+            lambda channel=channel: channel.write(b"x"),
+            channel.receive_eof,
+            channel.read,
+            channel.unwrap,
+        ):
+            with pytest.raises(ChannelClosed, match="has failed before") as again:
+                action()
+            assert again.value.cause == str(first.value)
+
+
 @given(
     before=st.tuples(st.binary(max_size=40_000), st.binary(max_size=40_000)),
     after=st.tuples(st.binary(max_size=40_000), st.binary(max_size=40_000)),
@@ -667,7 +696,7 @@ def _read_all(channel: TlsChannel) -> None:
 
 def refusal_of_client(certificate: x509.Certificate | None, key: Key | None) -> HandshakeRefused:
     """What the server says about a client that shows this."""
-    server = TlsChannel(server_context(LAB, CALLED), server_side=True)
+    server = TlsChannel(server_context(LAB, CALLED), server_side=True, host="otter")
     client = Raw(stranger(server_side=False, certificate=certificate, key=key))
     with pytest.raises(HandshakeRefused) as caught:
         client.meet(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.doors import DOORS, Door, fill, open_door, read, wait_for_event
-from support.threads import Background
+from support.threads import PATIENCE, Background
 
 KEY, OTHER = 7, 8
 EVERY_DOOR = sorted(DOORS)
@@ -193,6 +194,27 @@ def test_room_to_write_is_news_only_while_wanted(pollers_door: Door) -> None:
     assert wait_for_event(poller) == [(POLLERS_KEY, False, True)]
     poller.want_write(left, POLLERS_KEY, False)
     assert all(poller.wait(0) == [] for _ in range(3))
+
+
+def test_a_stream_that_is_not_to_be_read_is_no_news(pollers_door: Door) -> None:
+    """Until it is again: then a thread that waits already is told what had arrived."""
+    left, right = pollers_door.pair()
+    poller = pollers_door.poller()
+    poller.register(right, POLLERS_KEY)
+    left.sendmsg([b"x"])
+    assert wait_for_event(poller) == [(POLLERS_KEY, True, False)]
+    poller.want_read(right, POLLERS_KEY, False)
+    assert all(poller.wait(0) == [] for _ in range(3))
+    begun = threading.Event()
+
+    def wait() -> object:
+        begun.set()
+        return wait_for_event(poller, within=2 * PATIENCE)
+
+    waiting = Background(wait)
+    begun.wait()
+    poller.want_read(right, POLLERS_KEY, True)
+    assert waiting.result() == [(POLLERS_KEY, True, False)]
 
 
 def test_a_full_stream_is_no_news_until_the_other_end_reads(pollers_door: Door) -> None:

@@ -57,6 +57,18 @@ def test_both_ends_of_a_connection_meet_at_a_local_socket(line: Pair) -> None:
             assert there.recv(10) == b"hello"
 
 
+def test_the_dialler_is_awaited_until_the_deadline(line: Pair) -> None:
+    """It may be busy; but not for ever, and not for less than was granted."""
+    dialler, called = line
+    with offered(dialler) as offer:
+        there = unix_socket.take(offer.message, called)
+        assert there is not None
+        deadline = time.monotonic() + 0.3
+        with there, pytest.raises(TimeoutError, match="did not come to its shortcut"):
+            unix_socket.await_dialler(there, called, deadline)
+        assert time.monotonic() >= deadline
+
+
 def test_a_connection_from_another_address_gets_no_offer() -> None:
     """The other end may be another machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -69,6 +69,20 @@ def memory_pair() -> Pair:
     return memory.pipe(("left", "right"), capacity=CAPACITY)
 
 
+class TimedSocket(socket.socket):
+    """Remembers how long it was told to wait."""
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self.waits: list[float] = []
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Wait so many seconds at most."""
+        super().settimeout(value)
+        if value is not None:
+            self.waits.append(value)
+
+
 DOORS: dict[str, tuple[Callable[[], Poller], Callable[[], Pair]]] = {
     "selector": (tcp.SelectorPoller, tcp_pair),
     "memory": (memory.MemoryPoller, memory_pair),

@@ -18,7 +18,8 @@ def ask(source: str, *, cwd: Path, path: Path | None = None) -> Any:
     """
     environment = os.environ | {"HOME": str(cwd), "PYTHONDONTWRITEBYTECODE": "1"}
     if path is not None:
-        environment["PYTHONPATH"] = str(path)
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), *inherited])
     result = subprocess.run(
         [sys.executable, "-c", source],
         cwd=cwd,

@@ -20,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -52,6 +53,7 @@ from support.mutation_import import PROFILE
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "src" / "potluck"
 SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
+PLANTED = Path(__file__).with_name("planted")
 
 
 def _below(*patterns: str) -> tuple[str, ...]:
@@ -100,9 +102,10 @@ AREAS = {
     "net": Area(
         _below("net/[a-z]*"),
         (
-            *("net/test_*.py", "trust/test_connect.py"),
+            *("net/test_*.py", "trust/test_connect.py", "test_process.py"),
             *(f"backend/test_{name}.py" for name in ("framing", "lanes", "port", "tcp", "view")),
         ),
+        ("integration/test_forks.py::test_a_forked_child_lets_go_of_shared_memory",),
     ),
     "training": Area(
         tuple(name for name in _below("training/[a-z]*") if name != "training/steps"),
@@ -199,10 +202,13 @@ class Hunt:
     def _order(self, mutant: Mutant) -> list[Check]:
         """Those that have found most in its function and module first, then the quick ones."""
         if mutant.is_executed_at_import:
-            # A test that only makes objects executes no line of the module: take all of its own.
+            # A test that only makes objects executes no line of the module: take all of its own,
+            # and those of what imports from it.
             own = f"/test_{Path(mutant.module).name}.py::"
-            path = str(CORE / f"{mutant.module}.py")
-            near = [each for each in self.checks if path in each.lines or own in each.name]
+            paths = {str(CORE / f"{name}.py") for name in self._users(mutant.module)}
+            near = [
+                each for each in self.checks if not paths.isdisjoint(each.lines) or own in each.name
+            ]
         else:
             near = [check for check in self.checks if check.executes(mutant)]
         place = f"{mutant.module}.{mutant.function}"
@@ -213,6 +219,11 @@ class Hunt:
 
         return sorted(near, key=key)
 
+    def _users(self, module: str) -> list[str]:
+        """A module, and those of the area that import from it."""
+        name = f"potluck.{module.replace('/', '.')}"
+        return [module, *(each for each in self.area.modules if name in _imported(each))]
+
     def _start(self, mutant: Mutant) -> Child:
         order = self._order(mutant)
         limit = 60 + sum(check.limit for check in order)
@@ -221,7 +232,7 @@ class Hunt:
         pid = os.fork()
         if not pid:
             os.close(reading)
-            _become(mutant, order, writing, self.area)
+            _become(mutant, order, writing)
         os.close(writing)
         return Child(mutant, pid, reading, time.monotonic() + limit)
 
@@ -250,12 +261,14 @@ def _reap(child: Child) -> int:
     return status
 
 
-def _become(mutant: Mutant, order: list[Check], pipe: int, area: Area) -> None:
+def _become(mutant: Mutant, order: list[Check], pipe: int) -> None:
     """In a process of its own: plant the fault, run checks, write the name of the first to fail."""
     name = "it cannot be imported"
     _silence()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
+    os.environ["POTLUCK_MUTANT"] = f"{mutant.module}:{mutant.number}"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PLANTED), str(ROOT / "tests")])
     try:
         is_planted = takes_effect(mutant)
         if is_planted:
@@ -268,7 +281,7 @@ def _become(mutant: Mutant, order: list[Check], pipe: int, area: Area) -> None:
         if is_planted:
             name = next((check.name for check in order if not _passes_in_time(check)), "")
         else:
-            name = _try_afresh(mutant, area.tests)
+            name = _try_afresh(order)
     finally:
         os.write(pipe, json.dumps(name).encode())
         os._exit(0)
@@ -303,6 +316,14 @@ def _read_at_import(*, annotations: bool) -> frozenset[str]:
     )
 
 
+@cache
+def _imported(module: str) -> frozenset[str]:
+    """The modules from which a module imports."""
+    tree = ast.parse((CORE / f"{module}.py").read_text(encoding="utf-8"))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return frozenset(node.module or "" for node in imports)
+
+
 def _silence() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
@@ -320,19 +341,14 @@ def _passes_in_time(check: Check) -> bool:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _try_afresh(mutant: Mutant, tests: Sequence[str]) -> str:
-    """Run all tests where the fault was there when the module was imported; "" if all pass."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "tests"),
-        "POTLUCK_MUTANT": f"{mutant.module}:{mutant.number}",
-    }
-    name = Path(mutant.module).name
-    own = [test for test in tests if Path(test).stem in {name, f"test_{name}"}]
-    tests = [*own, *(test for test in tests if test not in own)]
+def _try_afresh(order: list[Check]) -> str:
+    """Run tests where the fault was there when the module was imported; "" if all pass."""
+    tests = [check.name for check in order if "::" in check.name]  # a seed is no test of pytest
+    if not tests:
+        return ""
     command = [sys.executable, "-m", "pytest", "-x", *_PLAIN, "-p", "support.mutation_import"]
     try:
-        run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, timeout=_FRESH_LIMIT)  # noqa: PLW1510
+        run = subprocess.run([*command, *tests], cwd=ROOT, timeout=_FRESH_LIMIT)  # noqa: PLW1510
     except subprocess.TimeoutExpired:
         return ""  # the machine may be busy: nothing is known
     return "a fresh interpreter" if run.returncode else ""
@@ -418,7 +434,7 @@ def _measure(checks: list[Check], area: Area) -> list[Check]:
             sys.stdout.write(f"{number} of {len(checks)} checks measured\n")
             sys.stdout.flush()
         begun = time.monotonic()
-        found = _in_a_child(lambda: _watch(check, area))  # noqa: B023
+        found = in_a_child(lambda: watch_lines(check, area))  # noqa: B023
         passes, check.seconds, lines = found or (False, 0.0, {})
         check.wait = time.monotonic() - begun
         check.lines = {file: set(numbers) for file, numbers in lines.items()}
@@ -429,7 +445,7 @@ def _measure(checks: list[Check], area: Area) -> list[Check]:
     return sound
 
 
-def _in_a_child(work: Callable[[], Any]) -> Any:
+def in_a_child(work: Callable[[], Any]) -> Any:
     """Do something in a forked process; what it returned, None if it did not come to an end."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -448,20 +464,37 @@ def _in_a_child(work: Callable[[], Any]) -> Any:
     return json.loads(said) if said else None
 
 
-def _watch(check: Check, area: Area) -> tuple[bool, float, dict[str, list[int]]]:
-    """Run a check; whether it passes, its processor time, and the lines it executes by file."""
-    files = [str(CORE / f"{name}.py") for name in area.modules]
-    watch = coverage.Coverage(data_file=None, include=files, config_file=False)
-    watch.set_option("run:disable_warnings", ["no-data-collected"])  # some tests only use messages
-    begun = time.process_time()
-    watch.start()
-    try:
-        passes = check.passes()
-    finally:
-        watch.stop()
-    data = watch.get_data()
-    lines = {file: list(data.lines(file) or ()) for file in data.measured_files()}
-    return passes, time.process_time() - begun, lines
+def watch_lines(check: Check, area: Area) -> tuple[bool, float, dict[str, list[int]]]:
+    """Run a check; whether it passes, its processor time, and the lines it executes by file.
+
+    Lines that are executed in forked children and in interpreters of their own count as well.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder, "settings")
+        files = "".join(f"\n  {CORE / name}.py" for name in area.modules)
+        settings.write_text(
+            f"[run]\ndata_file = {folder}/lines\nparallel = true\nsigterm = true\n"
+            f"disable_warnings = no-data-collected\n"  # some tests only use messages
+            f"patch =\n  _exit\n  fork\n  subprocess\ninclude ={files}\n",
+            encoding="utf-8",
+        )
+        watch = coverage.Coverage(config_file=str(settings))
+        begun = time.process_time()
+        watch.start()
+        try:
+            passes = check.passes()
+        finally:
+            watch.stop()
+        seconds = time.process_time() - begun
+        watch.save()
+        lines: dict[str, set[int]] = {}
+        for path in Path(folder).glob("lines*"):
+            data = coverage.CoverageData(str(path))
+            with suppress(coverage.CoverageException):  # of one that was killed while it wrote
+                data.read()
+                for file in data.measured_files():
+                    lines.setdefault(file, set()).update(data.lines(file) or ())
+        return passes, seconds, {file: sorted(numbers) for file, numbers in lines.items()}
 
 
 def _control(checks: list[Check], area: Area) -> list[Check]:
@@ -479,7 +512,7 @@ def _control(checks: list[Check], area: Area) -> list[Check]:
         order = sorted(checks, key=lambda check: check.seconds)
         return [check.name for check in order if not check.passes()]
 
-    failed = _in_a_child(run) if checks else []
+    failed = in_a_child(run) if checks else []
     if failed is None:
         msg = "a module cannot be planted, or a check ends the process"
         raise RuntimeError(msg)

@@ -73,6 +73,9 @@ def test_a_speed_is_learned_from_several_steps() -> None:
     slow = Speedometer()
     slow.note(1, 10_000.0)
     assert slow.speed == 1  # 0 would mean that it is unknown
+    fast = Speedometer()
+    fast.note(10**30, 1.0)
+    assert fast.speed == 1 << 62  # the others would refuse a larger number
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,7 @@ def test_a_cause_counts_from_its_bound_on(condition: MemberCondition, cause: str
         ({"cpu_percent": 70.0, "own": 80.0, "cpu_count": 2}, (30, False, 0)),
         ({"cpu_percent": 10.0, "own": 80.0, "cpu_count": 2}, (0, False, 0)),
         ({"cpu_percent": 70.0, "own": 10.0, "cpu_count": None}, (60, False, 0)),
+        ({"cpu_percent": 130.0}, (100, False, 0)),  # the others would refuse more
         ({"sensors_battery": SimpleNamespace(power_plugged=False)}, (0, True, 0)),
         ({"sensors_battery": SimpleNamespace(power_plugged=True)}, (0, False, 0)),
         ({"sensors_battery": SimpleNamespace(power_plugged=None)}, (0, False, 0)),
@@ -249,7 +253,7 @@ def test_a_machine_without_sensors_tells_what_it_can(monkeypatch: pytest.MonkeyP
     assert (found.on_battery, found.heat, found.link) == (False, 0, 0)
 
 
-@pytest.mark.parametrize(("nbytes", "is_named"), [(2_600_000, False), (2_700_000, True)])
+@pytest.mark.parametrize(("nbytes", "is_named"), [(2_666_000, False), (2_667_000, True)])
 def test_a_slow_link_is_named_once_it_costs_a_quarter_of_a_step(
     nbytes: int, *, is_named: bool
 ) -> None:

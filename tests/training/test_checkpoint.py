@@ -33,11 +33,14 @@ from potluck.membership.messages import MAX_BRANCHES
 from potluck.training.checkpoint import FOLDER, FRESH_START, RESUME, Checkpointer, Saving, latest
 from potluck.training.checkpoint_files import (
     BLOCK,
+    MAX_HEADER,
+    SMALLEST_PART,
     Checkpoint,
     Damaged,
     Manifest,
     checkpoints,
     digest,
+    part_of,
 )
 from potluck.training.state import TrainingState
 from potluck.training.steps import Milestone, Position, StepHistory
@@ -123,6 +126,23 @@ def test_an_array_without_elements_belongs_to_one_rank(tmp_path: Path) -> None:
         assert sum(part.array.size for part in parts) == array.size
         assert len(parts) == max(1, sum(part.array.size > 0 for part in parts))
         assert parts[0].shape == array.shape
+
+
+def test_an_array_without_elements_is_written_once(tmp_path: Path) -> None:
+    """By one of the ranks, and so is one that is too small to be divided."""
+    save(tmp_path, 3)
+    headers: list[dict[str, Any]] = []
+    for path in tmp_path.glob("step-*/*.safetensors"):
+        data = path.read_bytes()
+        headers.append(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]))
+    for name, ranks in (("empty", 1), ("small", 1), ("scalar", 1), ("large", 3), ("half", 3)):
+        assert sum(f"model.{name}" in header for header in headers) == ranks
+
+
+def test_an_array_is_divided_from_its_smallest_parts_on() -> None:
+    """Below that one rank has all of it."""
+    assert [part_of(2 * SMALLEST_PART, 0, rank, 2) for rank in range(2)] == [(0, 256), (256, 512)]
+    assert [part_of(2 * SMALLEST_PART - 1, 1, rank, 2) for rank in range(2)] == [(0, 0), (0, 511)]
 
 
 @pytest.mark.parametrize(
@@ -287,8 +307,24 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     good = Manifest.decode(next(tmp_path.glob("step-*/*.json")).read_bytes())
     piece = good.pieces[0]
+    (large,) = (each for each in good.pieces if each.name == "model.large")
     for wrong in (
         msgspec.structs.replace(good, rank=1),
+        msgspec.structs.replace(good, rank=-1),
+        msgspec.structs.replace(good, size=-1),
+        msgspec.structs.replace(good, begins=-1),
+        msgspec.structs.replace(good, begins=MAX_HEADER + 1),
+        msgspec.structs.replace(good, checksums=()),
+        msgspec.structs.replace(
+            good, pieces=(msgspec.structs.replace(large, offset=good.size - large.stop),)
+        ),
+        msgspec.structs.replace(good, pieces=(msgspec.structs.replace(large, offset=-1),)),
+        msgspec.structs.replace(
+            good, pieces=(msgspec.structs.replace(large, start=-1, stop=0, offset=8),)
+        ),
+        msgspec.structs.replace(
+            good, pieces=(msgspec.structs.replace(large, start=1, stop=0, offset=8),)
+        ),
         msgspec.structs.replace(good, size=good.size + BLOCK),
         msgspec.structs.replace(
             good, pieces=(msgspec.structs.replace(piece, offset=good.size + 1, stop=0, start=0),)
@@ -297,7 +333,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         msgspec.structs.replace(good, pieces=good.pieces * 2),  # two arrays in the same bytes
         msgspec.structs.replace(good, pieces=(msgspec.structs.replace(piece, shape=(-2, -99)),)),
     ):
-        with pytest.raises(IoError, match=r"contradicts|wrong about"):
+        with pytest.raises(IoError, match=r"contradicts|wrong about|impossible size"):
             Manifest.decode(wrong.encode())
     with pytest.raises(IoError, match="not a checkpoint manifest"):
         Manifest.decode(b"hello")
@@ -867,6 +903,27 @@ def test_a_disk_that_was_full_for_a_while_ends_nothing(tmp_path: Path) -> None:
     found = latest(tmp_path / "file")
     assert found is not None
     assert found.step == 2
+
+
+def test_what_fails_last_is_said_when_the_training_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody saves after that, who could say it."""
+    (tmp_path / "file").write_text("in the way")
+    saving = Saving(tmp_path / "file", 1, 3)
+    saving.save({"model": np.arange(4.0)}, None, StepHistory(Position("f" * 32, 1, 1)))
+    saving.close()
+    assert caplog.text.count("The last checkpoint here failed") == 1
+
+
+def test_every_step_can_be_saved(tmp_path: Path) -> None:
+    """From the first on; or every third, or none."""
+    with DistributedContext(SimulatedBackend.create_group(1)[0]) as alone:
+        names = [path.name[:17] for path in train(alone, tmp_path, 3)]
+    assert names == [f"step-00000000000{step}" for step in (1, 2, 3)]
+    for every, due in ((3, [3, 6]), (0, [])):
+        saving = Saving(tmp_path, every, 3)
+        assert [step for step in range(8) if saving.is_due(step)] == due
 
 
 @pytest.mark.usefixtures("resuming")

@@ -385,6 +385,39 @@ def test_every_file_and_every_name_is_forced_to_disk_in_order(
     ]
 
 
+def test_a_file_is_whole_when_it_is_forced_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still in a buffer then is lost in a power cut, and the name says it is there."""
+    forced: list[int] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        status = os.fstat(handle)
+        if stat.S_ISREG(status.st_mode):
+            forced.append(status.st_size)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    made = save(tmp_path / "saved")
+    assert sorted(forced) == sorted(path.stat().st_size for path in made.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors")
+def test_saving_leaves_no_folder_open(tmp_path: Path) -> None:
+    """A long training would run out of descriptors: of new folders, old ones, and those refused."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    save(tmp_path / "saved", 1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for step in range(2, 9):
+        save(tmp_path / "saved", step)
+        save(tmp_path / f"new{step}" / "saved")
+        with pytest.raises(DistributedError):
+            save(tmp_path / "open")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
 def test_data_that_is_replaced_has_no_manifest_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ from potluck.training.elastic import (
     ViewScope,
     settle,
 )
+from potluck.training.sampler import ElasticSampler
 from potluck.training.state import TrainingState
 from potluck.training.steps import FRESH, Milestone, Position, StepReport, SyncAction, SyncDecision
 from support.clusters import clusters, everywhere, insist, join, new_job
@@ -347,6 +348,47 @@ def test_a_step_that_was_interrupted_with_its_result_is_finished_first(
 
     everywhere(trainers, work)
     assert [each.tolist() for each in seen] == [[1.0, 1.0]] * 3
+
+
+def test_an_early_start_leaves_alone_what_was_interrupted(
+    group: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next backward pass begins after a step that the others may count already."""
+    seen: list[Any] = []
+    trainers = [
+        ElasticTrainer(each, TrainingState(model=np.zeros(1)), seen.append) for each in group
+    ]
+    barrier, calls = group[1].barrier, iter([KeyboardInterrupt])
+
+    def interrupted(timeout: float | None = None) -> None:
+        for error in calls:
+            raise error
+        barrier(timeout)
+
+    monkeypatch.setattr(group[1], "barrier", interrupted)
+
+    def work(trainer: ElasticTrainer) -> None:
+        try:
+            trainer.step(np.ones(2))
+        except KeyboardInterrupt:
+            late = Gradients(np.full(2, 7.0), trainer.room)
+            trainer.begin_early(late.buckets, 1.0)
+            trainer.go_on_early(late.buckets, 0)
+            trainer.step(np.full(2, 7.0))
+
+    everywhere(trainers, work)
+    assert [each.tolist() for each in seen] == [[1.0, 1.0]] * 3
+
+
+def test_a_group_that_stays_is_one_lineage(group: list[DistributedContext]) -> None:
+    """It is written into checkpoints, and must be the same in every version."""
+
+    def work(context: DistributedContext) -> Position:
+        trainer = ElasticTrainer(context, TrainingState(model=np.zeros(1)), lambda _: None)
+        trainer.step(np.ones(1))
+        return trainer.position
+
+    assert everywhere(group, work) == [Position("0" * 32, 1, 1)] * 3
 
 
 def test_a_group_that_stays_cannot_go_on_without_a_member() -> None:
@@ -674,6 +716,38 @@ def test_averaging_may_begin_before_the_gradients_are_complete(
     assert got == [[[1.0] * 4] * 3] * 3
 
 
+def test_a_member_that_begins_early_and_one_that_does_not_make_the_same_step(
+    group: list[DistributedContext],
+) -> None:
+    """Also one that has nothing to bring begins only when it knows that others do."""
+    got: list[Any] = [None] * 3
+
+    def work(rank: int) -> list[tuple[bool, float, int]]:
+        def apply(mean: Any) -> None:
+            got[rank] = mean.tolist()
+
+        sampler = ElasticSampler(12)
+        trainer = ElasticTrainer(
+            group[rank], TrainingState(model=np.zeros(1)), apply, sampler=sampler, batch=6
+        )
+        trainer.start()
+        outcomes = []
+        for weight in (0.0, 2.0, 2.0):
+            if weight:
+                assert len(trainer.take()) == 2
+            gradients = Gradients(np.full(4, float(rank)), trainer.room)
+            if rank == 0:
+                trainer.begin_early(gradients.buckets, weight)
+                gradients.pack(0, weight)
+                trainer.go_on_early(gradients.buckets, 0)
+            outcomes.append(trainer.step_in_buckets(gradients.tree, weight))
+        return [(each.counted, each.weight, each.tries) for each in outcomes]
+
+    expected = [(False, 0.0, 1), (True, 6.0, 1), (True, 6.0, 1)]
+    assert together(*(partial(work, rank) for rank in range(3))) == [expected] * 3
+    assert got == [[1.0] * 4] * 3
+
+
 # --------------------------------------------------------------------------------------------------
 # What members tell each other, before a step and when a view begins.
 
@@ -882,6 +956,19 @@ def test_tries_that_no_member_owns_up_to_end_with_their_own_error() -> None:
         errors = [end_a_try(ground, None) for _ in range(elastic.MOST_ALARMS)]
         assert [ground.can_continue(error) for error in errors] == [True, True, False]
         assert errors[-1].message == "it ran out of memory"
+
+
+def test_what_was_ended_here_or_for_good_is_not_tried_again() -> None:
+    """Nor what was ended without a name: it is raised as it is."""
+    with clusters(1) as (node,):
+        ground = ViewScope(node)
+        for rank, is_final in ((0, False), (None, False), (1, True)):
+            error = Aborted("the program had enough", rank=rank)
+            error.is_final = is_final
+            with pytest.raises(Aborted) as found, ground.enter_view(PATIENCE):
+                raise error
+            assert found.value is error
+            assert not ground.can_continue(error)
 
 
 def test_what_was_ended_in_an_earlier_view_is_not_held_against_a_member() -> None:

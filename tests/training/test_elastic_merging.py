@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from potluck import Aborted, Checkpointer, DistributedContext, DistributedMetrics, SimulatedBackend
+from potluck import (
+    Aborted,
+    Checkpointer,
+    DistributedContext,
+    DistributedMetrics,
+    NoQuorum,
+    SimulatedBackend,
+)
 from potluck._types import Branch, NodeId, ProcessId, View
 from potluck.training.averaging import DiscardedWork, compare_states
 from potluck.training.checkpoint import latest
 from potluck.training.elastic import ElasticTrainer, ViewScope
 from potluck.training.state import TrainingState
-from potluck.training.steps import Milestone, Position, StepHistory
+from potluck.training.steps import Milestone, Missing, Position, StepHistory
 from support.clusters import everywhere, join, new_job
 from support.elastic import SAMPLES, Regression
 from support.gates import Gate
@@ -54,6 +61,10 @@ class Stage(ViewScope):
     def __init__(self, group: DistributedContext) -> None:
         super().__init__(group)
         self.events: list[Any] = []
+        self.away: dict[ProcessId, str] = {}
+        self.ended: tuple[ProcessId, ...] = ()
+        self.insists = False
+        self.awaited: list[dict[ProcessId, str]] = []
         self.noted: list[tuple[int, tuple[Branch, ...]]] = []
         self.has_begun = True
 
@@ -73,6 +84,17 @@ class Stage(ViewScope):
         """Remember what the cluster is told."""
         super().note_progress(samples, origin, steps, what)
         self.noted.append((samples, origin))
+
+    def left_out(
+        self, awaited: Mapping[ProcessId, str]
+    ) -> tuple[Missing, tuple[ProcessId, ...], bool]:
+        """As the test says."""
+        return tuple({**awaited, **self.away}.items()), self.ended, self.insists
+
+    def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
+        """Remember what observers are told."""
+        super().note_awaited(awaited)
+        self.awaited.append(dict(awaited))
 
     def note_event(self, event: object) -> None:
         """Remember it."""
@@ -379,6 +401,48 @@ def test_a_step_that_is_lost_within_its_call_does_not_count() -> None:
     assert outcome.counted is False
     assert trainer.discarded.steps == 1
     assert one.run.fingerprint == other.run.fingerprint
+
+
+@pytest.mark.parametrize("why", ["it has ended", "a person insists"])
+def test_a_training_waits_for_a_member_that_may_have_its_state(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """People and observers learn for whom, once, and also that the waiting is over."""
+    den = ProcessId(NodeId("d" * 32), 1)
+    player = Player("x", timeout=0.6)
+    meet([player], 1, OTHER)
+    train([player], 2)
+    stage = player.stage
+    stage.has_begun, stage.away = False, {den: "den"}
+    meet([player], 3)
+    with pytest.raises(NoQuorum, match=r"Waited 0\.6 s for the state .* den may have it"):
+        player.trainer.start()
+    assert stage.awaited == [{den: "den"}]
+    assert caplog.text.count("Training waits: no member here has the state") == 1
+    if why == "it has ended":
+        stage.ended = (den,)
+    else:
+        stage.insists = True
+    player.trainer.start()
+    assert stage.awaited == [{den: "den"}, {}]
+    train([player], 1)
+    assert player.trainer.step_count == 3
+
+
+def test_a_member_looks_again_for_the_one_it_waits_for() -> None:
+    """It need not be called again when that has come to its end."""
+    den = ProcessId(NodeId("d" * 32), 1)
+    player = Player("x", timeout=PATIENCE)
+    meet([player], 1, OTHER)
+    train([player], 2)
+    stage = player.stage
+    stage.has_begun, stage.away = False, {den: "den"}
+    meet([player], 3)
+    starting = Background(player.trainer.start)
+    eventually(lambda: bool(stage.awaited))
+    stage.ended = (den,)
+    starting.result()
+    assert stage.awaited == [{den: "den"}, {}]
 
 
 def test_only_what_the_target_lacks_is_counted() -> None:

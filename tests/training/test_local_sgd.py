@@ -126,6 +126,38 @@ def test_plain_local_sgd_averages_the_parameters(group: list[DistributedContext]
     assert [each.tolist() for each in box] == [[5.0] * 2] * 3
 
 
+def test_parameters_may_lie_anywhere_in_memory(group: list[DistributedContext]) -> None:
+    """Every second column of a table, a tensor turned round: the user's own elements change."""
+    tables = [np.full((2, 4), float(rank), np.float32) for rank in range(3)]
+    tensors = [torch.full((2, 3), float(rank)) for rank in range(3)]
+
+    def work(rank: int) -> None:
+        table, tensor = tables[rank][:, ::2], tensors[rank].t()
+        mine = [table, tensor]
+        meetings = LocalSgd(group[rank], mine, every=1, rate=1.0, momentum=0.0, compression=None)
+        meetings.start()
+        table += rank
+        tensor += rank
+        meetings.step()
+
+    together(*(lambda rank=rank: work(rank) for rank in range(3)))
+    assert [each.tolist() for each in tables] == [[[1.0, rank, 1.0, rank]] * 2 for rank in range(3)]
+    assert [each.tolist() for each in tensors] == [[[1.0] * 3] * 2] * 3
+
+
+def test_a_meeting_counts_what_was_made_since_the_last(group: list[DistributedContext]) -> None:
+    """Two steps of four samples on each of three members, every time."""
+
+    def work(rank: int) -> list[float]:
+        meetings = LocalSgd(group[rank], np.zeros(2, np.float32), every=2)
+        meetings.start()
+        outcomes = [meetings.step(4) for _ in range(6)]
+        return [each.weight for each in outcomes if each is not None]
+
+    found = together(*(lambda rank=rank: work(rank) for rank in range(3)))
+    assert found == [[24.0] * 3] * 3
+
+
 def test_samples_between_meetings_are_shared_out(group: list[DistributedContext]) -> None:
     """Each member works through its own share, and every sample counts once per epoch."""
     samplers = [ElasticSampler(60, seed=2) for _ in group]

@@ -48,6 +48,9 @@ def test_intervals_are_sets(these: list[tuple[int, int]], those: list[tuple[int,
 
 
 @given(sets, st.integers(0, 60), st.integers(1, 5))
+@example([(2, 4), (6, 9), (11, 12)], 4, 5)
+@example([(1, 2), (3, 4), (5, 6)], 3, 2)
+@example([(2, 4)], 0, 1)
 def test_taking_leaves_the_rest(pool: list[tuple[int, int]], count: int, pieces: int) -> None:
     """What is taken and what is left are the pool; never more pieces or numbers than asked for."""
     ordered = union(pool)
@@ -79,6 +82,10 @@ def test_the_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
 @pytest.mark.parametrize(
     ("size", "seed", "epoch", "order"),
     [
+        (1, 1, 0, [0]),
+        (2, 2, 0, [1, 0]),
+        (3, 4, 2, [1, 2, 0]),
+        (4, 0, 3, [0, 3, 2, 1]),
         (5, 1, 1, [0, 1, 3, 4, 2]),
         (9, -1, 2, [3, 1, 0, 7, 4, 2, 6, 8, 5]),
         (16, 3, 0, [8, 7, 15, 6, 9, 14, 13, 2, 12, 3, 0, 4, 11, 10, 1, 5]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -109,6 +110,28 @@ def test_a_trainer_counts_where_its_group_does(tmp_path: Path) -> None:
     assert saved == 4 * 8
 
 
+def test_what_a_trainer_saves_by_itself_is_counted_too(tmp_path: Path) -> None:
+    """Every second step, into a folder that all members share."""
+
+    def act(context: DistributedContext) -> MetricsSnapshot | None:
+        weights = np.zeros(4)
+        trainer = ElasticTrainer(
+            context,
+            TrainingState(model=weights),
+            lambda mean: np.subtract(weights, mean, out=weights),
+            checkpoints=tmp_path,
+            save_every=2,
+        )
+        with trainer:
+            for _ in range(4):
+                trainer.step(np.ones(4))
+        return context.metrics_snapshot()
+
+    found = [each.state for each in in_group(2, act) if each is not None]
+    assert [(each.saved, each.failed) for each in found] == [(2, 0)] * 2
+    assert sum(each.saved_bytes for each in found) == 2 * 4 * 8
+
+
 def test_a_trainer_without_metrics_trains() -> None:
     """What nobody counts is not in the way."""
     weights = np.zeros(2)
@@ -152,12 +175,23 @@ def test_every_kind_of_part_is_captured_and_restored() -> None:
     assert box == [5]
 
 
+def test_arrays_that_are_not_in_one_piece_are_filled() -> None:
+    """Every second column of a table, a tensor turned round: the user's own elements change."""
+    table, tensor = np.zeros((2, 4)), torch.zeros(2, 3)
+    state = TrainingState(model=[table[:, ::2], tensor.t()])
+    state.restore({"model": [np.ones((2, 2)), torch.arange(6.0).reshape(3, 2)]})
+    assert table.tolist() == [[1, 0, 1, 0]] * 2
+    assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """No parts, parts without a way in, other names, other arrays, other shapes."""
     with pytest.raises(ValueError, match="at least one part"):
         TrainingState()
     with pytest.raises(TypeError, match="model: a str cannot be part of a training state"):
         TrainingState(model="weights.bin")
+    with pytest.raises(TypeError, match="count: a tuple cannot be part of a training state"):
+        TrainingState(count=(lambda: 5, 5))
     state = TrainingState(model={"w": np.zeros(2)})
     with pytest.raises(ValueError, match="has the parts model, but the other one has optimizer"):
         state.restore({"optimizer": {}})
@@ -421,6 +455,69 @@ def test_wishes_for_what_is_not_there_are_refused(wish: list[int]) -> None:
         training_state._check_wishes([[0], wish], [0, 1], 3)
     with pytest.raises(MalformedFrame, match="Rank 1 sent its wishes"):
         training_state._check_wishes([[0], [0]], [0], 3)
+
+
+class Greedy:
+    """A group in which this member's second message to all is another one."""
+
+    def __init__(self, group: DistributedContext, message: object) -> None:
+        self._group = group
+        self._messages = [None, msgspec.msgpack.encode(message)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def all_gather_object(self, data: Any, **options: Any) -> Any:
+        """What it has to say, or what it should not say."""
+        other = self._messages.pop(0) if self._messages else None
+        return self._group.all_gather_object(other or data, **options)
+
+
+@pytest.mark.parametrize(("who", "wish"), [(1, [0]), (3, [2])])
+def test_a_member_that_wishes_for_what_it_may_not_is_named_by_all(
+    group: list[DistributedContext], who: int, wish: list[int]
+) -> None:
+    """One that has everything, or one that asks for a part that there is not."""
+    states = [model(2) for _ in range(3)] + [np.zeros(2 * CHUNK // 8)]
+
+    def run(rank: int) -> None:
+        talks: Any = Greedy(group[rank], wish) if rank == who else group[rank]
+        with pytest.raises(MalformedFrame, match=f"Rank {who} sent its wishes"):
+            StateSync(TrainingState(model=states[rank])).run(talks, [0, 1, 2], "same")
+
+    together(*(lambda rank=rank: run(rank) for rank in range(4)))
+    assert not states[3].any()
+
+
+def test_what_is_here_in_another_place_is_not_sent(group: list[DistributedContext]) -> None:
+    """Equal chunks are one: a state that repeats itself costs what is new in it."""
+    first, second = model(2).reshape(2, -1)
+    states = [np.concatenate([second, second, first]) for _ in range(3)]
+    states.append(np.concatenate([first, second, second]))
+
+    def run(rank: int) -> Any:
+        return StateSync(TrainingState(model=states[rank])).run(group[rank], [0, 1, 2], "same")
+
+    reports = together(*(lambda rank=rank: run(rank) for rank in range(4)))
+    assert np.array_equal(states[3], states[0])
+    assert reports[3].nbytes <= 2 * CHUNK
+
+
+def test_a_newcomer_gets_a_state_of_thousands_of_arrays() -> None:
+    """The others have three arrays for each of its own, as an optimiser that has made a step."""
+    model = {f"layer{number}": np.zeros(1) for number in range(2300)}
+    whole = {"model": model, "first": dict(model), "second": dict(model)}
+    box: list[Any] = [{"model": model}]
+
+    def act(context: DistributedContext) -> Any:
+        state = TrainingState(all=(lambda: box[0], lambda tree: box.__setitem__(0, tree)))
+        if context.rank == 0:
+            state = TrainingState(all=(lambda: whole, lambda _: None))
+        return StateSync(state).run(context, [0], "same").receivers
+
+    assert in_group(2, act) == [(1,), (1,)]
+    assert set(box[0]) == set(whole)
+    assert set(box[0]["second"]) == set(model)
 
 
 # --- the source dies ---

@@ -349,10 +349,9 @@ def _adopt_credits(descriptor: int) -> socket.socket:
 
 def _receive(local: socket.socket, deadline: float, most: int) -> tuple[bytes, list[int]]:
     """Wait for a byte and the descriptors that come with it."""
-    left = deadline - time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(local.fileno(), selectors.EVENT_READ)
-        if left <= 0 or not selector.select(left):
+        if not selector.select(deadline - time.monotonic()):
             raise TimeoutError(110, "the other side did not say whether it shares memory")
     word, descriptors = receive_descriptors(local, 1, most)
     if not word:

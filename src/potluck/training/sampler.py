@@ -118,7 +118,7 @@ def shuffled(positions: Indices, size: int, seed: int, epoch: int) -> Indices:
     >>> sorted(order.tolist()) == list(range(10)), order.tolist() == list(range(10))
     (True, False)
     """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half
+    half = ((size - 1).bit_length() + 1) // 2  # bits of each half
     keys = _keys(seed, epoch)
     found = positions.astype(np.uint64)
     outside = np.ones(found.shape, bool)
