@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.backend.framing import PeerEnded
 from potluck.collective.fingerprint import SIZE, Fingerprint
 from potluck.collective.program import MARGIN
 from potluck.errors import MalformedFrame
 from potluck.net import frames
 from potluck.net.aead import TAG_SIZE
 from potluck.net.frames import HEADER_SIZE, MAX_PIECE, NUMBERS, NUMBERS_AT, FrameType
+from potluck.net.records import BufferedStream, PeerEnded
 from potluck.net.tcp import SocketStream
 from potluck.net.unix_socket import SLOT_SIZE, SLOTS
 
@@ -69,23 +69,25 @@ class Disagreement(Exception):
         self.fingerprint = fingerprint
 
 
-class Channel:
+class Channel(BufferedStream):
     """What both kinds share: the state of the two directions."""
 
     joins = 0
     """Bytes up to which it pays to receive further units together with the next."""
 
     def __init__(self, peer: int, stream: Stream, first: bytes = b"") -> None:
+        super().__init__(stream, first)
         self.peer = peer
-        self.stream = stream
-        self._first = memoryview(first)  # what came in before the stream was ours
         self._opening = b""
         self._greeted = False
         self._checked = False
         self._read = 0
-        self._rest: list[memoryview] = []
         self.missing = 1
         """Bytes that the next pull needs to continue, after one that ran out of them."""
+
+    def broken(self, error: OSError) -> Exception:
+        """What is raised when the stream is broken."""
+        return ChannelBroken(self.peer, error)
 
     @property
     def credits(self) -> Stream | None:
@@ -103,36 +105,9 @@ class Channel:
         """Send a unit; False if some of it is left for :meth:`flush`."""
         raise NotImplementedError
 
-    def flush(self) -> bool:
-        """Send what is left; True if nothing is."""
-        if self._rest:
-            self._send(self._rest)
-        return not self._rest
-
-    @property
-    def is_flushed(self) -> bool:
-        """Whether nothing is left to send."""
-        return not self._rest
-
     def keep(self) -> None:
         """Copy what is left: the caller continues and may change its memory."""
         self._rest = [memoryview(bytes(view)) for view in self._rest]
-
-    def _send(self, buffers: list[memoryview]) -> None:
-        try:
-            sent = self.stream.sendmsg(buffers)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise ChannelBroken(self.peer, error) from None
-        rest: list[memoryview] = []
-        for view in buffers:
-            if sent >= len(view):
-                sent -= len(view)
-            else:
-                rest.append(view[sent:])
-                sent = 0
-        self._rest = rest
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -158,16 +133,13 @@ class Channel:
 
     def _take(self, view: memoryview) -> int:
         """Read what is there; 0 if nothing is."""
-        if self._first:
-            count = min(len(view), len(self._first))
-            view[:count], self._first = self._first[:count], self._first[count:]
-            return count
+        receive = self.recv_into if self._first else self.stream.recv_into  # one call less
         try:
-            count = self.stream.recv_into(view)
+            count = receive(view)
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise ChannelBroken(self.peer, error) from None
+            raise self.broken(error) from None
         if count == 0:
             raise ChannelBroken(self.peer, PeerEnded())
         return count
@@ -203,15 +175,10 @@ class PlainChannel(Channel):
 
     def push(self, unit: memoryview) -> bool:
         """Send a unit, the first behind the opening."""
-        buffers = [unit]
-        if not self._greeted:
-            self._greeted = True
-            buffers = [memoryview(self._opening), unit]
-        if self._rest:
-            self._rest += buffers
-            return self.flush()
-        self._send(buffers)
-        return not self._rest
+        if self._greeted:
+            return self._transmit([unit])
+        self._greeted = True
+        return self._transmit([self._opening, unit])
 
     def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
         """Continue receiving a unit, and the opening before the first."""
@@ -277,7 +244,7 @@ class SharedChannel(PlainChannel):
     @property
     def is_flushed(self) -> bool:
         """Whether nothing is left to send."""
-        return not self._waiting and not self._rest
+        return not self._waiting and super().is_flushed
 
     def push(self, unit: memoryview) -> bool:
         """Put a long unit into a slot, and send its place."""
@@ -398,11 +365,8 @@ class EncryptedChannel(Channel):
         else:
             if len(self._out) < size:
                 self._out = bytearray(size)
-            out = memoryview(self._out)[:size]
-        out[: len(head)] = head
-        self._sealer.seal_into(head, unit, out[len(head) :])
-        self._rest.append(out)
-        return self.flush()
+            out = memoryview(self._out)
+        return self._transmit([self._sealer.seal_record(head, unit, out)])
 
     def keep(self) -> None:
         """What is left is sealed, so our own already; but its place must not be used again."""
