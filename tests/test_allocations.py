@@ -10,8 +10,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "potluck"
 
 # Function -> what keeps the size small.
 BOUNDED = {
-    "potluck.backend.framing.EncryptedConnection.push": "bytes that our own caller handed over",
     "potluck.rpc.protocol.Assembly.__init__": "what Assembly.accept has found allowed",
+    "potluck.net.records.EncryptedStream.send": "bytes that our own caller handed over",
     "potluck.net.secure_socket.SecureSocket.__init__": "a copy of bytes that are here",
     "potluck.backend.fallback_stream.MessageStream._advance": "checked against CHUNK just before",
     "potluck.backend.adapters.mpi.MpiBackend._receive": "checked against CHUNK just before",

@@ -10,40 +10,31 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck import MalformedFrame, PeerLost, RpcInvalidMessage, SizeMismatch, Timeout
-from potluck.backend.base import PeerStream
+from potluck import MalformedFrame, PeerLost, SizeMismatch, Timeout
 from potluck.backend.framing import (
     GATHER,
     READ_AHEAD,
     READS_PER_TURN,
-    RECORD,
     ROOMS,
     SEALED_PIECE,
     SPARE,
-    EncryptedConnection,
     EncryptedReader,
     EncryptedWriter,
     FrameHandler,
     FrameReader,
     FrameWriter,
     LargeMessage,
-    PeerEnded,
-    RecordConnection,
-    make_wire,
 )
 from potluck.backend.mesh import MeshBackend
 from potluck.backend.messages import SendOperation
 from potluck.net.aead import TAG_SIZE
 from potluck.net.frames import HEADER_SIZE, MAX_PIECE, FrameType, Header, decode, encode
 from potluck.net.memory import MemoryPoller, MemoryStream, pipe
+from potluck.net.records import PeerEnded
 from potluck.net.tcp import TcpStream
-from potluck.rpc.connection import FrameAssembler
-from potluck.rpc.protocol import Assembly, CallOutbox, FrameKind, RpcFrame, pack_frame
-from support import sealed_pair
-from support.allocations import allocating_at_most
 from support.meshes import SMALL, frame, kept_messages, mesh_group, pump_until, received, tcp_pair
 from support.sealed_pair import Pair, connect, seal, unseal
 from support.threads import Background, eventually, together
@@ -871,146 +862,3 @@ def test_a_write_from_another_thread_wakes_the_owner() -> None:
     valve.room = 1000
     Background(writer.flush).result()
     owner.wait(0)
-
-
-# --------------------------------------------------------------------------------------------------
-# Bytes go over a wire and frames come out of it, however they are cut on the way.
-
-LIMIT = 1 << 20
-
-
-def wires(
-    *, sealed: bool, capacity: int = 1 << 16, first: bytes = b""
-) -> tuple[RecordConnection, RecordConnection]:
-    """Two connected ends."""
-    left, right = pipe(("left", "right"), capacity=capacity)
-    if not sealed:
-        return make_wire(PeerStream(left)), make_wire(PeerStream(right, None, first))
-    pair = sealed_pair.connect()
-    return (
-        make_wire(PeerStream(left, (pair.a_seals, pair.a_opens))),
-        make_wire(PeerStream(right, (pair.b_seals, pair.b_opens), first)),
-    )
-
-
-def read_what_is_here(wire: RecordConnection, size: int = 4096) -> bytes:
-    """Everything until there is no more."""
-    found = b""
-    view = memoryview(bytearray(size))
-    while True:
-        try:
-            count = wire.recv_into(view)
-        except BlockingIOError:
-            return found
-        if not count:
-            return found
-        found += view[:count]
-
-
-@pytest.mark.parametrize("sealed", [False, True])
-def test_bytes_arrive_in_order_through_a_narrow_pipe(sealed: bool) -> None:
-    """What does not fit is kept and sent later."""
-    left, right = wires(sealed=sealed, capacity=1000)
-    data, found = random.Random(0).randbytes(50_000), b""
-    done = left.push([data[:100], b"", data[100:]])
-    while not done:
-        assert not left.is_idle
-        found += read_what_is_here(right, 77)
-        done = left.flush()
-    found += read_what_is_here(right)
-    assert found == data
-    assert left.is_idle
-
-
-def test_what_came_with_the_opening_comes_first() -> None:
-    """And shows in no poller, so it is asked for."""
-    left, right = wires(sealed=False, first=b"early ")
-    left.push([b"late"])
-    assert right.has_more
-    assert read_what_is_here(right) == b"early late"
-    assert not right.has_more
-
-
-def test_sealed_records_wait_to_be_read() -> None:
-    """Several come at once; the poller knows of none of them."""
-    left, right = wires(sealed=True)
-    for word in (b"one", b"two"):
-        left.push([word])
-    view = memoryview(bytearray(3))
-    assert right.recv_into(view) == 3
-    assert right.has_more
-    assert read_what_is_here(right) == b"two"
-    assert not right.has_more
-
-
-def test_nothing_on_a_sealed_wire_is_readable_and_damage_is_noticed() -> None:
-    """A single bit is enough."""
-    left, right = pipe(("left", "right"), capacity=1 << 16)
-    pair = sealed_pair.connect()
-    wire = EncryptedConnection(left, (pair.a_seals, pair.a_opens))
-    wire.push([b"a secret recipe"])
-    raw = bytearray(200)
-    count = right.recv_into(memoryview(raw))
-    assert b"recipe" not in raw
-    raw[count // 2] ^= 1
-    broken, _ = pipe(("left", "right"), capacity=1 << 16)
-    damaged = EncryptedConnection(broken, (pair.b_seals, pair.b_opens), bytes(raw[:count]))
-    with pytest.raises(MalformedFrame):
-        damaged.recv_into(memoryview(bytearray(100)))
-
-
-@pytest.mark.parametrize("size", [0, 16, RECORD + 17, 2**32 - 1])
-def test_a_record_of_an_impossible_size_is_refused(size: int) -> None:
-    """Before anything is allocated for it."""
-    _, right = wires(sealed=True, first=size.to_bytes(4, "little"))
-    with allocating_at_most(RECORD), pytest.raises(MalformedFrame, match="encrypted record"):
-        right.recv_into(memoryview(bytearray(100)))
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.integers(0, 120_000), max_size=6),
-    st.integers(500, 70_000),
-    st.booleans(),
-    st.integers(0),
-)
-def test_messages_arrive_whole_however_they_are_cut(
-    sizes: list[int], capacity: int, sealed: bool, seed: int
-) -> None:
-    """Short ones and long ones, several at a time."""
-    left, right = wires(sealed=sealed, capacity=capacity)
-    draw = random.Random(seed)
-    outbox, reader = CallOutbox(piece=10_000), FrameAssembler(right, Assembly(LIMIT), LIMIT)
-    outbox.allow(LIMIT)
-    messages = {number: draw.randbytes(size + 1) for number, size in enumerate(sizes)}
-    for number, data in messages.items():
-        if len(data) < 1000:
-            header = pack_frame(FrameKind.RESPONSE, number, len(data))
-            outbox.add_short(header + data)
-        else:
-            outbox.add_long(FrameKind.RESPONSE, number, [memoryview(data)])
-    found: dict[int, bytes] = {}
-
-    def deliver(frame: RpcFrame, data: bytes | memoryview) -> None:
-        found[frame.number] = bytes(data)
-
-    while not (left.is_idle and outbox.is_empty and found.keys() == messages.keys()):
-        if left.flush() and (buffers := outbox.take()):
-            left.push(buffers)
-        try:
-            reader.read(deliver)
-        except BlockingIOError:
-            continue
-    assert found == messages
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_frames_or_refused(data: bytes) -> None:
-    """Nothing else is raised, and no more memory is taken than is allowed."""
-    _, right = wires(sealed=False, first=data)
-    assembly = Assembly(1000)
-    reader = FrameAssembler(right, assembly, 1000)
-    with contextlib.suppress(BlockingIOError, RpcInvalidMessage):
-        while reader.read(lambda *_: None):
-            pass
-    assert assembly.total_bytes <= 1000

@@ -32,12 +32,13 @@ from potluck import ChannelClosed as potluck_ChannelClosed
 from potluck import DistributedError as potluck_DistributedError
 from potluck import PeerLost as potluck_PeerLost
 from potluck.backend import mesh as mesh_module
-from potluck.backend.framing import FrameReader, PeerEnded
+from potluck.backend.framing import FrameReader
 from potluck.backend.mesh import MeshBackend, peer_lost
 from potluck.backend.messages import MAX_OFFERS, MESSAGE_COST, MessageLimits
 from potluck.backend.operation import Operation
 from potluck.errors import Aborted, ChannelClosed, DistributedError, PeerLost
 from potluck.net.frames import MAX_PIECE, FrameType, encode
+from potluck.net.records import PeerEnded
 from potluck.net.tcp import SelectorPoller, make_poller
 from potluck.net.transport import Poller
 from support.meshes import (

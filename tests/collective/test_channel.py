@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.backend.framing import PeerEnded
 from potluck.collective.channel import (
     LONG,
     MOST_HELD,
@@ -30,6 +29,7 @@ from potluck.errors import MalformedFrame
 from potluck.net.aead import SECRET_SIZE, derive_keys, seal_context
 from potluck.net.frames import HEADER_SIZE, FrameType, encode
 from potluck.net.memory import pipe
+from potluck.net.records import PeerEnded
 from potluck.net.tcp import LocalStream
 from potluck.net.unix_socket import SLOT_SIZE, SLOTS, SharedMemory, share_memory
 from support.threads import PATIENCE, together

@@ -60,6 +60,26 @@ def test_a_process_seen_in_two_ways_is_one(service: str, tmp_path: Path) -> None
         assert status["known"] == "0 peers of earlier runs"
 
 
+def test_a_process_of_this_machine_without_a_note_has_ended(service: str, tmp_path: Path) -> None:
+    """It is heard by multicast, but another process has removed its note before we saw it."""
+    alive, copied, ended, other_user = advert("a"), advert("a"), advert("a"), advert("b")
+    with (
+        watchers(service, DiscoveryConfig(home=tmp_path), advert("a"), alive) as (watcher, _),
+        Stranger(service) as stranger,
+    ):
+        stranger.forge(copied, "10.0.0.66")  # our key on another machine: its notes are there
+        stranger.forge(other_user)  # with a POTLUCK_HOME and a key of their own
+        stranger.forge(ended)
+        watcher.wait_for(alive, copied, other_user)
+        eventually(lambda: len(watcher.discovery._names) == 4)  # heard
+        eventually(lambda: len(watcher.discovery.sightings()) == 3)
+        assert watcher.sees(alive, copied, other_user)
+        assert not watcher.sees(ended)
+        for event in watcher.events:
+            if isinstance(event, PeerGone):
+                assert event.reason == "its process on this machine has ended"
+
+
 @pytest.mark.parametrize("way", [alone, files_only])
 def test_namespaces_and_jobs_side_by_side_never_mix(
     service: str, tmp_path: Path, way: object

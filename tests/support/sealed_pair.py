@@ -21,6 +21,8 @@ from potluck.net.aead import (
     new_aead,
     seal_context,
 )
+from potluck.net.memory import pipe
+from potluck.net.records import BufferedStream, buffered
 
 HEADER = b"PL header"
 PAYLOAD = b"a gradient of great value"
@@ -100,3 +102,13 @@ def assert_refused(opener: Decryptor, sealed: bytes, header: bytes = HEADER) -> 
     assert not opener.is_usable
     with pytest.raises(MalformedFrame, match="close this connection"):
         unseal(opener, sealed, header)
+
+
+def wires(
+    *, sealed: bool, capacity: int = 1 << 16, first: bytes = b""
+) -> tuple[BufferedStream, BufferedStream]:
+    """Two ends of a pipe that takes so many bytes; the right one begins with what came early."""
+    left, right = pipe(("left", "right"), capacity=capacity)
+    pair = connect()
+    keys = ((pair.a_seals, pair.a_opens), (pair.b_seals, pair.b_opens)) if sealed else (None, None)
+    return buffered(left, keys[0]), buffered(right, keys[1], first)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from potluck.backend.framing import make_wire
 from potluck.errors import DistributedError, MalformedFrame, PeerLost, Timeout
 from potluck.logs import get_logger
+from potluck.net.records import buffered
 
 if TYPE_CHECKING:
     from potluck._types import ProcessId
@@ -69,7 +69,7 @@ class ProbeSession:
     """One end of the conversation, on the thread that measures."""
 
     def __init__(self, opened: PeerStream, poller: Poller, patience: float) -> None:
-        self._wire = make_wire(opened)
+        self._wire = buffered(opened.stream, opened.seal, opened.first)
         self._stream = opened.stream
         self._poller = poller
         self._patience = patience
@@ -94,7 +94,7 @@ class ProbeSession:
         """Send a word, after what was sent before."""
         self.finish()
         try:
-            self._wire.push([_HEAD.pack(word, value), payload])
+            self._wire.send([_HEAD.pack(word, value), payload])
         except OSError as error:
             self._lost(error)
 

@@ -624,9 +624,9 @@ SILENCE = 15.0
 UNPAIRED_AFTER = 2.0
 """Seconds after which a script on a machine that is not paired hears that."""
 
-UNPAIRED = (
-    "Waiting for %s, but this machine is not paired with any other. To pair them, "
-    "run `potluck pair` here, and the command that it shows on the other machine."
+UNPAIRED = "Waiting for %s machines, but this machine is not paired with any other%s."
+HOW_TO_PAIR = (
+    ". To pair them, run `potluck pair` here, and the command that it shows on the other machine"
 )
 
 
@@ -687,9 +687,11 @@ def _mentioning_pairing(backend: AutoDiscoveryBackend, nodes: int) -> Iterator[N
     if nodes < 2 or is_local or not backend.is_unpaired:  # noqa: PLR2004
         yield
         return
-    is_only = "POTLUCK_RUN" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == "1"
+    is_launched = "POTLUCK_RUN" in os.environ  # `potluck run` has said how to pair
+    is_only = is_launched and os.environ.get("LOCAL_WORLD_SIZE") == "1"
+    advice = "" if is_launched else HOW_TO_PAIR
     timer = threading.Timer(
-        0.0 if is_only else UNPAIRED_AFTER, logger.warning, (UNPAIRED, f"{nodes} machines")
+        0.0 if is_only else UNPAIRED_AFTER, logger.warning, (UNPAIRED, nodes, advice)
     )
     timer.daemon = True
     timer.start()

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.backend.framing import PeerEnded
 from potluck.collective.fingerprint import SIZE, Fingerprint
 from potluck.collective.program import MARGIN
 from potluck.errors import MalformedFrame
 from potluck.net import frames
 from potluck.net.aead import TAG_SIZE
 from potluck.net.frames import HEADER_SIZE, MAX_PIECE, NUMBERS, NUMBERS_AT, FrameType
+from potluck.net.records import BufferedStream, PeerEnded
 from potluck.net.tcp import SocketStream
 from potluck.net.unix_socket import SLOT_SIZE, SLOTS
 
@@ -69,21 +69,23 @@ class Disagreement(Exception):
         self.fingerprint = fingerprint
 
 
-class Channel:
+class Channel(BufferedStream):
     """What both kinds share: the state of the two directions."""
 
     joins = 0
     """Bytes up to which it pays to receive further units together with the next."""
 
     def __init__(self, peer: int, stream: Stream, first: bytes = b"") -> None:
+        super().__init__(stream, first)
         self.peer = peer
-        self.stream = stream
-        self._first = memoryview(first)  # what came in before the stream was ours
         self._opening = b""
         self._read = 0
-        self._rest: list[memoryview] = []
         self.missing = 1
         """Bytes that the next pull needs to continue, after one that ran out of them."""
+
+    def broken(self, error: OSError) -> Exception:
+        """What is raised when the stream is broken."""
+        return ChannelBroken(self.peer, error)
 
     @property
     def credits(self) -> Stream | None:
@@ -100,27 +102,9 @@ class Channel:
         """Send a unit; False if some of it is left for :meth:`flush`."""
         raise NotImplementedError
 
-    def flush(self) -> bool:
-        """Send what is left; True if nothing is."""
-        return not self._rest or self._send()
-
     def keep(self) -> None:
         """Copy what is left: the caller continues and may change its memory."""
         self._rest = [memoryview(bytes(view)) for view in self._rest]
-
-    def _send(self) -> bool:
-        rest = self._rest
-        try:
-            sent = self.stream.sendmsg(rest)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise ChannelBroken(self.peer, error) from None
-        while rest and sent >= len(rest[0]):
-            sent -= len(rest.pop(0))
-        if sent:
-            rest[0] = rest[0][sent:]
-        return not rest
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -146,16 +130,13 @@ class Channel:
 
     def _take(self, view: memoryview) -> int:
         """Read what is there; 0 if nothing is."""
-        if self._first:
-            count = min(len(view), len(self._first))
-            view[:count], self._first = self._first[:count], self._first[count:]
-            return count
+        receive = self.recv_into if self._first else self.stream.recv_into  # one call less
         try:
-            count = self.stream.recv_into(view)
+            count = receive(view)
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise ChannelBroken(self.peer, error) from None
+            raise self.broken(error) from None
         if count == 0:
             raise ChannelBroken(self.peer, PeerEnded())
         return count
@@ -199,9 +180,8 @@ class PlainChannel(Channel):
 
     def push(self, unit: memoryview) -> bool:
         """Send a unit, the first behind the opening."""
-        self._rest += (*self._ahead, unit)
-        self._ahead = ()
-        return self._send()
+        ahead, self._ahead = self._ahead, ()
+        return self._transmit([*ahead, unit])
 
     def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
         """Continue receiving a unit, and the opening before the first."""
@@ -260,6 +240,11 @@ class SharedChannel(PlainChannel):
         """The credits, while a unit waits for a slot."""
         return self._credits if self._waiting else None
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing is left to send."""
+        return not self._waiting and super().is_flushed
+
     def push(self, unit: memoryview) -> bool:
         """Put a long unit into a slot, and send its place."""
         if not self._waiting and not LONG < len(unit) <= SLOT_SIZE:
@@ -280,7 +265,7 @@ class SharedChannel(PlainChannel):
             self._waiting.popleft()
             self._rest += (*self._ahead, unit)
             self._ahead = ()
-        return (not self._rest or self._send()) and not self._waiting
+        return super().flush() and not self._waiting
 
     def keep(self) -> None:
         """Make what is left our own."""
@@ -367,11 +352,8 @@ class EncryptedChannel(Channel):
         else:
             if len(self._out) < size:
                 self._out = bytearray(size)
-            out = memoryview(self._out)[:size]
-        out[: len(head)] = head
-        self._sealer.seal_into(head, unit, out[len(head) :])
-        self._rest.append(out)
-        return self._send()
+            out = memoryview(self._out)
+        return self._transmit([self._sealer.seal_record(head, unit, out)])
 
     def keep(self) -> None:
         """What is left is sealed, so our own already; but its place must not be used again."""

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from potluck._decode import decode_json
-from potluck._types import NodeId
+from potluck._types import NodeId, ProcessId
 from potluck.discovery.mdns import LOOPBACK
 from potluck.discovery.records import Advert, Sighting
 from potluck.errors import DistributedError
@@ -67,8 +67,6 @@ class LocalProcesses:
         self._place = _place()
         self._lock: HeldLock | None = None
         self._note: Path | None = None
-        self.dead: set[str] = set()
-        """The keys of those whose notes were found without a living writer, in the last look."""
         self._read: dict[str, tuple[tuple[int, int], _Note | None]] = {}
 
     def publish(self, advert: Advert) -> None:
@@ -94,7 +92,6 @@ class LocalProcesses:
 
     def look(self, advert: Advert) -> list[Sighting]:
         """Who else is alive on this machine and works on the same job of the same namespace."""
-        self.dead = set()
         notes = [self._maybe_read(entry) for entry in self._entries()]
         return [
             _sighting(note)
@@ -106,12 +103,9 @@ class LocalProcesses:
             and self._is_alive(note)
         ]
 
-    def is_removed(self, sighting: Sighting) -> bool:
-        """Whether the note of a process is gone: it has ended or left."""
-        if sighting.process is None:
-            return False
-        name = self._directory / str(sighting.process.incarnation)
-        return not name.with_suffix(".json").exists()
+    def has_note(self, process: ProcessId) -> bool:
+        """Whether the note of a process is there, whatever job or network it is of."""
+        return (self._directory / f"{process.incarnation}.json").exists()
 
     def close(self) -> None:
         """Take our note back."""
@@ -157,7 +151,6 @@ class LocalProcesses:
         if lock is None:
             return True
         _remove(name.with_suffix(".json"), lock)
-        self.dead.add(_key(note))
         return False
 
 
@@ -180,13 +173,9 @@ def _parse(text: bytes, name: str) -> _Note | None:
     return note if name == f"{note.incarnation}.json" else None
 
 
-def _key(note: _Note) -> str:
-    return f"{note.node}/{note.incarnation}"
-
-
 def _sighting(note: _Note) -> Sighting:
     return Sighting(
-        key=_key(note),
+        key=f"{note.node}/{note.incarnation}",
         sources=("neighbour",),
         node=NodeId(note.node),
         incarnation=note.incarnation,

@@ -33,7 +33,7 @@ from potluck.discovery.records import (
 )
 from potluck.errors import DistributedError
 from potluck.logs import get_logger
-from potluck.net.addresses import Address, usable_hosts
+from potluck.net.addresses import Address, is_loopback, usable_hosts
 
 # --------------------------------------------------------------------------------------------------
 # Who is seen at this moment, by all sources together, and what of it has been told already.
@@ -111,6 +111,11 @@ class SightingTable:
         """Everybody who is seen at this moment."""
         with self._lock:
             return list(self._visible().values())
+
+    def seen_by(self, source: str) -> list[Sighting]:
+        """What one source sees at this moment."""
+        with self._lock:
+            return list(self._reports[source].values())
 
     def drain(self) -> list[DiscoveryEvent]:
         """What has changed since the last call."""
@@ -212,19 +217,24 @@ class Discovery(Closing):
         self._strangers: dict[str, MdnsRecord] = {}
         self._to_remember: list[Sighting] = []
         self._known = KnownPeers(config.home) if config.known else None
-        self._neighbours: LocalProcesses | None = None
+        self._hosts: frozenset[str] = frozenset()
+        """The addresses of this machine."""
         self._seen: list[Sighting] = []
         self._eager_until = time.monotonic() + EAGER
         self._is_closed = self._is_forked = False
         self._news = threading.Condition()
         self._exclude_own(advert)
         self._report_given()
+        self._neighbours = self._open_neighbours()
+        self._publish(advert)  # before multicast: one who hears of us there looks for our note
         self._mdns = (
             MdnsSource(advert, config, self._heard, self._lost, service=service)
             if config.multicast
             else None
         )
-        self._thread = threading.Thread(target=self._run, name="potluck-discovery", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(advert,), name="potluck-discovery", daemon=True
+        )
         self._thread.start()
         _process.on_fork(self)
 
@@ -241,8 +251,6 @@ class Discovery(Closing):
         with self._news:
             self._advert = advert
             self._news.notify()
-        if self._mdns is not None:
-            self._mdns.update(advert)
 
     def remember(self, peers: Iterable[Sighting]) -> None:
         """Keep peers that have proved who they are, at once, with addresses where they answered."""
@@ -312,9 +320,7 @@ class Discovery(Closing):
             for address in addresses:
                 self._book.report(source, _bare(source, address))
 
-    def _run(self) -> None:
-        self._neighbours = self._open_neighbours()
-        published: Advert | None = None
+    def _run(self, published: Advert) -> None:
         own_at = 0.0
         try:
             while not self._is_closed:
@@ -322,6 +328,8 @@ class Discovery(Closing):
                 if advert != published:
                     published = advert
                     self._publish(advert)
+                    if self._mdns is not None:
+                        self._mdns.update(advert)
                 if time.monotonic() >= own_at:
                     own_at = time.monotonic() + OWN_EVERY
                     self._exclude_own(advert)
@@ -342,11 +350,11 @@ class Discovery(Closing):
 
     def _exclude_own(self, advert: Advert) -> None:
         with contextlib.suppress(OSError):  # an interface may vanish while it is looked at
-            hosts = advert.hosts or usable_hosts(virtual=True)
-            self._book.exclude(own_addresses(hosts, advert.port))
+            self._hosts = frozenset(usable_hosts(virtual=True))
+            self._book.exclude(own_addresses(advert.hosts or self._hosts, advert.port))
 
     def _open_neighbours(self) -> LocalProcesses | None:
-        if not self._config.neighbours:
+        if not self._config.neighbours and not self._config.announce:
             return None
         try:
             return LocalProcesses(self._config.home)
@@ -362,30 +370,35 @@ class Discovery(Closing):
         if self._neighbours is not None and self._config.announce:
             try:
                 self._neighbours.publish(advert)
-            except DistributedError as error:
+            except (DistributedError, OSError) as error:
                 self._note("neighbour", str(error))
 
     def _look(self, advert: Advert) -> None:
-        if self._neighbours is None:
+        if self._neighbours is None or not self._config.neighbours:
             return
         try:
             found = self._neighbours.look(advert)
         except OSError as error:
             self._note("neighbour", f"the notes of other processes cannot be read: {error}")
             return
-        # Another process may have removed the note of a dead one before we looked.
-        here = {each.key for each in found}
-        vanished = {
-            each.key
-            for each in self._seen
-            if each.key not in here and self._neighbours.is_removed(each)
-        }
+        before, seen = {each.key for each in self._seen}, self._book.seen_by("mdns")
         if found != self._seen:
             self._seen, self._eager_until = found, time.monotonic() + EAGER
             self._book.replace("neighbour", found, _ENDED)
-        for key in self._neighbours.dead | vanished:
-            self._book.withdraw("mdns", key, _ENDED)  # its record would last for minutes
+        # A process of this machine whose note is gone has ended, also if another process removed
+        # the note before we saw it.  Its record of multicast DNS would last for minutes.
+        for each in seen:
+            is_here = each.key in before or self._is_of_this_machine(each)
+            if is_here and each.process and not self._neighbours.has_note(each.process):
+                self._book.withdraw("mdns", each.key, _ENDED)
         self._note("neighbour", f"{len(found)} other processes on this machine")
+
+    def _is_of_this_machine(self, sighting: Sighting) -> bool:
+        """By its key and its address: a copy of our key on another machine is not."""
+        return sighting.node == self._advert.node and any(
+            is_loopback(host) or host in self._hosts
+            for host in (address.host for address in sighting.addresses)
+        )
 
     def _keep(self, advert: Advert) -> None:
         with self._news:

@@ -310,6 +310,17 @@ class Encryptor(_Direction):
             self._end(ChannelClosed, "A frame could not be sealed, and its number is spent")
             raise
 
+    def seal_record(self, header: bytes, payload: memoryview, out: memoryview) -> memoryview:
+        """Write header, ciphertext and tag to the front of ``out``; return that part of it.
+
+        The payload may lie in ``out`` behind the header, or apart from it.
+        """
+        start = len(header)
+        record = out[: start + payload.nbytes + TAG_SIZE]
+        record[:start] = header
+        self.seal_into(header, payload, record[start:])
+        return record
+
 
 class Decryptor(_Direction):
     """Opens what the other side sealed.  One thread at a time; there is no lock inside."""

@@ -45,7 +45,7 @@ from potluck.rpc.values import aligned_memory
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend, PeerStream
-    from potluck.backend.framing import RecordConnection
+    from potluck.net.records import BufferedStream
     from potluck.net.transport import Buffer, Poller
     from potluck.rpc.protocol import PartialMessage
 
@@ -65,7 +65,7 @@ Deliver: TypeAlias = Callable[[RpcFrame, "bytes | memoryview"], None]
 class FrameAssembler:
     """Reads frames, and delivers messages; long ones are read straight into their own memory."""
 
-    def __init__(self, wire: RecordConnection, assembly: Assembly, limit: int) -> None:
+    def __init__(self, wire: BufferedStream, assembly: Assembly, limit: int) -> None:
         self._wire = wire
         self._assembly = assembly
         self._limit = limit
@@ -164,7 +164,7 @@ class Connection(Replier):
     def __init__(
         self,
         ranks: tuple[int, int],
-        wire: RecordConnection,
+        wire: BufferedStream,
         hello: RpcHello,
         lock: threading.Lock,
         deliver: Callable[[Connection, RpcFrame, bytes | memoryview], None],
@@ -235,7 +235,7 @@ class Connection(Replier):
     @property
     def is_flushed(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self._is_sending and self.wire.is_idle and self._outbox.is_empty
+        return not self._is_sending and self.wire.is_flushed and self._outbox.is_empty
 
     def end(self) -> tuple[list[RpcFuture[Any]], list[IncomingCall]]:
         """Mark the connection as ended; return outgoing and incoming calls without an answer.
@@ -297,9 +297,9 @@ class Connection(Replier):
             self._send_short(pack_frame(FrameKind.CANCEL, call.number, 0))
 
     def _send_short(self, frame: bytes) -> None:
-        if not self._is_sending and self.wire.is_idle and self._outbox.is_empty:
+        if not self._is_sending and self.wire.is_flushed and self._outbox.is_empty:
             try:
-                if self.wire.push((frame,)):
+                if self.wire.send((frame,)):
                     return  # the usual case, and the fastest
             except OSError:
                 pass  # the reader finds out, and reports it
@@ -319,11 +319,11 @@ class Connection(Replier):
         outbox, left = self._outbox, TURN
         wants = False
         try:
-            is_idle = self.wire.is_idle or self._push(None)
+            is_idle = self.wire.is_flushed or self._push(None)
             while is_idle and left > 0 and self.is_open and (buffers := outbox.take()):
                 size = sum(map(len, buffers))
                 left -= size
-                is_idle = self.wire.push(buffers) if size <= SHORT else self._push(buffers)
+                is_idle = self.wire.send(buffers) if size <= SHORT else self._push(buffers)
             wants = not (is_idle and outbox.is_empty)
         except OSError:
             pass  # the reader finds out, and reports it
@@ -337,7 +337,7 @@ class Connection(Replier):
         """Send buffers, or what is left, without the lock; whether all was sent."""
         self.lock.release()
         try:
-            return self.wire.flush() if buffers is None else self.wire.push(buffers)
+            return self.wire.flush() if buffers is None else self.wire.send(buffers)
         finally:
             self.lock.acquire()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from potluck._types import ProcessId
-from potluck.backend.framing import make_wire
+from potluck.net.records import buffered
 from potluck.rpc.calls import CallAccounting, CallTarget, IncomingCall, Replier, RpcFuture, here
 from potluck.rpc.connection import (
     BROKEN,
@@ -537,9 +537,8 @@ class RpcPeer(PendingCalls):
     def connect(self, opened: PeerStream) -> None:
         """Use a stream to the rank."""
         ranks = (self._endpoint.rank, self.rank)
-        connection = Connection(
-            ranks, make_wire(opened), self._endpoint.hello, self.lock, self._on_message
-        )
+        wire = buffered(opened.stream, opened.seal, opened.first)
+        connection = Connection(ranks, wire, self._endpoint.hello, self.lock, self._on_message)
         with self.lock:
             if self._failure is not OVER:  # any other failure ends with the next hello
                 self.connection = connection

@@ -166,14 +166,14 @@ def test_a_terminal_gets_a_live_view() -> None:
     assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
 
 
-def test_a_pipe_gets_plain_lines_and_addresses_do_without_multicast() -> None:
-    """No escape sequence reaches a file; it says how the nodes found each other."""
-    wishes = ("--nodes", "2", "--no-kill", "--no-multicast", "--steps", "16")
+def test_a_pipe_gets_plain_lines() -> None:
+    """No escape sequence reaches a file."""
+    wishes = ("--nodes", "2", "--no-kill", "--steps", "16")
     result = potluck("demo", *wishes)
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert not any("\x1b" in line for line in lines)
-    assert any("found each other by addresses and train together" in line for line in lines)
+    assert any("found each other and train together" in line for line in lines)
     pattern = r" +\d+\.\d\d s    step \d+, loss 0\.\d+, 2 of 2 nodes, .* averaged"
     assert any(re.fullmatch(pattern, line) for line in lines)
     assert lines[-1].startswith("Both nodes have the same parameters, bit for bit")
@@ -243,7 +243,7 @@ def test_a_demo_that_takes_too_long_gives_up() -> None:
 
 def test_a_reader_that_goes_away_ends_the_demo() -> None:
     """`potluck demo | head -1` stops when nobody reads any more, quietly."""
-    with started(*PAIR, "--no-multicast") as demo:
+    with started(*PAIR) as demo:
         nodes = nodes_of(demo.pid)
         assert demo.stdout is not None
         demo.stdout.readline()

@@ -94,9 +94,7 @@ def test_a_confident_mistake_overflows_nothing() -> None:
 # The process of a node on its own: what it prints is read, and it ends when it should.
 
 SETTINGS = {
-    "join": {"port": 0, "neighbours": False, "known": False},
-    "peers": ["127.0.0.1:9"],
-    "multicast": False,
+    "join": {"port": 0, "peers": ["127.0.0.1:9"], "multicast": False, "known": False},
     "seed": 0,
     "steps": 4,
     "view": 1,

@@ -197,7 +197,7 @@ def test_what_cannot_be_taken_back_is_asked_first(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("tablet", "No member is called 'tablet'. Give its whole id."),
+        ("tablet", "No member is called 'tablet'. Give a name or an id."),
         ("desk", "A machine cannot revoke itself. Use `potluck unpair`."),
         ("la", "No member is called 'la'"),
     ],

@@ -134,7 +134,7 @@ def _measure(
     from potluck.cluster.cluster import join
     from potluck.errors import PeerLost, Timeout, ViewChanged
 
-    show(f"waiting for {nodes} to be here")
+    show(f"waiting until {nodes} are here")
     try:
         cluster = join(nodes, job=job, timeout=timeout, **options)
     except Timeout:

@@ -36,11 +36,11 @@ def dashboard(
     namespace: Namespace = None,
     peer: Peer = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; beyond this machine a token is asked for.")
+        str, typer.Option(help="Address to listen on; other machines need a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="At which port.", show_default="from 8585 on"),
+        typer.Option(min=0, max=65535, help="Port to listen on.", show_default="from 8585 on"),
     ] = None,
     name: Annotated[
         list[str] | None,
@@ -49,7 +49,7 @@ def dashboard(
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Show in a browser who works together, how fast, and what goes wrong, while it happens.
+    """Show the jobs in a browser, live: who works together, how fast, and what goes wrong.
 
     Looks on without taking part, like potluck status.  The page is read-only.
     """

@@ -44,9 +44,6 @@ def demo(
         typer.Option(min=0, help="Rank of the node to kill.", show_default="the last"),
     ] = None,
     no_kill: Annotated[bool, typer.Option("--no-kill", help="Kill no node.")] = False,
-    multicast: Annotated[
-        bool, typer.Option(help="Find the other nodes by multicast DNS, or by given addresses.")
-    ] = True,
     seconds: Annotated[
         float, typer.Option(min=1, max=3600, help="Give up after N seconds.")
     ] = 110.0,
@@ -72,7 +69,7 @@ def demo(
     to = console()
     with open_display(to, quiet=json, every=1.0) as display:
         rank = None if no_kill else victim
-        facts = Demo(display, nodes, steps, seed, rank, multicast, seconds).run()
+        facts = Demo(display, nodes, steps, seed, rank, seconds).run()
     wrong = problems(facts)
     if json:
         print_json({**facts, "problems": wrong, "held": not wrong})
@@ -107,20 +104,7 @@ def problems(facts: dict[str, Any]) -> list[str]:
 
 def summary(facts: dict[str, Any]) -> Iterator[str]:
     """The results in sentences."""
-    story, plain, back = facts["story"], facts["undisturbed"], facts["returned"]
-    if back is not None:
-        noticed = max(each["milliseconds"] for each in facts["noticed"])
-        yield (
-            f"{back['name']} was killed at step {facts['killed']['step']:,}. The others noticed "
-            f"within {noticed:.1f} ms, agreed to continue after "
-            f"{facts['agreed']['milliseconds']:.0f} ms and committed the next step after "
-            f"{facts['resumed']['milliseconds']:.0f} ms."
-        )
-        yield (
-            f"{back['name']} trained again {back['seconds']:.1f} s after its restart, with "
-            f"{size(back['state_bytes'])} of state that it received in "
-            f"{back['state_seconds']:.2f} s; it continued from step {back['step']:,}."
-        )
+    story, plain = facts["story"], facts["undisturbed"]
     yield (
         f"Loss after {story['steps']:,} steps: {story['loss']:.4f}, undisturbed "
         f"{plain['loss']:.4f}. They differ by {facts['difference']:.4f}, single "

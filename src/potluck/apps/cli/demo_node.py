@@ -6,7 +6,6 @@ prints a line of JSON after each step and after each run, and ends when its stan
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -26,7 +25,6 @@ Array: TypeAlias = NDArray[np.floating]
 
 BATCH = 192  # samples of one step, over all nodes
 POINTS, UNSEEN = 12 * BATCH, 1000  # to learn from, and for the accuracy at the end
-FINDING = 6.0  # seconds for multicast discovery
 TOGETHER = 10  # steps that a view has made before the training may end
 RATE, DECAY_1, DECAY_2, TINY = 2e-3, 0.9, 0.99, 1e-8  # the constants of Adam
 
@@ -146,26 +144,16 @@ def _end_with_the_demo() -> None:
     os._exit(1)
 
 
-def _join(wanted: dict[str, Any]) -> tuple[potluck.Cluster, str]:
-    """Find the other nodes by multicast; where that does not work, by their addresses."""
-    if wanted["multicast"]:
-        with contextlib.suppress(potluck.Timeout):
-            return potluck.join(timeout=FINDING, **wanted["join"]), "multicast DNS"
-    options = {**wanted["join"], "peers": wanted["peers"], "multicast": False}
-    return potluck.join(timeout=60.0, **options), "addresses"
-
-
 def main() -> None:
     """Join the other nodes; train at a pace to watch, then once more at full speed."""
     threading.Thread(target=_end_with_the_demo, daemon=True).start()
     wanted = json.loads(sys.argv[1])
-    cluster, found_by = _join(wanted)
-    with cluster:
+    with potluck.join(timeout=60.0, **wanted["join"]) as cluster:
         for run in ("story", "undisturbed"):
             for facts in train(cluster, wanted, run):
                 assert cluster.metrics is not None
                 averaged = cluster.metrics.all_reduce.snapshot().bytes_processed
-                told = {**facts, "averaged": averaged, "found_by": found_by, "time": time.time()}
+                told = {**facts, "averaged": averaged, "time": time.time()}
                 print(json.dumps(told), flush=True)  # noqa: T201 - the demo reads it
             wanted |= {"view": 0, "pace": 0.0}
         cluster.barrier()  # a node that left early would disturb those that still train

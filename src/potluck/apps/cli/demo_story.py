@@ -27,7 +27,7 @@ from potluck.apps.cli.output import Display, column_of, list_names, size, sparkl
 from potluck.apps.cli.status_facts import NodeStatus, jobs_of
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.cluster.observer import Observer
-from potluck.cluster.reports import Journal
+from potluck.cluster.reports import EpochLine, EventLine, Journal
 from potluck.errors import PeerLost, Timeout
 from potluck.identity.namespace import NetworkNamespace, Protection
 
@@ -77,7 +77,7 @@ class Node:
     is_killed: bool = False
     status: NodeStatus | None = None
     journal: Journal | None = None
-    events: dict[int, tuple[float, str]] = field(default_factory=dict)
+    events: dict[int, EventLine] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     _position: int = 0
@@ -108,8 +108,7 @@ class Node:
         """Note what the observer knows now; of a node that is done, the last that it knew."""
         if status is not None or self.state != "done":
             self.status, self.journal = status, journal or self.journal
-        for event in journal.events if journal else ():
-            self.events[event.number] = event.time, event.text
+        self.events |= {each.number: each for each in journal.events} if journal else {}
 
     @property
     def rank(self) -> int | None:
@@ -134,26 +133,10 @@ class Node:
         """Something that it has counted."""
         return self.journal.figures.get(name, 0.0) if self.journal else 0.0
 
-    def reaction(self, victim: Node, killed_at: float) -> dict[str, Any] | None:
-        """What it did after another was killed, and after how many milliseconds."""
-        views = self.journal.epochs if self.journal else ()
-        view = next((each for each in views if each.time >= killed_at), None)
-        step = next((each for each in self.steps if view and each["view"] >= view.epoch), None)
-        if view is None or step is None:
-            return None
-        # It noticed by itself, or learned it from the others with the next view.
-        told = (e for e in self.events.values() if e[0] >= killed_at and victim.name in e[1])
-        noticed_at, sentence = next(told, (view.time, view.reason))
-        return {
-            "name": self.name,
-            "sentence": sentence,
-            "epoch": view.epoch,
-            "step": step["step"],
-            "reason": view.reason,
-            "milliseconds": (noticed_at - killed_at) * 1000,
-            "agreed": (view.time - killed_at) * 1000,
-            "resumed": (step["time"] - killed_at) * 1000,
-        }
+    def noticed(self, victim: Node, after: float) -> EventLine | None:
+        """The first thing that it said of another one after a moment."""
+        events = (each for each in self.events.values() if each.time >= after)
+        return next((each for each in events if victim.name in each.text), None)
 
 
 @dataclass
@@ -168,7 +151,6 @@ class Demo:
     steps: int = 240
     seed: int = 0
     kill: int | None = None
-    multicast: bool = True
     seconds: float = 110.0
     nodes: list[Node] = field(default_factory=list)
     losses: dict[str, dict[int, float]] = field(default_factory=lambda: {STORY: {}})
@@ -218,9 +200,7 @@ class Demo:
         name, output = NAMES[number], self._folder / f"{len(self._started)}.out"
         self._group(name).save()
         settings = {
-            "join": {"port": self._ports[number], "neighbours": False, "known": False},
-            "peers": self._peers,
-            "multicast": self.multicast,
+            "join": {"port": self._ports[number], "peers": self._peers, "known": False},
             "seed": self.seed,
             "steps": self.steps,
             "view": 1 if self.kill is None else 3,  # one is lost in view 2, and back in view 3
@@ -301,58 +281,71 @@ class Demo:
         self._wait_for(
             self.nodes, lambda node: node.steps and node.rank is not None, "find the others"
         )
-        found_by = min(node.steps[0]["found_by"] for node in self.nodes)
-        if found_by == "addresses" and self.multicast:
-            self._say("Multicast DNS does not work here; `potluck doctor` looks for reasons.")
         seconds = max(node.steps[0]["time"] for node in self.nodes) - self._began
         self.nodes.sort(key=lambda node: node.rank or 0)
         self._say(
-            f"They found each other by {found_by} and train together after {seconds:.1f} s. "
+            f"They found each other and train together after {seconds:.1f} s. "
             f"By rank: {list_names([node.name for node in self.nodes])}."
         )
-        return {"found_by": found_by, "meeting_seconds": seconds}
+        return {"meeting_seconds": seconds}
 
     def _disturb(self) -> dict[str, Any]:
         """Kill a node after a quarter of the steps, see what the others do, and bring it back."""
         if self.kill is None:
             return {**dict.fromkeys(("killed", "agreed", "resumed", "returned")), "noticed": []}
         victim = self.nodes[self.kill]
-        others = [node for node in self.nodes if node is not victim]
         self._wait_for_step(victim, max(3, self.steps // 4), "train")
-        step, killed_at, pid = victim.steps[-1]["step"], time.time(), victim.process.pid
+        step, pid, killed_at = victim.steps[-1]["step"], victim.process.pid, time.time()
         victim.process.kill()
         victim.is_killed = True
         self.marks[step] = "✕"
         self._say(f"{victim.name} (pid {pid}) is killed at step {step:,}.", grave=True)
-        self._wait_for(others, lambda node: node.reaction(victim, killed_at), "continue without it")
-        found = [each for node in others if (each := node.reaction(victim, killed_at))]
-        facts = self._tell_reactions(found, killed_at)
-        away = max(3, self.steps // 16)
-        self._wait_for_step(others[0], facts["resumed"]["step"] + away, "continue")
         return {
             "killed": {"name": victim.name, "rank": self.kill, "pid": pid, "step": step},
-            **facts,
+            **self._continue(victim, killed_at),
             "returned": self._bring_back(victim),
         }
 
-    def _tell_reactions(self, found: list[dict[str, Any]], killed_at: float) -> dict[str, Any]:
-        found.sort(key=lambda each: each["milliseconds"])
-        first, agreed = found[0], max(found, key=lambda each: each["agreed"])
-        resumed = max(found, key=lambda each: each["resumed"])
-        times = [f"{each['name']} after {each['milliseconds']:.1f} ms" for each in found]
-        count = f"{len(found)} node" + "s" * (len(found) > 1)
-        after = f"{agreed['agreed']:.0f} ms to continue with {count}: {agreed['reason']}"
-        later = f"{resumed['resumed']:.0f} ms after the kill"
-        for milliseconds, sentence in (
-            (first["milliseconds"], f"Noticed by {list_names(times)}: {first['sentence']}."),
-            (agreed["agreed"], f"Agreed after {after}."),
-            (resumed["resumed"], f"Step {resumed['step']:,} is committed without it, {later}."),
-        ):
-            self._say(sentence, at=killed_at + milliseconds / 1000)
+    def _continue(self, victim: Node, killed_at: float) -> dict[str, Any]:
+        """Tell who notices it when, when the others agree, and when they make the next step."""
+        others = [node for node in self.nodes if node is not victim]
+        noticed = []
+        for node in others:
+            self._wait_for([node], lambda each: each.noticed(victim, killed_at), "notice it")
+            event = node.noticed(victim, killed_at)
+            assert event is not None
+            self._say(f"{node.name}: {event.text}.", at=event.time)
+            milliseconds = (event.time - killed_at) * 1000
+            noticed.append(
+                {"name": node.name, "sentence": event.text, "milliseconds": milliseconds}
+            )
+
+        def view() -> EpochLine | None:
+            views = self._observer.history.epochs("demo")
+            return next((each for each in views if each.time >= killed_at), None)
+
+        def resumed(node: Node) -> dict[str, Any] | None:
+            before = victim.steps[-1]["view"]
+            return next((step for step in node.steps if step["view"] > before), None)
+
+        self._wait_for(others, lambda node: view() and resumed(node), "continue without it")
+        first = max(filter(None, map(resumed, others)), key=lambda step: step["time"])
+        new = view()
+        assert new is not None
+        agreed, later = ((at - killed_at) * 1000 for at in (new.time, first["time"]))
+        self._say(
+            f"They agreed to continue {agreed:.0f} ms after the kill, {new.reason}.", at=new.time
+        )
+        self._say(
+            f"Step {first['step']:,} is committed without it, {later:.0f} ms after the kill.",
+            at=first["time"],
+        )
+        away = max(3, self.steps // 16)
+        self._wait_for_step(others[0], first["step"] + away, "continue")
         return {
-            "noticed": found,
-            "agreed": {"epoch": agreed["epoch"], "milliseconds": agreed["agreed"]},
-            "resumed": {"step": resumed["step"], "milliseconds": resumed["resumed"]},
+            "noticed": noticed,
+            "agreed": {"epoch": new.epoch, "milliseconds": agreed},
+            "resumed": {"step": first["step"], "milliseconds": later},
         }
 
     def _bring_back(self, victim: Node) -> dict[str, Any]:
@@ -361,22 +354,16 @@ class Demo:
         received = "state.received_bytes"
         self._wait_for([node], lambda each: each.steps and each.figure(received), "return")
         first, nbytes, seconds = node.steps[0], node.figure(received), node.figure("state.seconds")
-        step = first["step"] - 1
+        step, away = first["step"] - 1, first["time"] - node.started_at
         self.marks[step] = "↑"
         self._say(
-            f"{node.name} is back: it received {size(nbytes)} of state in {seconds:.2f} s and "
-            f"continues from step {step:,}.",
+            f"{node.name} trains again {away:.1f} s after its restart. It received {size(nbytes)} "
+            f"of state in {seconds:.2f} s and continues from step {step:,}.",
             at=first["time"],
         )
-        return {
-            "name": node.name,
-            "pid": node.process.pid,
-            "epoch": first["view"],
-            "step": step,
-            "seconds": first["time"] - node.started_at,
-            "state_bytes": int(nbytes),
-            "state_seconds": seconds,
-        }
+        pid, epoch = node.process.pid, first["view"]
+        back = {"name": node.name, "pid": pid, "epoch": epoch, "step": step, "seconds": away}
+        return {**back, "state_bytes": int(nbytes), "state_seconds": seconds}
 
     def _finish(self, run: str) -> dict[str, Any]:
         """Wait for the end of a run; its results."""

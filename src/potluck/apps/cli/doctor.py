@@ -60,12 +60,12 @@ def doctor(
     namespace: Namespace = None,
     json: Json = False,
 ) -> None:
-    """Find out why nodes do not meet: names the cause, what shows it, and what to do.
+    """Find out why machines do not meet: names the cause, what shows it, and what to do.
 
     Looks at this machine (interfaces, keys, ports, its name, its battery), at what is announced on
-    the network, and at whether those who belong to the same namespace can be reached, speak the
-    same version, get large packets and have the same time. Run it on both machines at the same
-    time: then the way between them is checked in both directions, and how much goes through.
+    the network, and at whether the other machines of the group can be reached, have the same
+    version, get large packets and have the same time. Run it on both machines at the same time:
+    then the connection between them is checked in both directions, and its speed is measured.
     """
     from potluck.apps.cli.membership import known_name
     from potluck.doctor.checks import diagnose

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = """\
-potluck members                             everybody in the namespace this machine uses
-potluck members --namespace lab --json      the same for a program, of another namespace
-potluck members --host desk:52416           first asks the member whose program runs there
+potluck members                             the machines of the group this machine uses
+potluck members --namespace lab --json      the same for a program, of the group lab
+potluck members --host desk:52416           asks the member at this address first
 """
 
 
@@ -42,6 +42,14 @@ def members(*, namespace: Namespace = None, host: Member = None, json: Json = Fa
         )
     else:
         _print(membership)
+        if host is None and len(membership.roster.members) > 1:
+            typer.echo(ELSEWHERE)
+
+
+ELSEWHERE = (
+    "\nA machine that was paired elsewhere is listed once this one has met a machine that "
+    "knows it: in a job, or with --host."
+)
 
 
 def _everybody(membership: NamespaceMembership) -> list[NodeId]:
@@ -108,19 +116,21 @@ PAIR_EXAMPLES = """\
 potluck pair                                first machine: shows a code such as 7-guitar-harbor
 potluck pair 7-guitar-harbor                second machine: types it and joins the first
 potluck pair 7-guitar-harbor --host desk    where machines cannot find each other
-potluck pair 7-guitar-harbor --keep         joins, and stays in the namespace it is in
+potluck pair 7-guitar-harbor --keep         joins, and stays in the group it is in
 """
 
 
 def pair(
     code: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CODE", show_default=False, help="What the other machine shows."),
+        typer.Argument(
+            metavar="CODE", show_default=False, help="The code that the other machine shows."
+        ),
     ] = None,
     *,
     host: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS[:PORT]", help="Where the machine is that shows the code."),
+        typer.Option(metavar="ADDRESS[:PORT]", help="Address of the machine that shows the code."),
     ] = None,
     namespace: Namespace = None,
     yes: Yes = False,
@@ -132,7 +142,7 @@ def pair(
         bool, typer.Option("--json", help="JSON objects on stdout instead, one for each event.")
     ] = False,
 ) -> None:
-    """Bring two machines together: show a one-time code, or type the one that another shows.
+    """Pair two machines: show a one-time code, or type the one that the other machine shows.
 
     Without CODE this machine shows one and waits, for five minutes or three wrong tries.
     Typing it on another machine adds that machine to this one's group.  A machine that is already
@@ -154,12 +164,12 @@ def pair(
 
 
 # --------------------------------------------------------------------------------------------------
-# ``potluck revoke``: take a machine out of a namespace.
+# ``potluck revoke``: take a machine out of a group.
 
 REVOKE_EXAMPLES = """\
 potluck revoke laptop                     by its name
 potluck revoke k3j5abcd --yes             by the beginning of its id, without a question
-potluck revoke laptop --keep-guest nas    nas was brought in by laptop and shall stay
+potluck revoke laptop --keep-guest nas    nas was brought in by laptop, and stays
 """
 
 
@@ -208,11 +218,11 @@ def revoke(
 
 
 # --------------------------------------------------------------------------------------------------
-# ``potluck rotate``: give a namespace a new secret.
+# ``potluck rotate``: give a group a new secret.
 
 ROTATE_EXAMPLES = """\
-potluck rotate                    a new secret for the namespace this machine uses
-potluck rotate --namespace lab    for another one
+potluck rotate                    a new secret for the group this machine uses
+potluck rotate --namespace lab    for the group lab
 """
 
 
@@ -244,11 +254,11 @@ def rotate(
 
 
 # --------------------------------------------------------------------------------------------------
-# ``potluck unpair``: this machine leaves a namespace.
+# ``potluck unpair``: this machine leaves a group.
 
 UNPAIR_EXAMPLES = """\
-potluck unpair        leaves the namespace this machine uses
-potluck unpair lab    leaves the one named lab
+potluck unpair        leaves the group this machine uses
+potluck unpair lab    leaves the group lab
 """
 
 
@@ -261,7 +271,7 @@ def unpair(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Leave a namespace: forget its secret and its members on this machine.
+    """Leave a group: forget its secret and its members on this machine.
 
     The others are not told.  They list this machine as a member until one of them revokes it.
     """
@@ -326,11 +336,10 @@ def passphrase(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make this machine a member of the group of all who give this name and this passphrase.
+    """Join the group with this name and this passphrase; the first machine makes it.
 
-    Do the same on every machine: the first one makes the group, the others are in it.  Without a
-    passphrase, `potluck pair` joins two machines by a one-time code; only such a group can remove
-    a machine.
+    Do the same on every machine.  `potluck pair` does without a passphrase: it joins two machines
+    by a one-time code, and only a group made that way can take a machine out again.
 
     The passphrase is asked for, or read from stdin, or from POTLUCK_PASSPHRASE.  It is never an
     argument: those are visible to every user of the machine.  What is kept is a key made from it.

@@ -148,7 +148,11 @@ def find_member(roster: Roster, text: str) -> RosterMember:
             raise UnknownMember(roster.explain(node_id), got=text)
     ids = ", ".join(f"{member.name} {member.node_id}" for member in found or roster.members)
     problem = f"Several members are called {text!r}" if found else f"No member is called {text!r}"
-    raise UnknownMember(problem, got=text, hint=f"Give its whole id. These are there: {ids}.")
+    raise UnknownMember(
+        problem,
+        got=text,
+        hint=f"Give {'its whole id' if found else 'a name or an id'}. The members are: {ids}.",
+    )
 
 
 def _is_called(node_id: NodeId, name: str, wanted: str) -> bool:

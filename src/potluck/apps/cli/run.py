@@ -60,7 +60,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="The Python script to run.", show_default=False)],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Handed to the script.", show_default=False),
+        typer.Argument(help="Arguments of the script.", show_default=False),
     ] = None,
     *,
     nodes: Annotated[
@@ -309,7 +309,8 @@ class _Wait:
         if not self._said:
             command = _command(self._gathering)
             self._display.say(
-                f"Is `{command}` typed on the others? `potluck doctor` finds reasons."
+                f"Does `{command}` run on the others? If it does, `potluck doctor` finds out why "
+                "they do not meet."
             )
         raise typer.Exit(TOO_LATE)
 

@@ -250,7 +250,7 @@ def story_of(
         calls = [
             f'{what} is running in "{namespace}".',
             *foreigners,
-            "Start something with `potluck run`; `potluck doctor` looks for reasons.",
+            "Start one with `potluck run`. If one should run, ask `potluck doctor`.",
         ]
     # One machine may be known by its name and by its addresses: the reason is told once.
     known = {why: who for who, why in sorted(troubles.items(), key=lambda each: ":" not in each[0])}

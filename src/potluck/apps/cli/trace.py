@@ -82,7 +82,7 @@ def _read(given: list[Path]) -> tuple[list[Dump], list[str]]:
     from potluck.trace.dump import trace_folder
 
     folder = trace_folder()
-    paths = expand(given or ([] if folder is None else [folder]))
+    paths = expand(given or ([folder] if folder is not None and folder.exists() else []))
     found, troubles = [], []
     for path in paths:
         try:
