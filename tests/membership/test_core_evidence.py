@@ -305,29 +305,6 @@ def left_for_a_child() -> tuple[ClusterNet, list[ProcessId]]:
     return net, [a, b, c]
 
 
-def test_those_who_complete_a_view_of_members_in_a_child_follow_them_there() -> None:
-    """The first one had proposed a view for itself; the others agree on it and are not in it.
-
-    It never enters that view, for it is in the child.  So no process is at work in their lineage,
-    and none of them begins another child.
-    """
-    net, (a, b, c) = left_for_a_child()
-    child, before = net.view_of(a), net.view_of(b)
-    net.cut -= {(b, c), (c, b)}
-    net.link(b, c)
-    commit = Commit(before.lineage, before.epoch + 1, Proposal((a,)))
-    net.do(b, net.cores[b].receive(c, commit, net.now))
-    net.do(c, net.cores[c].receive(b, commit, net.now))
-    assert [net.cores[who].view for who in (b, c)] == [None, None]
-    net.run(5)
-    assert [net.cores[who].view for who in (b, c)] == [None, None]
-    net.heal()
-    net.run(8)
-    assert net.agreed() == "abc"
-    assert net.view_of(b).lineage == child.lineage
-    assert not net.cores[b]._state.departed
-
-
 def test_a_member_is_no_quorum_because_all_others_went_to_a_child() -> None:
     """One of them lets it in; until then it waits, though each has said its last word."""
     net, (a, b, c) = left_for_a_child()

@@ -255,13 +255,8 @@ def test_a_cause_names_the_best_address_and_how_long_it_was_silent() -> None:
         assert all(bool(each.reason) is is_full for each in causes)
 
 
-def commit_of(*ancestry: Branch) -> Commit:
-    """A view of another lineage that branched off there."""
-    return Commit("d" * 32, 2, Proposal((Z,)), Charter(ancestry=ancestry))
-
-
-def test_a_lineage_may_be_followed_that_branched_off_ours_late_enough() -> None:
-    """One such branch is enough, among others; a free process follows none."""
+def test_a_lineage_is_a_descendant_only_by_a_branch_of_ours_that_is_late_enough() -> None:
+    """One such branch is enough, among others; a free process has no descendants."""
     net = ClusterNet()
     a, _ = net.form("ab")
     s = net.cores[a]._state
@@ -269,10 +264,10 @@ def test_a_lineage_may_be_followed_that_branched_off_ours_late_enough() -> None:
     ours, older = Branch(view.lineage, view.epoch), Branch(view.lineage, view.epoch - 1)
     other = Branch("e" * 32, 9)
     cases = [((ours,), True), ((other, ours), True), ((ours, other), True), ((older,), False)]
-    for ancestry, is_one in [*cases, ((older, ours), True), ((other,), False), ((), False)]:
-        assert s.may_follow(commit_of(*ancestry)) is is_one
+    for ancestry, is_one in [*cases, ((other,), False), ((), False)]:
+        assert s.is_descendant(Charter(ancestry=ancestry)) is is_one
     s.bound = None
-    assert not s.may_follow(commit_of(ours))
+    assert not s.is_descendant(Charter(ancestry=(ours,)))
 
 
 def test_the_ancestry_begins_with_the_origin_of_the_checkpoint() -> None:

@@ -755,36 +755,20 @@ class MembershipState:
         return is_bound or self.is_member(process)
 
     def may_enter(self, lineage: str) -> bool:
-        """Whether we may enter a lineage: ours, one that we may follow, any if we are free."""
+        """Whether we may enter a lineage: ours, a child of it begun no earlier, any if free."""
         bound = self.bound
         if bound is None or lineage == bound.lineage:
             return True
         newest = self.history.newest(lineage)
-        return newest is not None and self.may_follow(newest)
+        return newest is not None and self.is_descendant(newest.charter)
 
-    def may_follow(self, commit: Commit) -> bool:
-        """Whether a lineage descends from ours, and took no member from a later view of ours.
-
-        It branched off at the newest view that we know or later, or it has all members of that one.
-        """
+    def is_descendant(self, charter: Charter) -> bool:
+        """Whether a lineage branched off ours, at the newest view that we know or later."""
         bound = self.bound
-        if bound is None:
-            return False
-        epoch = branched_at(commit.charter, bound.lineage)
-        return epoch is not None and (
-            epoch >= bound.epoch or self._have_all_gone_to(commit, bound.view.members)
+        return bound is not None and any(
+            branch.lineage == bound.lineage and branch.epoch >= bound.epoch
+            for branch in charter.ancestry
         )
-
-    def _have_all_gone_to(self, commit: Commit, members: Iterable[ProcessId]) -> bool:
-        """Whether all of these are in a lineage, or in the one it ended in, but those who ended."""
-        there = {commit.lineage, commit.proposal.into}
-        for who in members:
-            if who == self.id or self.is_gone_for_good(who):
-                continue
-            beat = self.contacts.of(who).beat
-            if beat is None or beat.bound not in there:
-                return False
-        return True
 
     def is_gone_for_good(self, who: ProcessId) -> bool:
         """Whether a member of the view that we are bound to will never be at work in it again."""
@@ -1096,12 +1080,6 @@ class MembershipState:
     def _may_lead(self, member: ProcessId) -> bool:
         contact = self.contacts.of(member)
         return contact.is_connected and self.health.is_operational(member)
-
-
-def branched_at(charter: Charter, lineage: str) -> int | None:
-    """The epoch of a lineage in which a descendant of it began; None if it does not descend."""
-    epochs = [branch.epoch for branch in charter.ancestry if branch.lineage == lineage]
-    return max(epochs, default=None)
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from potluck._types import ProcessId, View
+from potluck._types import Branch, ProcessId, View
 from potluck.membership.election import has_quorum
 from potluck.membership.events import (
     ClusterState,
@@ -40,7 +40,7 @@ from potluck.membership.messages import (
     VoteRequest,
     clip,
 )
-from potluck.membership.state import Contact, MembershipState, branched_at, view_mark
+from potluck.membership.state import Contact, MembershipState, view_mark
 
 _FIRST_BACKOFF = 0.25  # seconds until a removed process may enter again; doubles each time
 _LAST_BACKOFF = 8.0
@@ -132,7 +132,7 @@ class ViewInstaller:
         else:
             s.history.record(commit)  # a process that tells us of an earlier one is behind
             is_later = bound is not None and is_ours and commit.epoch > bound.epoch
-            is_heir = bool(commit.proposal.into) and s.may_follow(commit)
+            is_heir = bool(commit.proposal.into) and s.is_descendant(commit.charter)
             if is_later or (is_heir and s.state is not ClusterState.ACTIVE):
                 self._follow(commit)
 
@@ -148,7 +148,7 @@ class ViewInstaller:
         # A child of ours: as one of its founders, or let in later.
         has_agreed = commit.epoch == 1 and s.has_agreed_to(commit.lineage)
         is_waiting = s.view is None and commit.epoch > 1
-        return (has_agreed or is_waiting) and s.may_follow(commit)
+        return (has_agreed or is_waiting) and s.is_descendant(commit.charter)
 
     def _succeed(self, commit: Commit) -> None:
         """The next view of our lineage, or a later one, was agreed."""
@@ -216,19 +216,10 @@ class ViewInstaller:
             return
         word = s.history.last_word(commit.lineage)
         if word is None or word.epoch < commit.epoch:
-            word = self._never_entered(commit)
+            word = never_in(commit, "it has entered another view meanwhile")
             s.history.depart(word)
             s.history.record(commit)  # the others in it may be at work
-        if word.is_followed and s.bound is not None:
-            s.send(sender, s.bound)
         s.send(sender, word)
-
-    def _never_entered(self, commit: Commit) -> Departed:
-        """What we say in a view that others entered with us, when we had gone elsewhere."""
-        bound = self._state.bound
-        is_heir = bound is not None and branched_at(bound.charter, commit.lineage) is not None
-        word = never_in(commit, "it has entered another view meanwhile")
-        return msgspec.structs.replace(word, is_followed=is_heir)
 
     def _since(self, commit: Commit) -> tuple[Commit, ...]:
         """What followed the view we are in, up to this commit; nothing else if we are in none."""
@@ -765,25 +756,9 @@ class NextViewPlanner:
             topic, why = f"newcomer {contact.process}", s.why_other_quorum(contact)
             s.note_once(topic, f"{contact.card} is refused: {why}", contact.process)
             return False
-        if not beat.bound:
-            return True
-        if beat.bound == bound.lineage:
-            return beat.bound_epoch <= bound.epoch
-        epoch = branched_at(bound.charter, beat.bound)
-        return epoch is not None and (
-            epoch >= beat.bound_epoch or self._has_all_but(contact.process, beat)
-        )
-
-    def _has_all_but(self, newcomer: ProcessId, beat: Heartbeat) -> bool:
-        """Whether all others of the view that a newcomer is bound to are with us, or ended."""
-        s = self._state
-        known = s.history.newest(beat.bound)
-        return (
-            known is not None
-            and known.epoch == beat.bound_epoch
-            and all(
-                who == newcomer or s.is_member(who) or who in s.ended for who in known.view.members
-            )
+        branches = (*bound.charter.ancestry, Branch(bound.lineage, bound.epoch))
+        return not beat.bound or any(
+            branch.lineage == beat.bound and branch.epoch >= beat.bound_epoch for branch in branches
         )
 
     def _apart(self, newcomer: ProcessId, others: list[ProcessId]) -> list[ProcessId]:

@@ -302,8 +302,8 @@ def _calm_is_quorum(view: View, present: set[ProcessId]) -> bool:
 # * a lineage without a parent begins with at least ``min_nodes`` members, by the largest setting of
 #   them;
 # * a process that has been in a view enters only later views of that lineage, of one that it has
-#   dissolved into, or of a child of these that began no earlier than the newest view it knew, or
-#   that all others of that view have entered; or of what such a child has dissolved into;
+#   dissolved into, or of a child of these that began no earlier than the newest view it knew; or of
+#   what such a child has dissolved into;
 # * all members of the next view learn the same immediate successor of the view they were in, with
 #   the
 #   same causes.
@@ -436,29 +436,14 @@ class LineageCheck:
             if further <= ways:
                 break
             ways |= further
-        branches = [Branch(*each) for each in view.ancestry]
-        if (
-            view.lineage not in ways
-            and not any(_is_later(branch, ways, known) for branch in branches)
-            and not any(self._have_all_gone(process, known, branch, view) for branch in branches)
+        if view.lineage not in ways and not any(
+            _is_later(Branch(*each), ways, known) for each in view.ancestry
         ):
             raise Violation(
                 f"{process.name} belongs to lineage {self._last[process.process][:8]}, of which it "
                 f"knows view {known.get(self._last[process.process], 0)}, and enters "
                 f"{self._names.view(view)}, which does not come from there"
             )
-
-    def _have_all_gone(
-        self, process: SimulatedProcess, known: Mapping[str, int], branch: Branch, view: View
-    ) -> bool:
-        """Whether all others of the newest view that a process knows went where it goes now."""
-        last = self._views.get((branch.lineage, known.get(branch.lineage, 0)))
-        if last is None:
-            return False
-        others = self._living().intersection(last.members) - {process.process}
-        ways = [self._last.get(who) for who in others]
-        there = self.heir(view.lineage)
-        return all(each is not None and self.heir(each) == there for each in ways)
 
     def _living(self) -> set[ProcessId]:
         return {place.process for place in self._places.values() if place.core is not None}
