@@ -81,7 +81,7 @@ class Channel:
         self._first = memoryview(first)  # what came in before the stream was ours
         self._opening = b""
         self._read = 0
-        self._rest: list[memoryview] = []
+        self._rest: list[bytes | memoryview] = []
         self.missing = 1
         """Bytes that the next pull needs to continue, after one that ran out of them."""
 
@@ -188,13 +188,13 @@ class PlainChannel(Channel):
         super().__init__(peer, stream, first)
         self._head = bytearray(OPENING_SIZE + TOGETHER)
         self._head_view = memoryview(self._head)
-        self._ahead: tuple[memoryview, ...] = ()  # goes out in front of the next unit
+        self._ahead: tuple[bytes, ...] = ()  # goes out in front of the next unit
         self._has_met = False
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
         self._opening = opening
-        self._ahead = (memoryview(opening),)
+        self._ahead = (opening,)
         self._has_met = False
 
     def push(self, unit: memoryview) -> bool:
