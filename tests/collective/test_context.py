@@ -5,9 +5,12 @@ import contextlib
 import gc
 import inspect
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -501,6 +504,45 @@ def test_a_subgroup_made_once_too_often_is_named(elsewhere: bool) -> None:
     for said in (*in_group(2, act), *over_tcp):
         assert "Rank 0 waits in subgroup number 2 of ranks [0, 1]" in said
         assert "which rank 1 has made only once" in said
+
+
+# --------------------------------------------------------------------------------------------------
+# What a short operation costs: on a busy machine calls can be counted, and times cannot.
+
+MOST_CALLS = 72
+"""Functions of Potluck that a rank of two calls for an all-reduce of one number, at least."""
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """How many functions of Potluck it calls on this thread."""
+    source = str(Path(potluck.__file__).parent)
+    count = 0
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(source)
+
+    sys.setprofile(see)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_short_operation_takes_few_calls() -> None:
+    """They take most of its time; the fewest are those where no rank waits for the other."""
+    master = f"127.0.0.1:{free_port()}"
+
+    def connected(rank: int) -> int:
+        number = np.ones(1, np.float32)
+        with DistributedContext(TcpBackend(rank, 2, master)) as context:
+            counts = [calls_of(lambda: context.all_reduce(number)) for _ in range(100)]
+            context.barrier()
+        return min(counts)
+
+    for fewest in together(*(lambda rank=rank: connected(rank) for rank in range(2))):
+        assert fewest <= MOST_CALLS
 
 
 # --------------------------------------------------------------------------------------------------

@@ -169,7 +169,8 @@ def as_buffer(thing: Any, access: Access, dtype: Any = None) -> BufferView:
     >>> buffer.commit().hex()
     '0000803f0000803f'
     """
-    buffer = adapter_of(thing).as_buffer(thing, access)
+    adapter = _known.get(type(thing)) or adapter_of(thing)
+    buffer = adapter.as_buffer(thing, access)
     return buffer if dtype is None else reinterpret(buffer, read_dtype(dtype))
 
 

@@ -34,7 +34,9 @@ def is_number_or_array(thing: Any) -> bool:
 
 def is_tree(thing: Any) -> bool:
     """Whether this is a container that may hold arrays."""
-    return not is_array(thing) and isinstance(thing, Mapping | list | tuple)
+    if isinstance(thing, np.ndarray):  # at once: this is asked for every array of a collective
+        return False
+    return isinstance(thing, Mapping | list | tuple) and not is_array(thing)
 
 
 Test = Callable[[Any], bool]

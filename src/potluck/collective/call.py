@@ -233,7 +233,8 @@ def request(
 ) -> Request[Result]:
     """Put a call together; input and output may overlap in any way."""
     source, target = memory
-    if not _fit_together(task, place.rank, source, target):
+    is_in_place = source is target and task.in_place
+    if not is_in_place and not _fit_together(task, place.rank, source, target):
         source = source.copy()
     return Request(Call(task, source, target, reducer, strategy), finish)
 
@@ -254,8 +255,6 @@ def _no_result() -> None:
 
 def _fit_together(task: Task, rank: int, source: BaseArray, target: BaseArray) -> bool:
     """Whether no cell is shared, or each only with the one of the same coordinate."""
-    if source is target and task.in_place:
-        return True
     if not np.may_share_memory(source, target):  # exact for contiguous vectors
         return True
     here = source.ctypes.data - task.input(rank).start * source.itemsize

@@ -169,13 +169,13 @@ class PlainChannel(Channel):
         super().__init__(peer, stream, first)
         self._head = bytearray(OPENING_SIZE + TOGETHER)
         self._head_view = memoryview(self._head)
-        self._ahead: tuple[memoryview, ...] = ()  # goes out in front of the next unit
+        self._ahead: tuple[bytes, ...] = ()  # goes out in front of the next unit
         self._has_met = False
 
     def begin(self, opening: bytes) -> None:
         """A new operation; the last one is over in both directions."""
         self._opening = opening
-        self._ahead = (memoryview(opening),)
+        self._ahead = (opening,)
         self._has_met = False
 
     def push(self, unit: memoryview) -> bool:
@@ -183,22 +183,17 @@ class PlainChannel(Channel):
         ahead, self._ahead = self._ahead, ()
         return self._transmit([*ahead, unit])
 
-    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:  # noqa: ARG002
         """Continue receiving a unit, and the opening before the first."""
-        size = len(target)
-        if size > LONG:
-            return self._pull_long(target, slot)
         if self._has_met:
             return self._fill(target)
-        if size > TOGETHER:
+        if len(target) > TOGETHER:
             return self._meet(OPENING_SIZE) and self._fill(target)
-        if not self._meet(OPENING_SIZE + size):
+        size = OPENING_SIZE + len(target)
+        if not self._meet(size):
             return False
-        target[:] = self._head_view[OPENING_SIZE : OPENING_SIZE + size]
+        target[:] = self._head_view[OPENING_SIZE:size]
         return True
-
-    def _pull_long(self, target: memoryview, slot: Slot | None) -> bool:  # noqa: ARG002
-        return (self._has_met or self._meet(OPENING_SIZE)) and self._fill(target)
 
     def _meet(self, size: int) -> bool:
         """Receive the opening, with what follows up to ``size`` bytes; True if it is there.
@@ -250,22 +245,27 @@ class SharedChannel(PlainChannel):
         if not self._waiting and not LONG < len(unit) <= SLOT_SIZE:
             return super().push(unit)
         self._waiting.append(unit)
-        return self.flush()
+        self._use_slots()
+        return (not self._rest or self._transmit([])) and not self._waiting
 
     def flush(self) -> bool:
         """Send what is left; True if nothing is."""
+        self._use_slots()
+        return super().flush() and not self._waiting
+
+    def _use_slots(self) -> None:
+        """Move units from those that wait to those that can be sent, as far as there are slots."""
         while self._waiting:
             unit = self._waiting[0]
             if LONG < len(unit) <= SLOT_SIZE:
                 if not self._free and not self._take_back():
-                    break
+                    return
                 place = self._free.pop()
                 self._shared.mine[place][: len(unit)] = unit
                 unit = memoryview(bytes((place,)))
             self._waiting.popleft()
             self._rest += (*self._ahead, unit)
             self._ahead = ()
-        return super().flush() and not self._waiting
 
     def keep(self) -> None:
         """Make what is left our own."""
@@ -290,12 +290,14 @@ class SharedChannel(PlainChannel):
             self._free.append(place)
         return True
 
-    def _pull_long(self, target: memoryview, slot: Slot | None) -> bool:
-        """The unit stays where it is, if a slot can stand for it."""
+    def pull(self, target: memoryview, slot: Slot | None = None) -> bool:
+        """Continue receiving a unit; a long one stays where it is, if a slot can stand for it."""
         size = len(target)
-        if size > SLOT_SIZE:
-            return super()._pull_long(target, slot)
-        if not ((self._has_met or self._meet(OPENING_SIZE)) and self._fill(self._place)):
+        if not LONG < size <= SLOT_SIZE:
+            return super().pull(target, slot)
+        if not self._has_met and not self._meet(OPENING_SIZE):
+            return False
+        if not self._fill(self._place):
             return False
         place, held = self._place[0], self._shared.held
         if place >= SLOTS or place in held:

@@ -431,7 +431,7 @@ class ReplanPolicy:
         self._plans = plans
         self._rank = rank
         self._world_size = world_size
-        self._experience = OperationTimes()
+        self.times = OperationTimes()
 
     def prepare(self, call: Call, session: EpochStreams, deadline: float | None) -> CompiledCall:
         """How to do a large call; before the first, and when things have changed, survey."""
@@ -439,16 +439,12 @@ class ReplanPolicy:
             self._survey(call, session, deadline)
         return self._plans.compiled(call)
 
-    def note(self, call: Call, seconds: float) -> None:
-        """A large call has been done, in so many seconds."""
-        self._experience.note(call.task, seconds)
-
     def _is_worthwhile(self, call: Call, session: EpochStreams, deadline: float | None) -> bool:
         if not self._plans.is_surveyed:
             return True
-        if not self._experience.is_due:
+        if not self.times.is_due:
             return False
-        change = np.array([self._experience.change(call.task)])
+        change = np.array([self.times.change(call.task)])
         return have_changed(self._gather(change, call, session, deadline))
 
     def _survey(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
@@ -457,12 +453,12 @@ class ReplanPolicy:
         rows = self._gather(seen.reshape(-1), call, session, deadline).reshape(size, 2, size)
         links = agree(rows)
         self._plans.learn(
-            *(links, call, self._experience.operations), within_machine=are_neighbours(rows)
+            *(links, call, self.times.operations), within_machine=are_neighbours(rows)
         )
         up = links.up[self._rank]
         if up < FAST:
             session.pace(PACE * up)
-        self._experience = OperationTimes()
+        self.times = OperationTimes()
 
     def _gather(
         self, mine: Array, before: Call, session: EpochStreams, deadline: float | None
@@ -544,7 +540,7 @@ class Executor:
                 compiled = self._surveyor.prepare(call, session, deadline)
                 start = time.monotonic()
                 session.run(call, compiled, deadline)
-                self._surveyor.note(call, time.monotonic() - start)
+                self._surveyor.times.note(call.task, time.monotonic() - start)
         except BaseException as error:
             self._fail(error, number)
             raise

@@ -211,13 +211,15 @@ def bytes_of(array: Array) -> memoryview:
 class Slot:
     """A piece of memory of our own; or one that a peer wrote and we may read for a while."""
 
-    __slots__ = ("_give_back", "_own", "array", "raw", "size", "wider")
+    __slots__ = ("_give_back", "_own", "array", "is_borrowed", "raw", "size", "wider")
 
     def __init__(self, size: int) -> None:
         self.size = size
         whole = np.empty(MARGIN + size + MARGIN, np.uint8)
         self.array = self._own = whole[MARGIN : MARGIN + size]
         self._give_back: Callable[[], None] | None = None
+        self.is_borrowed = False
+        """Whether it is the memory of a peer, who may change it at any time."""
         self.raw = bytes_of(self.array)
         self.wider = bytes_of(whole)
         """With the margins."""
@@ -226,20 +228,15 @@ class Slot:
         """Its front, as elements."""
         return self.array[: count * dtype.itemsize].view(dtype)
 
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether it is the memory of a peer, who may change it at any time."""
-        return self._give_back is not None
-
     def borrow(self, array: Array, give_back: Callable[[], None]) -> None:
         """Stand for the memory of a peer until :meth:`release`; ``raw`` stay our own."""
-        self.array, self._give_back = array, give_back
+        self.array, self._give_back, self.is_borrowed = array, give_back, True
 
     def release(self) -> None:
         """Stand for our own memory, with any content."""
         if self._give_back is not None:
             self._give_back()
-            self.array, self._give_back = self._own, None
+            self.array, self._give_back, self.is_borrowed = self._own, None, False
 
     def make_own(self) -> None:
         """Copy the content to our own memory, where nothing else changes it."""
@@ -268,7 +265,8 @@ class SlotPool:
 
     def give_back(self, slot: Slot) -> None:
         """Have a slot back."""
-        slot.release()
+        if slot.is_borrowed:
+            slot.release()
         if slot.size == self._size and len(self._free) * slot.size < KEPT:
             self._free.append(slot)
 
@@ -313,7 +311,7 @@ class CallMemory:
 
     def size(self, form: Form, count: int) -> int:
         """Bytes that ``count`` elements take on the wire."""
-        return count * self.form(form).itemsize
+        return count * (self.wide if form is Form.PARTIAL else self.dtype).itemsize
 
     def value(self, unit: Unit, held: Slot | None) -> memoryview:
         """The bytes of a value that is known, as they travel."""
@@ -370,7 +368,7 @@ class CallMemory:
         mine, out = self.cells(step.own, start, stop), self.cells(step.into, start, stop)
         first, second = (came, mine) if step.own_at else (mine, came)
         reducer.ufunc(first, second, out=out)
-        if step.final:
+        if step.final and reducer.op is ReduceOp.MEAN:  # else it is finished
             reducer.finish(out, out, world_size=self._world_size)
 
     def _hold(self, staged: Sequence[Slot], operands: Sequence[Array]) -> Slot:

@@ -365,11 +365,12 @@ class SequentialExecutor:
                 pool.give_back(slot)
             if held is not None and held not in staged:
                 pool.give_back(held)
-        self.finish()
+        if self._unsent:
+            self.finish()
 
     def finish(self) -> None:
         """Return when everything is sent."""
-        while self._unsent and self._flush():
+        while self._flush():
             self._watch.wait_to_write(self._unsent)
 
     def _flush(self) -> list[Channel]:
