@@ -958,13 +958,12 @@ def test_tries_that_no_member_owns_up_to_end_with_their_own_error() -> None:
         assert errors[-1].message == "it ran out of memory"
 
 
-def test_what_was_ended_here_or_for_good_is_not_tried_again() -> None:
-    """Nor what was ended without a name: it is raised as it is."""
+def test_what_was_ended_here_or_by_nobody_known_is_not_tried_again() -> None:
+    """It is raised as it is."""
     with clusters(1) as (node,):
         ground = ViewScope(node)
-        for rank, is_final in ((0, False), (None, False), (1, True)):
+        for rank in (node.rank, None):
             error = Aborted("the program had enough", rank=rank)
-            error.is_final = is_final
             with pytest.raises(Aborted) as found, ground.enter_view(PATIENCE):
                 raise error
             assert found.value is error
