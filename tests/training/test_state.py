@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,17 @@ def test_a_trainer_counts_where_its_group_does(tmp_path: Path) -> None:
             trainer.save(keeper).wait(30)
         return context.metrics_snapshot()
 
-    saved = 0
-    for found in in_group(2, act):
+    saved, began = 0, time.perf_counter()
+    snapshots = in_group(2, act)
+    elapsed = time.perf_counter() - began
+    for found in snapshots:
         assert found is not None
+        for seconds in (
+            found.training.duration.seconds,
+            found.state.sync_seconds,
+            found.state.save_seconds,
+        ):
+            assert 0 < seconds < elapsed
         assert (found.training.committed, found.training.step) == (3, 3)
         assert found.training.loss == 0.5
         assert found.state.syncs >= 2
