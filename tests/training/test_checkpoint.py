@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -550,12 +551,26 @@ def test_what_lost_a_merge_is_not_what_is_resumed(tmp_path: Path) -> None:
     assert found.step == 150
 
 
-def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lineage", ["my favourite training of the whole year", "a" * 33])
+def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path, lineage: str) -> None:
     """Other members accept 32 characters."""
-    save(tmp_path, 1, 5, lineage="my favourite training of the whole year")
+    save(tmp_path, 1, 5, lineage=lineage)
     found = latest(tmp_path)
     assert found is not None
     assert len(found.history.position.lineage) == 32
+
+
+def test_every_mebibyte_has_its_checksum(tmp_path: Path) -> None:
+    """In every version: older checkpoints must be readable, and can be checked by hand."""
+    data = np.random.default_rng(3).integers(0, 255, 5 << 19, np.uint8)
+    with Checkpointer(tmp_path) as saver:
+        saver.save({"a": data}, 1)
+    manifest = Manifest.decode(next(tmp_path.glob("step-*/*.json")).read_bytes())
+    parts = [data[place : place + (1 << 20)] for place in range(0, data.size, 1 << 20)]
+    assert len(parts) == 3
+    assert list(manifest.checksums) == [
+        hashlib.blake2b(part.tobytes(), digest_size=16).hexdigest() for part in parts
+    ]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -849,6 +849,9 @@ def test_a_report_survives_the_way() -> None:
     largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
     past = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
     assert hear(written(*fields()[:5], *past, *fields()[9:])).tokens == ("abc", "abc")
+    endless = dataclasses.replace(STANDING.report, samples=1 << 80, samples_held=1 << 80)
+    told = MemberReport.of(dataclasses.replace(STANDING, report=endless).message()).report
+    assert (told.samples, told.samples_held) == (largest[1], largest[1])
 
 
 @pytest.mark.parametrize(

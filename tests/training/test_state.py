@@ -482,7 +482,7 @@ class Greedy:
         return self._group.all_gather_object(other or data, **options)
 
 
-@pytest.mark.parametrize(("who", "wish"), [(1, [0]), (3, [2])])
+@pytest.mark.parametrize(("who", "wish"), [(1, [0]), (3, [2]), (3, [-1])])
 def test_a_member_that_wishes_for_what_it_may_not_is_named_by_all(
     group: list[DistributedContext], who: int, wish: list[int]
 ) -> None:
@@ -510,6 +510,21 @@ def test_what_is_here_in_another_place_is_not_sent(group: list[DistributedContex
     reports = together(*(lambda rank=rank: run(rank) for rank in range(4)))
     assert np.array_equal(states[3], states[0])
     assert reports[3].nbytes <= 2 * CHUNK
+
+
+def test_a_newcomer_that_has_hardly_anything_gets_a_state_of_many_arrays() -> None:
+    """What little its own takes to describe is no measure."""
+    whole = {f"layer{number}": np.full(2, number) for number in range(500)}
+    mine: list[Any] = [np.zeros(1)]
+
+    def act(context: DistributedContext) -> Any:
+        state = TrainingState(all=(lambda: mine[0], lambda tree: mine.__setitem__(0, tree)))
+        if context.rank == 0:
+            state = TrainingState(all=(lambda: whole, lambda _: None))
+        return StateSync(state).run(context, [0], "same").receivers
+
+    assert in_group(2, act) == [(1,), (1,)]
+    assert [mine[0][name].tolist() for name in whole] == [[n, n] for n in range(500)]
 
 
 def test_a_newcomer_gets_a_state_of_thousands_of_arrays() -> None:
