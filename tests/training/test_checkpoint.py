@@ -893,6 +893,10 @@ def test_without_being_asked_it_begins_anew(
     runs = saving_train([tmp_path], 1)
     assert runs[0].trainer.step_count == 1
     assert "has a checkpoint of step 4, which is not loaded" in caplog.text
+    wreck(max(tmp_path.glob("step-*4-*")), "data")  # it is mentioned without being read
+    caplog.clear()
+    assert Saving(tmp_path, 2, 3).found() is None
+    assert "has a checkpoint of step 4, which is not loaded" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(
