@@ -854,6 +854,24 @@ def test_a_report_survives_the_way() -> None:
     assert (told.samples, told.samples_held) == (largest[1], largest[1])
 
 
+@pytest.mark.parametrize("ours", [3, 1 << 40])
+def test_a_step_that_no_training_reaches_is_refused_from_one_member_alone(ours: int) -> None:
+    """The others would follow it; where most are there, it has been reached."""
+
+    def at(step: int) -> MemberReport:
+        report = StepReport(Position("a" * 32, 1, step), ("a" * 32, 1), founder=True)
+        return MemberReport(report, (), 0, MemberCondition())
+
+    with Other(SimulatedBackend.create_group(1)[0]) as group:
+        group.said = msgspec.msgpack.encode(at(1 << 40).message())
+        if ours == 1 << 40:
+            assert settle(group, VIEW, at(ours), 96).decision.target.step == ours
+            return
+        with pytest.raises(MalformedFrame, match="which no training reaches") as refused:
+            settle(group, VIEW, at(ours), 96)
+        assert refused.value.rank == 1
+
+
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
