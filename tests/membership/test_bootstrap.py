@@ -86,6 +86,17 @@ def test_whoever_agreed_agrees_to_nothing_else_for_a_moment() -> None:
     assert answers(core.receive(B, found(B, C, lineage="e" * 32), later))[0].is_agreed
 
 
+@pytest.mark.parametrize(("early", "is_agreed"), [(0.001, False), (0.0, True)])
+def test_a_pledge_is_over_at_its_end(early: float, *, is_agreed: bool) -> None:
+    """The founder has stopped waiting long before, so that others need not wait either."""
+    core = joiner("c", "a", "b", now=64.0)
+    (first,) = answers(core.receive(A, found(A, C), 64.0))
+    assert first.is_agreed
+    moment = 64.0 + 2 * TIMEOUT - early
+    (second,) = answers(core.receive(B, found(B, C, lineage="e" * 32), moment))
+    assert second.is_agreed is is_agreed
+
+
 def test_a_pledge_outlasts_the_connection_to_its_founder() -> None:
     """The founder may have our answer, and begin; only its end, or time, frees us."""
     core = joiner("c", "a", "b")

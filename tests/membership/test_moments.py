@@ -16,7 +16,7 @@ from potluck.membership.core import ClusterCore
 from potluck.membership.events import ClusterConfig, Effect, ElectionRole, ProbePort, SendMessage
 from potluck.membership.health import HealthMonitor
 from potluck.membership.messages import Commit, Heartbeat, PreVote, Proposal
-from potluck.membership.state import Contact, MembershipState, Pledge
+from potluck.membership.state import Contact, MembershipState
 from support.cluster_net import ClusterNet, card
 from support.health import Ward, process
 
@@ -107,14 +107,6 @@ def test_an_end_that_is_learnt_when_the_dead_one_may_have_moved_on_proves_nothin
         s.ended[b] = "its port refuses connections", learnt
         core.ended(b, "its port refuses connections", net.now)
         assert (b in s.proofs) is is_proof
-
-
-def test_a_pledge_is_over_at_its_end() -> None:
-    """The founder has stopped waiting long before, so that others need not wait either."""
-    _, s, contact = pair()
-    for until, is_pledged in ((50.0, False), (50.1, True)):
-        s.clock.current, s.pledge = 50.0, Pledge(contact.process, "e" * 32, until)
-        assert s.is_pledged is is_pledged
 
 
 # --- lateness ---

@@ -850,6 +850,43 @@ def test_callers_that_may_cost_nothing_are_turned_away_with_one_line_in_ten_seco
     assert "127.0.0.1" in lines[0]
 
 
+@pytest.mark.parametrize("what", ["a call", "a word"])
+def test_an_address_pays_for_what_its_callers_cost(
+    what: str, reception: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next caller is turned away; one from elsewhere is heard."""
+    cost, spent = 0.0, 0.0
+
+    def thread_time() -> float:
+        nonlocal spent
+        spent += cost
+        return spent
+
+    times = SimpleNamespace(monotonic=time.monotonic, thread_time=thread_time)
+    monkeypatch.setattr(acceptor_module, "time", times)
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 60.0)  # nobody is refused for being slow
+
+    def call(host: str) -> socket.socket:
+        return socket.create_connection(reception.address, 30, source_address=(host, 0))
+
+    with contextlib.ExitStack() as calls:
+        caller = calls.enter_context(call("127.0.0.2"))
+        reception.call_honestly()  # from here on the other one has been let in
+        cost = 100.0
+        if what == "a call":
+            calls.enter_context(call("127.0.0.2"))
+        else:
+            caller.sendall(ACCEPTOR_LIMITS_HELLO[:1])
+        reception.call_honestly()
+        cost = 0.0
+        with call("127.0.0.2") as late, contextlib.suppress(ConnectionResetError):
+            assert late.recv(1) == b""
+        assert reception.acceptor.refused == 1
+        with call("127.0.0.3") as other:
+            other.sendall(ACCEPTOR_LIMITS_HELLO)
+            assert other.recv(1)
+
+
 def test_a_byte_now_and_then_does_not_extend_the_time(
     reception: Reception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,19 @@ def test_a_dialler_that_sends_no_socket_shares_nothing(line: Pair) -> None:
     assert share_memory(called, soon(), is_dialler=False) is None
 
 
+def test_descriptors_that_nobody_asked_for_do_not_stay(line: Pair) -> None:
+    """The last word comes with none; another process could use up those that we may have."""
+    dialler, called = line
+    before = descriptors()
+    called.sendall(b"\0")
+    given = [memory() for _ in range(3)]
+    socket.send_fds(called, [b"\0"], given)
+    for descriptor in given:
+        os.close(descriptor)
+    assert share_memory(dialler, soon(), is_dialler=True) is None
+    assert descriptors() == before
+
+
 @pytest.mark.parametrize("is_dialler", [False, True])
 def test_one_that_cannot_share_is_enough(line: Pair, *, is_dialler: bool) -> None:
     """It says so, and both know."""

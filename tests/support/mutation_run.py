@@ -102,14 +102,17 @@ AREAS = {
     "net": Area(
         _below("net/[a-z]*"),
         (
-            *("net/test_*.py", "trust/test_connect.py", "test_process.py"),
+            *("net/test_*.py", "trust/test_connect.py", "test_process.py", "test_golden.py"),
             *(f"backend/test_{name}.py" for name in ("framing", "lanes", "port", "tcp", "view")),
         ),
         ("integration/test_forks.py::test_a_forked_child_lets_go_of_shared_memory",),
     ),
     "training": Area(
         tuple(name for name in _below("training/[a-z]*") if name != "training/steps"),
-        ("training/test_[!s]*.py", "training/test_s[!t]*.py", "training/test_state.py"),
+        (
+            *("training/test_[!s]*.py", "training/test_s[!t]*.py", "training/test_state.py"),
+            "test_golden.py",
+        ),
     ),
 }
 MODULES = AREAS["membership"].modules

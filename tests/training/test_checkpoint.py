@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ from potluck import IoError as potluck_IoError
 from potluck._types import Branch
 from potluck.errors import IoError
 from potluck.membership.messages import MAX_BRANCHES
+from potluck.training import checkpoint
 from potluck.training.checkpoint import FOLDER, FRESH_START, RESUME, Checkpointer, Saving, latest
 from potluck.training.checkpoint_files import (
     BLOCK,
@@ -37,6 +40,7 @@ from potluck.training.checkpoint_files import (
     SMALLEST_PART,
     Checkpoint,
     Damaged,
+    Folder,
     Manifest,
     checkpoints,
     digest,
@@ -550,12 +554,26 @@ def test_what_lost_a_merge_is_not_what_is_resumed(tmp_path: Path) -> None:
     assert found.step == 150
 
 
-def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lineage", ["my favourite training of the whole year", "a" * 33])
+def test_a_long_name_of_a_lineage_becomes_an_id(tmp_path: Path, lineage: str) -> None:
     """Other members accept 32 characters."""
-    save(tmp_path, 1, 5, lineage="my favourite training of the whole year")
+    save(tmp_path, 1, 5, lineage=lineage)
     found = latest(tmp_path)
     assert found is not None
     assert len(found.history.position.lineage) == 32
+
+
+def test_every_mebibyte_has_its_checksum(tmp_path: Path) -> None:
+    """In every version: older checkpoints must be readable, and can be checked by hand."""
+    data = np.random.default_rng(3).integers(0, 255, 5 << 19, np.uint8)
+    with Checkpointer(tmp_path) as saver:
+        saver.save({"a": data}, 1)
+    manifest = Manifest.decode(next(tmp_path.glob("step-*/*.json")).read_bytes())
+    parts = [data[place : place + (1 << 20)] for place in range(0, data.size, 1 << 20)]
+    assert len(parts) == 3
+    assert list(manifest.checksums) == [
+        hashlib.blake2b(part.tobytes(), digest_size=16).hexdigest() for part in parts
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -875,6 +893,10 @@ def test_without_being_asked_it_begins_anew(
     runs = saving_train([tmp_path], 1)
     assert runs[0].trainer.step_count == 1
     assert "has a checkpoint of step 4, which is not loaded" in caplog.text
+    wreck(max(tmp_path.glob("step-*4-*")), "data")  # it is mentioned without being read
+    caplog.clear()
+    assert Saving(tmp_path, 2, 3).found() is None
+    assert "has a checkpoint of step 4, which is not loaded" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(
@@ -903,6 +925,46 @@ def test_a_disk_that_was_full_for_a_while_ends_nothing(tmp_path: Path) -> None:
     found = latest(tmp_path / "file")
     assert found is not None
     assert found.step == 2
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next save is left out, and the log says why; the one under way is finished later."""
+    monkeypatch.setattr(checkpoint, "ENDING", 0.05)
+    write, is_well = Folder.write, threading.Event()
+
+    def hang(folder: Folder, name: str, parts: Any) -> None:
+        assert is_well.wait(PATIENCE)
+        write(folder, name, parts)
+
+    monkeypatch.setattr(Folder, "write", hang)
+    saving = Saving(tmp_path, 1, 3)
+    tree = {"model": np.arange(4.0)}
+    first = saving.save(tree, None, StepHistory(Position("f" * 32, 1, 1)))
+    assert first is not None
+    assert saving.save(tree, None, StepHistory(Position("f" * 32, 1, 2))) is None
+    assert caplog.text.count("The last checkpoint here failed") == 1
+    is_well.set()
+    assert first.sleep_until(None)
+    assert saving.save(tree, None, StepHistory(Position("f" * 32, 1, 3))) is not None
+    eventually(lambda: [each.step for each in checkpoints(tmp_path)] == [3, 1])
+    saving.close()
+
+
+def test_marks_of_those_who_were_killed_are_removed_after_a_day(tmp_path: Path) -> None:
+    """Those of others that may be at work stay."""
+    now = time.time()
+    for name, age in (("old", 86_400 + 600), ("young", 86_400 - 600)):
+        path = tmp_path / f".here-{name}"
+        path.touch()
+        os.utime(path, (now - age, now - age))
+    saving = Saving(tmp_path, 1, 3)
+    saving.mark()
+    saving.meet([saving.token])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {".here-young", f".here-{saving.token}"}
+    saving.close()
 
 
 def test_what_fails_last_is_said_when_the_training_closes(

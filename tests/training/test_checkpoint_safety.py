@@ -88,6 +88,9 @@ def test_a_group_of_one_is_no_other(tmp_path: Path) -> None:
     status = os.stat_result((0o40775, 1, 1, 1, os.geteuid(), os.getegid(), 0, 0, 0, 0))
     shared = os.stat_result((0o40775, 1, 1, 1, os.geteuid(), 54321, 0, 0, 0, 0))
     assert refusal(tmp_path, shared)[0] == "can be changed by group 54321 (mode 0775)"
+    for mode in (0o40755, 0o40711, 0o40750):
+        others = os.stat_result((mode, 1, 1, 1, os.geteuid(), 54321, 0, 0, 0, 0))
+        assert refusal(tmp_path, others) == ("", "")
     import grp
     import pwd
 

@@ -849,6 +849,27 @@ def test_a_report_survives_the_way() -> None:
     largest = "f" * 32, (1 << 62) - 1, (1 << 62) - 1, (1 << 62) - 1
     past = [[largest[:2]] * MAX_BRANCHES, largest[1], [largest] * MAX_BRANCHES, largest[1]]
     assert hear(written(*fields()[:5], *past, *fields()[9:])).tokens == ("abc", "abc")
+    endless = dataclasses.replace(STANDING.report, samples=1 << 80, samples_held=1 << 80)
+    told = MemberReport.of(dataclasses.replace(STANDING, report=endless).message()).report
+    assert (told.samples, told.samples_held) == (largest[1], largest[1])
+
+
+@pytest.mark.parametrize("ours", [3, 1 << 40])
+def test_a_step_that_no_training_reaches_is_refused_from_one_member_alone(ours: int) -> None:
+    """The others would follow it; where most are there, it has been reached."""
+
+    def at(step: int) -> MemberReport:
+        report = StepReport(Position("a" * 32, 1, step), ("a" * 32, 1), founder=True)
+        return MemberReport(report, (), 0, MemberCondition())
+
+    with Other(SimulatedBackend.create_group(1)[0]) as group:
+        group.said = msgspec.msgpack.encode(at(1 << 40).message())
+        if ours == 1 << 40:
+            assert settle(group, VIEW, at(ours), 96).decision.target.step == ours
+            return
+        with pytest.raises(MalformedFrame, match="which no training reaches") as refused:
+            settle(group, VIEW, at(ours), 96)
+        assert refused.value.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -958,13 +979,12 @@ def test_tries_that_no_member_owns_up_to_end_with_their_own_error() -> None:
         assert errors[-1].message == "it ran out of memory"
 
 
-def test_what_was_ended_here_or_for_good_is_not_tried_again() -> None:
-    """Nor what was ended without a name: it is raised as it is."""
+def test_what_was_ended_here_or_by_nobody_known_is_not_tried_again() -> None:
+    """It is raised as it is."""
     with clusters(1) as (node,):
         ground = ViewScope(node)
-        for rank, is_final in ((0, False), (None, False), (1, True)):
+        for rank in (node.rank, None):
             error = Aborted("the program had enough", rank=rank)
-            error.is_final = is_final
             with pytest.raises(Aborted) as found, ground.enter_view(PATIENCE):
                 raise error
             assert found.value is error

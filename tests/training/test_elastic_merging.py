@@ -274,7 +274,7 @@ def test_without_a_sampler_weights_are_samples() -> None:
         ElasticTrainer(each, TrainingState(model=np.zeros(1)), lambda _: None)
         for each in members(2)
     ]
-    for weight, total in ((7.6, 15), (0.1, 16), (None, 18)):
+    for weight, total in ((7.6, 15), (0.1, 16), (None, 18), (1e30, (1 << 62) - 1)):
         everywhere(
             players, functools.partial(ElasticTrainer.step, gradients=np.zeros(1), weight=weight)
         )

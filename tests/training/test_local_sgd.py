@@ -145,6 +145,51 @@ def test_parameters_may_lie_anywhere_in_memory(group: list[DistributedContext]) 
     assert [each.tolist() for each in tensors] == [[[1.0] * 3] * 2] * 3
 
 
+def test_the_outer_optimiser_is_sgd_with_nesterovs_momentum(
+    group: list[DistributedContext],
+) -> None:
+    """Each meeting changes what all have in common as in the paper of DiLoCo."""
+
+    def work(rank: int) -> list[float]:
+        weights = np.zeros(2, np.float32)
+        meetings = LocalSgd(group[rank], weights, every=1, rate=0.5, momentum=0.5, compression=None)
+        meetings.start()
+        seen = []
+        for _ in range(3):
+            weights += 1
+            meetings.step()
+            seen.append(float(weights[0]))
+        return seen
+
+    place, speed, expected = 0.0, 0.0, []
+    for _ in range(3):
+        speed = 0.5 * speed - 1
+        place -= 0.5 * (-1 + 0.5 * speed)
+        expected.append(place)
+    assert together(*(lambda rank=rank: work(rank) for rank in range(3))) == [expected] * 3
+
+
+def test_what_all_have_in_common_is_kept_in_enough_digits(
+    group: list[DistributedContext],
+) -> None:
+    """Wide parameters lose none, and a narrow one moves by ways that are too small for it."""
+    little = 2.0**-10  # from 1 to the next number in half precision
+
+    def work(rank: int) -> tuple[list[float], list[float]]:
+        wide, narrow = np.full(2, 1 / 3), np.ones(2, np.float16)
+        meetings = LocalSgd(
+            group[rank], [wide, narrow], every=1, rate=0.25, momentum=0.0, compression=None
+        )
+        meetings.start()
+        for _ in range(4):
+            narrow += np.float16(little)
+            meetings.step()
+        return wide.tolist(), narrow.tolist()
+
+    found = together(*(lambda rank=rank: work(rank) for rank in range(3)))
+    assert found == [([1 / 3] * 2, [1 + little] * 2)] * 3
+
+
 def test_a_meeting_counts_what_was_made_since_the_last(group: list[DistributedContext]) -> None:
     """Two steps of four samples on each of three members, every time."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,17 @@ def test_a_trainer_counts_where_its_group_does(tmp_path: Path) -> None:
             trainer.save(keeper).wait(30)
         return context.metrics_snapshot()
 
-    saved = 0
-    for found in in_group(2, act):
+    saved, began = 0, time.perf_counter()
+    snapshots = in_group(2, act)
+    elapsed = time.perf_counter() - began
+    for found in snapshots:
         assert found is not None
+        for seconds in (
+            found.training.duration.seconds,
+            found.state.sync_seconds,
+            found.state.save_seconds,
+        ):
+            assert 0 < seconds < elapsed
         assert (found.training.committed, found.training.step) == (3, 3)
         assert found.training.loss == 0.5
         assert found.state.syncs >= 2
@@ -473,7 +482,7 @@ class Greedy:
         return self._group.all_gather_object(other or data, **options)
 
 
-@pytest.mark.parametrize(("who", "wish"), [(1, [0]), (3, [2])])
+@pytest.mark.parametrize(("who", "wish"), [(1, [0]), (3, [2]), (3, [-1])])
 def test_a_member_that_wishes_for_what_it_may_not_is_named_by_all(
     group: list[DistributedContext], who: int, wish: list[int]
 ) -> None:
@@ -501,6 +510,21 @@ def test_what_is_here_in_another_place_is_not_sent(group: list[DistributedContex
     reports = together(*(lambda rank=rank: run(rank) for rank in range(4)))
     assert np.array_equal(states[3], states[0])
     assert reports[3].nbytes <= 2 * CHUNK
+
+
+def test_a_newcomer_that_has_hardly_anything_gets_a_state_of_many_arrays() -> None:
+    """What little its own takes to describe is no measure."""
+    whole = {f"layer{number}": np.full(2, number) for number in range(500)}
+    mine: list[Any] = [np.zeros(1)]
+
+    def act(context: DistributedContext) -> Any:
+        state = TrainingState(all=(lambda: mine[0], lambda tree: mine.__setitem__(0, tree)))
+        if context.rank == 0:
+            state = TrainingState(all=(lambda: whole, lambda _: None))
+        return StateSync(state).run(context, [0], "same").receivers
+
+    assert in_group(2, act) == [(1,), (1,)]
+    assert [mine[0][name].tolist() for name in whole] == [[n, n] for n in range(500)]
 
 
 def test_a_newcomer_gets_a_state_of_thousands_of_arrays() -> None:

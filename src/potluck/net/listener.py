@@ -430,11 +430,10 @@ class IncomingConnection:
             raise MalformedFrame("It said more than hello")
 
     def say(self, frames: bytes) -> None:
-        """Send frames, and listen for the next one."""
+        """Have frames sent with what is pending, and listen for the next one."""
         self.greeting = Greeting()
         if frames and self.channel is not None:
             self.channel.write(frames)
-            self.send_pending()
 
     def send_pending(self) -> bool:
         """Send what TLS has to say, as far as the caller reads it; True when all is sent."""

@@ -38,7 +38,7 @@ def shares_of(batch: int, speeds: Sequence[int]) -> list[int]:
     ([40, 40, 40, 10], [3, 3, 3])
     """
     known = [speed for speed in speeds if speed > UNKNOWN]
-    average = max(1, sum(known) // len(known)) if known else 1
+    average = sum(known) // len(known) if known else 1
     weights = [speed if speed > UNKNOWN else average for speed in speeds]
     if batch <= len(weights):
         return [1] * batch + [0] * (len(weights) - batch)

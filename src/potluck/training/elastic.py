@@ -827,7 +827,7 @@ class ElasticTrainer(Closing):
 
     def _repeat(self, action: Callable[[View], Result]) -> Result:
         """Settle in the view that holds and do something there, until no view ends in between."""
-        failures = 0
+        failures = self._scope.failures
         while True:
             if self._broken is not None:
                 raise BackendUnavailable(
