@@ -45,7 +45,7 @@ from potluck.net.tls import (
     TlsChannel,
     client_context,
     first_record_size,
-    peer_node_id,
+    peer_public_key,
     read_hello,
     server_context,
 )
@@ -849,8 +849,8 @@ def test_elsewhere_an_encrypted_file_exists_for_a_moment(
 def test_the_node_id_comes_from_the_key_in_the_certificate() -> None:
     """Each side sees the other's."""
     client, server = open_pair()
-    assert peer_node_id(client._tls) == CALLED.id
-    assert peer_node_id(server._tls) == CALLER.id
+    assert client.peer == CALLED.id
+    assert server.peer == CALLER.id
 
 
 class _Shows:
@@ -867,4 +867,4 @@ class _Shows:
 def test_without_a_readable_certificate_there_is_no_node(der: bytes | None, words: str) -> None:
     """The second lock behind the one in OpenSSL."""
     with pytest.raises(HandshakeRefused, match=words):
-        peer_node_id(_Shows(der))  # type: ignore[arg-type]
+        peer_public_key(_Shows(der))  # type: ignore[arg-type]

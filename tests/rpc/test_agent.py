@@ -476,7 +476,7 @@ def test_a_peer_that_takes_no_answers_gets_no_more_of_them(kind: str) -> None:
                 data += request(number, name, payload, patience=1 if kind == "late" else 600_000)
                 data += cancel(number) if kind == "cancelled" else b""
             flood.write(data)
-            most = max(most, flood.connection._outbox.total_bytes)
+            most = max(most, flood.connection._outbox.owed)
         assert flood.connection.is_congested
         flood.stop()
         hold.go.set()

@@ -26,7 +26,7 @@ from potluck.errors import (
 from potluck.logs import get_logger
 from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, decode, encode
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
-from potluck.net.tcp import prepare
+from potluck.net.tcp import Waker, prepare
 from potluck.net.tls import TlsChannel
 
 # --------------------------------------------------------------------------------------------------
@@ -242,13 +242,9 @@ class IoThread:
         self._ended = ended
         self._failed = failed
         self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        for end in (self._wake_in, self._wake_out):
-            end.setblocking(False)
-            _process.track(end)
+        self._waker = Waker(self._selector)
         _process.track(self._selector)
         _process.on_fork(self)
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._connections: set[ControlConnection] = set()
         self._tasks: deque[Callable[[], None]] = deque()
         self._woken = False
@@ -309,10 +305,7 @@ class IoThread:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(
-                OSError
-            ):  # full means that it will wake, closed that it is over
-                self._wake_out.send(b"\0")
+            self._waker.wake()
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -330,8 +323,7 @@ class IoThread:
             for connection in list(self._connections):
                 self._remove(connection)
             self._selector.close()
-            for end in (self._wake_in, self._wake_out):
-                end.close()
+            self._waker.close()
             if not self._stopping:
                 self._failed(reason)
 
@@ -344,9 +336,8 @@ class IoThread:
 
     def _round(self) -> None:
         for key, events in self._selector.select(self._patience()):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_in.recv(4096)
+            if key.data is self._waker:
+                self._waker.drain()
             elif key.data in self._connections:
                 self._move(key.data, events)
         self._woken = False  # before the tasks: one that is added from now on wakes us again

@@ -8,7 +8,6 @@ this machine's own unless the user names another.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import ipaddress
 import selectors
@@ -29,6 +28,7 @@ from potluck.metrics.catalogue import METRICS
 from potluck.metrics.instruments import BOUNDS, OperationSnapshot
 from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
 from potluck.net.addresses import Address, is_loopback
+from potluck.net.tcp import Waker
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as PrometheusMetric
@@ -264,11 +264,10 @@ class MetricsEndpoint(Closing):
         self._page, self._page_at = b"", -FRESH
         self._clients: dict[int, _Client] = {}  # in order of arrival, so of deadline
         self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        for each in (self._wake_in, self._wake_out, self._listener, self._selector):
+        self._waker = Waker(self._selector)
+        for each in (self._listener, self._selector):
             _process.track(each)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="potluck-metrics", daemon=True)
         self._thread.start()
@@ -283,8 +282,7 @@ class MetricsEndpoint(Closing):
         """Answer no more requests.  May be called twice."""
         if not self._is_closed:
             self._is_closed = True
-            with contextlib.suppress(OSError):
-                self._wake_out.send(b"\0")
+            self._waker.wake()
             self._thread.join(CLOSING)
 
     def become_forked(self) -> None:
@@ -310,8 +308,8 @@ class MetricsEndpoint(Closing):
             for client in list(self._clients.values()):
                 self._drop(client)
             self._selector.close()
-            for sock in (self._listener, self._wake_in, self._wake_out):
-                sock.close()
+            self._listener.close()
+            self._waker.close()
 
     def _accept(self) -> None:
         try:

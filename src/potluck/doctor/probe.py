@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -35,7 +34,7 @@ from potluck.doctor.facts import (
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame, Timeout, describe
 from potluck.membership.topology import NodeProfile
 from potluck.net import tcp
-from potluck.net.addresses import Address, is_loopback, unmapped
+from potluck.net.addresses import Address, is_literal, is_loopback, unmapped
 from potluck.net.opening import RefusedByPeer, refuse
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.net.tls import AnotherNamespace
@@ -55,8 +54,8 @@ _LOOKS_ALIVE = frozenset({errno.EHOSTUNREACH, errno.ECONNABORTED})
 
 def probe(members: TrustStore, address: Address) -> ProbeAttempt:
     """Connect, prove who we are, agree on who belongs, and hang up; never raises."""
-    means = () if _is_literal(address.host) else meaning_of(address.host)
-    if not means and not _is_literal(address.host):
+    means = () if is_literal(address.host) else meaning_of(address.host)
+    if not means and not is_literal(address.host):
         return ProbeAttempt(address, ProbeOutcome.UNKNOWN_NAME, "the name is unknown")
     return replace(_connect(members, address), means=means)
 
@@ -77,14 +76,6 @@ def _connect(members: TrustStore, address: Address) -> ProbeAttempt:
     if is_loopback(address.host) or result.outcome not in {ProbeOutcome.MET, ProbeOutcome.MUTE}:
         return result
     return replace(result, passage=within(MEASURING, lambda: measure_passage(address), None))
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _talk(members: TrustStore, address: Address, sock: socket.socket) -> ProbeAttempt:

@@ -78,6 +78,15 @@ def unmapped(host: str) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
+def is_literal(host: str) -> bool:
+    """Whether it is an address in numbers: names that peers send are never looked up."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether a literal address can only be reached from its own machine.
 

@@ -217,11 +217,6 @@ class _Direction:
         """How many times the key was stepped."""
         return self._generation
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether another frame may follow."""
-        return self._ended is None
-
     def close(self) -> None:
         """Let go of the key; every later call fails."""
         self._end(ChannelClosed, _CLOSED)

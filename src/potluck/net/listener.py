@@ -34,6 +34,7 @@ from potluck.net.opening import (
     refuse,
 )
 from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket, Security
+from potluck.net.tcp import Waker
 from potluck.net.tls import TlsChannel
 
 # --------------------------------------------------------------------------------------------------
@@ -505,20 +506,16 @@ class Acceptor:
         self._note = note
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        for end in (self._wake_in, self._wake_out):
-            end.setblocking(False)
-            _process.track(end)
+        self._waker = Waker(self._selector)
         _process.track(self._selector)
         self._callers: dict[int, IncomingConnection] = {}  # in order of arrival, so of deadline
-        self._handshakes = Handshakes(self._wake)
+        self._handshakes = Handshakes(self._waker.wake)
         self._turned_away = 0
         self._news_due = 0.0
         self._stopping = False
         self.refused = 0
         """Callers that were sent away."""
         self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="potluck-accept", daemon=True)
         self._thread.start()
 
@@ -532,12 +529,8 @@ class Acceptor:
         if self._stopping:
             return
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes up anyway
-            self._wake_out.send(b"\0")
 
     def _run(self) -> None:
         try:
@@ -545,8 +538,8 @@ class Acceptor:
                 for key, events in self._selector.select(self._next_deadline()):
                     if key.fileobj is self._listener:
                         self._accept_some()
-                    elif key.fileobj is self._wake_in:
-                        self._wake_in.recv(4096)
+                    elif key.data is self._waker:
+                        self._waker.drain()
                     elif self._callers.get(key.fd) is key.data is not None:
                         # It may have been dropped a moment ago, to make room.
                         self._attend(key.data, events)
@@ -558,8 +551,8 @@ class Acceptor:
                 self._forget(caller)
                 caller.sock.close()
             self._selector.close()
-            for sock in (self._listener, self._wake_in, self._wake_out):
-                sock.close()
+            self._listener.close()
+            self._waker.close()
 
     def _next_deadline(self) -> float | None:
         for caller in self._callers.values():

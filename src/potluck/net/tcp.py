@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ipaddress
 import os
 import select
 import selectors
@@ -25,7 +24,7 @@ from potluck import _process
 from potluck._decode import decode_json
 from potluck._platform import HAS_EPOLL, PACING_RATE, gathering_send, keep_alive, unacknowledged
 from potluck.errors import MalformedFrame
-from potluck.net.addresses import Address, is_loopback, unmapped, usable_hosts
+from potluck.net.addresses import Address, is_literal, is_loopback, unmapped, usable_hosts
 
 if TYPE_CHECKING:
     from potluck.net.secure_socket import OpeningSocket
@@ -244,11 +243,6 @@ def connect(address: Address, deadline: float) -> socket.socket:
     raise failure or TimeoutError("no time left to connect")
 
 
-def local_host(sock: socket.socket) -> str:
-    """The address of ours that this connection uses."""
-    return unmapped(sock.getsockname()[0])
-
-
 # --------------------------------------------------------------------------------------------------
 # Pollers: sleep until one of many sockets can move bytes.
 #
@@ -337,17 +331,40 @@ if sys.platform == "linux":  # the type checker knows no other way to ask
                 os.close(wake)
 
 
+class Waker:
+    """Ends the wait of a selector from another thread; its events carry the waker itself."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
+            end.setblocking(False)
+            _process.track(end)
+        selector.register(self._receiver, selectors.EVENT_READ, self)
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        with contextlib.suppress(OSError):  # full, so that it wakes up anyway; or closed
+            self._sender.send(b"\0")
+
+    def drain(self) -> None:
+        """Take back what has ended a wait, so that the next one is one."""
+        with contextlib.suppress(BlockingIOError):
+            self._receiver.recv(4096)
+
+    def close(self) -> None:
+        """Release both ends."""
+        self._receiver.close()
+        self._sender.close()
+
+
 class SelectorPoller:
     """Everywhere else.  A waiting thread is woken to see changes made by another."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
-        self._receiver, self._sender = socket.socketpair()
-        for end in (self._receiver, self._sender):
-            end.setblocking(False)
-        _process.track(self)
-        self._selector.register(self._receiver, selectors.EVENT_READ, None)
+        self._waker = Waker(self._selector)
+        _process.track(self._selector)
         self._masks: dict[Stream, int] = {}
         self._changes: list[tuple[Stream, int, int]] = []
 
@@ -396,9 +413,8 @@ class SelectorPoller:
         self._apply_changes()
         events: list[Event] = []
         for entry, mask in self._selector.select(timeout):
-            if entry.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._receiver.recv(4096)
+            if entry.data is self._waker:
+                self._waker.drain()
             else:
                 readable, writable = mask & selectors.EVENT_READ, mask & selectors.EVENT_WRITE
                 events.append((entry.data, bool(readable), bool(writable)))
@@ -406,14 +422,12 @@ class SelectorPoller:
 
     def wake(self) -> None:
         """End the current or next wait."""
-        with contextlib.suppress(OSError):  # a full pipe already wakes it
-            self._sender.send(b"\0")
+        self._waker.wake()
 
     def close(self) -> None:
         """Release the selector and its pipe."""
         self._selector.close()
-        self._receiver.close()
-        self._sender.close()
+        self._waker.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -459,19 +473,10 @@ class EndpointHint(msgspec.Struct, frozen=True):
 
         ``also`` is a host at which a user has said that it is; it comes first.
         """
-        hosts = ["127.0.0.1"] if is_local else [host for host in self.hosts if _is_literal(host)]
+        hosts = ["127.0.0.1"] if is_local else [host for host in self.hosts if is_literal(host)]
         if also is not None and not is_local:
             hosts = [also, *hosts]
         return [str(Address(host, port)) for port in self.ports for host in hosts or ["127.0.0.1"]]
-
-
-def _is_literal(host: str) -> bool:
-    """Whether it is an address in numbers: names that peers send are never looked up."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def free_ports(count: int) -> list[int]:

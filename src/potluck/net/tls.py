@@ -208,11 +208,6 @@ def peer_public_key(tls: ssl.SSLObject | ssl.SSLSocket) -> bytes:
     return key.public_bytes_raw()
 
 
-def peer_node_id(tls: ssl.SSLObject | ssl.SSLSocket) -> NodeId:
-    """Who the other side has just proved to be."""
-    return node_id(peer_public_key(tls))
-
-
 def _context(
     protocol: int, namespace: NetworkNamespace, identity: NodeIdentity, group: KeyGroup
 ) -> NamespaceContext:

@@ -677,7 +677,6 @@ class Assembly:
         self._least = least
         self._allocate = allocate
         self._parts: dict[tuple[int, int], PartialMessage] = {}
-        self.total_bytes = 0
 
     def __len__(self) -> int:
         """How many there are."""
@@ -705,7 +704,6 @@ class Assembly:
             if not self._budget.admits(frame.total):
                 raise RpcInvalidMessage(f"more than {self._allowed} bytes in progress at a time")
             whole = self._parts[key] = PartialMessage(frame, self._allocate(frame.total))
-            self.total_bytes += frame.total
             self._budget.add(frame.total)
         end = whole.filled + frame.length
         if end > frame.total or (end == frame.total) == bool(frame.marks & FrameFlag.MORE):
@@ -715,14 +713,7 @@ class Assembly:
     def finish(self, whole: PartialMessage) -> None:
         """Remove a message that is complete."""
         del self._parts[whole.first.kind, whole.first.number]
-        self.total_bytes -= whole.first.total
         self._budget.remove(whole.first.total)
-
-    def clear(self) -> None:
-        """Remove all messages."""
-        self._parts.clear()
-        self._budget = Budget(self._allowed)
-        self.total_bytes = 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -783,8 +774,6 @@ class CallOutbox:
         self._later: deque[_Long] = deque()
         self._budget = Budget(PIECE)
         self._longs_turn = False
-        self.total_bytes = 0
-        """Bytes that wait, approximately."""
         self.owed = 0
         """Bytes of answers and of all short messages that wait; one large answer is not counted."""
         self._large_answers = 0
@@ -801,7 +790,6 @@ class CallOutbox:
     def add_short(self, frame: bytes) -> None:
         """Add a whole frame."""
         self._short.append(frame)
-        self.total_bytes += len(frame)
         self.owed += len(frame)
 
     def add_long(
@@ -823,7 +811,6 @@ class CallOutbox:
                 message.is_owed = self._large_answers > 0
                 self._large_answers += 1
         self._later.append(message)
-        self.total_bytes += message.total
         self.owed += message.total if message.is_owed else 0
 
     def withdraw(self, kind: int, number: int) -> bool:
@@ -856,7 +843,6 @@ class CallOutbox:
         return frame
 
     def _count_sent(self, message: _Long, count: int) -> None:
-        self.total_bytes -= count
         self.owed -= count if message.is_owed else 0
 
     def _take_batch(self) -> list[BytesLike]:
@@ -866,7 +852,6 @@ class CallOutbox:
             frame = self._short.popleft()
             size += len(frame)
             batch.append(frame)
-        self.total_bytes -= size
         self.owed -= size
         self._longs_turn = True
         return batch

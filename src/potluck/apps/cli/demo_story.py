@@ -6,7 +6,6 @@ import math
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from potluck.cluster.observer import Observer
 from potluck.cluster.reports import EpochLine, EventLine, Journal
 from potluck.errors import PeerLost, Timeout
 from potluck.identity.namespace import NetworkNamespace, Protection
+from potluck.net.tcp import free_ports
 
 NAMES = (
     "basil thyme sage mint dill chive fennel cumin anise clove ginger sesame caper tansy sorrel rue"
@@ -168,9 +168,7 @@ class Demo:
             self._folder = Path(stack.enter_context(folder))
             os.environ["POTLUCK_HOME"] = str(self._folder / "observer")
             stack.callback(self._end)
-            with ExitStack() as taken:  # not the usual ports: they are left to the user's own jobs
-                servers = [socket.create_server(("", 0)) for _ in range(self.count)]
-                self._ports = [taken.enter_context(each).getsockname()[1] for each in servers]
+            self._ports = free_ports(self.count)  # the usual ones are left to the user's own jobs
             self._peers = [f"127.0.0.1:{port}" for port in self._ports]
             self.nodes += map(self._start, range(self.count))
             config = AutoDiscoveryConfig(
