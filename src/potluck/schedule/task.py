@@ -12,11 +12,11 @@ cannot work in place, and only there coordinates differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from itertools import accumulate, pairwise
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from potluck._types import settle_seconds
 from potluck.errors import InvalidRank, InvalidWorldSize
@@ -218,6 +218,22 @@ def facing(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[Sp
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """How the ranks of several machines divide a collective: within machines, and among them."""
+
+    machines: tuple[int, ...]
+    """For each rank the lowest rank of its machine."""
+    within: str = "direct"
+    """The algorithm among the ranks of a machine."""
+    among: str = "ring"
+    """The algorithm among machines, each of which acts as one rank."""
+    shares: tuple[int, ...] = ()
+    """Of the machines, in the order in which they stand: how much each owns; empty if alike."""
+    arity: int = 2
+    """Children of a node of a tree of machines."""
+
+
+@dataclass(frozen=True, slots=True)
 class AlgorithmSettings:
     """The knobs of an algorithm; equal on all ranks, or nothing fits."""
 
@@ -229,6 +245,8 @@ class AlgorithmSettings:
     """Children of a node of a tree; 1 makes a chain."""
     piece: int = 1 << 16
     """Elements that are moved and reduced at a time: 256 KiB of float32."""
+    levels: Levels | None = None
+    """Of the algorithm that knows machines; ``shares`` then divide the vector on each of them."""
 
     def __post_init__(self) -> None:
         """Refuse a layout that fits no group."""
@@ -238,6 +256,9 @@ class AlgorithmSettings:
             raise ValueError(msg)
         if len(self.shares) != size or min(self.shares, default=0) < 0 or not any(self.shares):
             msg = f"{size} ranks need as many shares of zero or more, not {self.shares!r}"
+            raise ValueError(msg)
+        if self.levels is not None and len(self.levels.machines) != size:
+            msg = f"{size} ranks are on as many machines, or fewer, not {self.levels.machines!r}"
             raise ValueError(msg)
         if self.arity < 1 or self.piece < 1:
             msg = f"Arity and piece are at least 1, not {self.arity} and {self.piece}"
@@ -281,6 +302,8 @@ class Strategy:
     algorithm: str | None = None
     arity: int | None = None
     """Of a tree; none leaves it to the configuration."""
+    among: Strategy | None = None
+    """Among machines; the rest then holds among the ranks of each.  None does not part them."""
 
     @classmethod
     def tree(cls, arity: int = 2) -> Self:
@@ -295,36 +318,85 @@ class Strategy:
         return cls("tree", arity)
 
     @classmethod
+    def two_level(cls, within: Strategy | None = None, among: Strategy | None = None) -> Self:
+        """One strategy among the ranks of each machine, and one among machines.
+
+        What is left out is left to the planner.
+
+        >>> AllReduceStrategy.two_level(among=AllReduceStrategy.RING)
+        AllReduceStrategy.two_level(AllReduceStrategy.AUTO, AllReduceStrategy.RING)
+        """
+        within, among = within or cls(), among or cls()
+        if within.among is not None or among.among is not None:
+            msg = "Each of two levels has a strategy of its own, not of two levels again"
+            raise ValueError(msg)
+        return cls(within.algorithm, within.arity, among)
+
+    @classmethod
     def named(cls, text: str) -> Self:
-        """The strategy that a text names: ``ring``, ``tree``, ``tree:4`` and so on.
+        """The strategy that a text names: ``ring``, ``tree:4``, ``direct/ring`` and so on.
+
+        Before a slash stands what holds within a machine, behind it what holds among machines.
 
         >>> BroadcastStrategy.named("tree:4")
         BroadcastStrategy.tree(4)
+        >>> AllReduceStrategy.named("direct/ring") == AllReduceStrategy.two_level(
+        ...     AllReduceStrategy.DIRECT, AllReduceStrategy.RING
+        ... )
+        True
         """
+        within, slash, among = text.partition("/")
+        if slash:
+            return cls.two_level(cls.named(within), cls.named(among))
         name, colon, arity = text.strip().lower().partition(":")
         if name == "tree" and arity.isdecimal():
             return cls.tree(int(arity))
         found = getattr(cls, name.upper(), None)
         if colon or not isinstance(found, cls):
             names = (each for each in dir(cls) if isinstance(getattr(cls, each), cls))
-            msg = f"Unknown {cls.__name__} {text!r}: use {', '.join(names).lower()} or tree:ARITY"
+            msg = (
+                f"Unknown {cls.__name__} {text!r}: use {', '.join(names).lower()}, tree:ARITY, "
+                "or two of these as WITHIN/AMONG machines"
+            )
             raise ValueError(msg)
         return found
 
     @property
     def is_auto(self) -> bool:
         """Whether the choice is left to the planner."""
-        return self.algorithm is None
+        return self.algorithm is None and self.among is None
+
+    @property
+    def within(self) -> Strategy:
+        """What holds among the ranks of a machine."""
+        return Strategy(self.algorithm, self.arity)
+
+    def with_arity(self, arity: int) -> Self:
+        """The same, with ``arity`` for trees that do not say."""
+        among = None if self.among is None else self.among.with_arity(arity)
+        is_open = self.algorithm == "tree" and self.arity is None
+        return replace(self, arity=arity if is_open else self.arity, among=among)
+
+    def __str__(self) -> str:
+        """As :meth:`named` reads it."""
+        name = _SHORT.get(self.algorithm, self.algorithm) or "auto"
+        text = name if self.arity is None else f"{name}:{self.arity}"
+        return text if self.among is None else f"{text}/{self.among}"
 
     def __repr__(self) -> str:
         """The expression that makes it."""
-        if self.arity is not None:
-            return f"{type(self).__name__}.tree({self.arity})"
         kind = type(self)
+        if self.among is not None:
+            return f"{kind.__name__}.two_level({kind(self.algorithm, self.arity)!r}, {self.among!r})"
+        if self.arity is not None:
+            return f"{kind.__name__}.tree({self.arity})"
         for name in dir(kind):
             if getattr(kind, name) == self:
                 return f"{kind.__name__}.{name}"
         return f"{kind.__name__}({self.algorithm!r})"
+
+
+_SHORT = {"central": "centralized"}
 
 
 class AllReduceStrategy(Strategy):
@@ -385,20 +457,18 @@ AllReduceStrategy.DOUBLING = AllReduceStrategy("doubling")
 # --------------------------------------------------------------------------------------------------
 # CollectiveConfig: which strategies a group uses, for callers who want a say in it.
 
-FEW = 16
-"""Up to this many ranks, connections between all of them cost little."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectiveConfig:
     """Which strategies a group uses; left alone, the planner decides from measured links.
 
-    *Local* strategies hold among the ranks of one node, *global* ones among nodes; where there is
-    no global one, the local one holds everywhere.
+    *Local* strategies hold among the ranks of a machine, *global* ones among machines.  Without a
+    global one there is one level: the local one holds among all ranks.  Where all ranks are on one
+    machine the local one holds, where each is on its own the global one.
 
-    >>> config = CollectiveConfig.multi_node(num_nodes=4)
-    >>> config.select_all_reduce(4096, world_size=4), config.select_all_reduce(1 << 24, 4)
-    (AllReduceStrategy.tree(2), AllReduceStrategy.DIRECT)
+    >>> config = CollectiveConfig.multi_node(num_nodes=2, num_devices=3)
+    >>> ranks = config.machines(6)
+    >>> ranks, config.all_reduce_strategy(ranks)
+    ((0, 0, 0, 3, 3, 3), AllReduceStrategy.AUTO)
     """
 
     num_devices: int = 1
@@ -407,14 +477,22 @@ class CollectiveConfig:
     local_reduce: ReduceStrategy = ReduceStrategy.AUTO
     local_broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
     num_nodes: int | None = None
-    """Nodes, if there are several."""
+    """Nodes, if there are several; the first ``num_devices`` ranks are on the first, and so on.
+    Unless given, the ranks find out themselves which of them share a machine."""
     global_all_reduce: AllReduceStrategy | None = None
     global_reduce: ReduceStrategy | None = None
     global_broadcast: BroadcastStrategy | None = None
-    tree_threshold_bytes: int = 1 << 20
-    """Below this latency counts more than bandwidth: while no link is measured, use a tree."""
+    tree_threshold_bytes: int | None = None
+    """An all-reduce of fewer bytes uses a tree, if its strategy is left open; None leaves that to
+    the planner too."""
     tree_arity: int = 2
     """Children of a node, for trees that do not say."""
+    two_levels: bool = True
+    """Whether the planner may let machines add up first, and send one share each; False leaves
+    plans that treat all ranks alike, though in an order that fits machines."""
+    measure_links: bool = True
+    """Whether links are measured before the first large operation.  Without that, machines are
+    known only where ``num_nodes`` says them."""
     timeout: float | None = None
     """Seconds until a collective gives up; unless given, the limit of the backend."""
 
@@ -442,11 +520,16 @@ class CollectiveConfig:
     def validate(self) -> CollectiveConfig:
         """Raise if this makes no sense; itself otherwise."""
         for name, least in (("num_devices", 1), ("tree_threshold_bytes", 0), ("tree_arity", 1)):
-            _check_number(name, getattr(self, name), least)
+            if name != "tree_threshold_bytes" or self.tree_threshold_bytes is not None:
+                _check_number(name, getattr(self, name), least)
         for field in fields(self):
             scope, _, what = field.name.partition("_")
             if what in _KINDS and scope in {"local", "global"}:
                 self._check_strategy(field.name, _KINDS[what])
+        for name in ("two_levels", "measure_links"):
+            if not isinstance(getattr(self, name), bool):
+                msg = f"{name} must be True or False, not {getattr(self, name)!r}"
+                raise TypeError(msg)
         if self.num_nodes is not None:
             _check_number("num_nodes", self.num_nodes, 1)
         if self.timeout is not None:
@@ -460,34 +543,91 @@ class CollectiveConfig:
 
     def _check_strategy(self, name: str, kind: type[Strategy]) -> None:
         given = getattr(self, name)
-        if name.startswith("global_"):
-            if given is None:
-                return
-            if self.num_nodes is None:
-                msg = f"{name} needs num_nodes: without nodes nothing is global"
-                raise ValueError(msg)
+        scope, _, what = name.partition("_")
+        if scope == "global" and given is None:
+            return
         if not isinstance(given, kind):
             known = f"{kind.__name__}, such as {kind.__name__}.AUTO"
             msg = f"{name} must be one of {known}, not {given!r}"
             raise TypeError(msg)
+        both = getattr(self, f"global_{what}")
+        if given.among is not None and both is not None:
+            msg = f"{name} must be of one level, {given!r} has two and global_{what} is set as well"
+            raise ValueError(msg)
+        if scope == "local" and given.among is None and both is not None:
+            for refusal in refusals(what, given, both, two_levels=self.two_levels):
+                raise ValueError(refusal)
 
-    def select_all_reduce(self, nbytes: int, world_size: int) -> AllReduceStrategy:
-        """The strategy for a vector of this many bytes, as long as the links are not measured.
+    def machines(self, world_size: int) -> tuple[int, ...]:
+        """For each rank the lowest rank of its machine, as ``num_nodes`` and ``num_devices`` say.
 
-        What the caller asked for comes first.  The planner takes over once links are measured.
+        Empty if they say nothing, or not of so many ranks: some of a group, or a cluster that has
+        lost a machine.
         """
-        chosen = self.local_all_reduce
-        if world_size > self.num_devices and self.global_all_reduce is not None:
-            chosen = self.global_all_reduce
-        if not chosen.is_auto:
-            return self._complete(chosen)
-        if nbytes < self.tree_threshold_bytes:
-            return AllReduceStrategy.tree(self.tree_arity)
-        return AllReduceStrategy.DIRECT if world_size <= FEW else AllReduceStrategy.RING
+        if (self.num_nodes or 1) * self.num_devices != world_size:
+            return ()
+        if self.num_nodes is None and self.num_devices == 1:
+            return ()
+        return tuple(rank - rank % self.num_devices for rank in range(world_size))
 
-    def _complete(self, strategy: AllReduceStrategy) -> AllReduceStrategy:
-        is_open = strategy == AllReduceStrategy.TREE
-        return AllReduceStrategy.tree(self.tree_arity) if is_open else strategy
+    def check_world_size(self, world_size: int) -> None:
+        """Raise if the machines that are written down cannot be those of so many ranks."""
+        told = (self.num_nodes or 1) * self.num_devices
+        if told > 1 and told != world_size:
+            raise InvalidWorldSize(
+                world_size,
+                hint=f"The configuration says {self.num_nodes or 1} nodes with {self.num_devices} "
+                f"ranks each, {told} in all. Leave both out, and ranks find their machines.",
+            )
+
+    def all_reduce_strategy(self, machines: tuple[int, ...]) -> AllReduceStrategy:
+        """What is asked for among ranks on these machines (see :meth:`machines`)."""
+        return self._strategy(self.local_all_reduce, self.global_all_reduce, machines)
+
+    def reduce_strategy(self, machines: tuple[int, ...]) -> ReduceStrategy:
+        """What is asked for among ranks on these machines."""
+        return self._strategy(self.local_reduce, self.global_reduce, machines)
+
+    def broadcast_strategy(self, machines: tuple[int, ...]) -> BroadcastStrategy:
+        """What is asked for among ranks on these machines."""
+        return self._strategy(self.local_broadcast, self.global_broadcast, machines)
+
+    def _strategy(self, local: Kind, among: Kind | None, machines: tuple[int, ...]) -> Kind:
+        several = len(set(machines))
+        if among is None or several == 1:
+            chosen = local
+        elif several in {0, len(machines)}:
+            chosen = among
+        elif local.is_auto and among.is_auto:
+            chosen = local
+        else:
+            chosen = type(local).two_level(local, among)
+        return chosen.with_arity(self.tree_arity)
+
+
+Kind = TypeVar("Kind", bound=Strategy)
+
+
+def refusals(what: str, local: Strategy, among: Strategy, *, two_levels: bool) -> Iterator[str]:
+    """Why two strategies cannot be those of two levels, if so; ``what`` is to be done."""
+    if not two_levels and not (local.is_auto and among.is_auto):
+        yield f"two_levels=False must not stand beside local_{what} and global_{what}"
+    if local.algorithm == "doubling":
+        yield (
+            f"local_{what} must be another than doubling, by which every rank of a machine has its "
+            "sum, though one share crosses the cable: use DIRECT, RING, TREE or CENTRALIZED"
+        )
+    if what != "all_reduce":
+        if local.algorithm == "direct":
+            yield (
+                f"local_{what} must be another than direct: for one root, one rank of a machine "
+                "stands for it, which is CENTRALIZED"
+            )
+        if what == "reduce" and among.algorithm == "direct":
+            yield (
+                "global_reduce must be another than direct: shares of machines would be added up "
+                "far from the root, use RING, TREE or CENTRALIZED"
+            )
 
 
 _KINDS: dict[str, type[Strategy]] = {
