@@ -12,13 +12,12 @@ cannot work in place, and only there coordinates differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, pairwise
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self
 
-from potluck._types import settle_seconds
 from potluck.errors import InvalidRank, InvalidWorldSize
 
 
@@ -225,7 +224,7 @@ class Levels:
     """For each rank the lowest rank of its machine."""
     within: str = "direct"
     """The algorithm among the ranks of a machine."""
-    among: str = "ring"
+    among: str = "tree"
     """The algorithm among machines, each of which acts as one rank."""
     shares: tuple[int, ...] = ()
     """Of the machines, in the order in which they stand: how much each owns; empty if alike."""
@@ -379,7 +378,7 @@ class Strategy:
 
     def __str__(self) -> str:
         """As :meth:`named` reads it."""
-        name = _SHORT.get(self.algorithm, self.algorithm) or "auto"
+        name = "centralized" if self.algorithm == "central" else self.algorithm or "auto"
         text = name if self.arity is None else f"{name}:{self.arity}"
         return text if self.among is None else f"{text}/{self.among}"
 
@@ -387,16 +386,15 @@ class Strategy:
         """The expression that makes it."""
         kind = type(self)
         if self.among is not None:
-            return f"{kind.__name__}.two_level({kind(self.algorithm, self.arity)!r}, {self.among!r})"
+            return (
+                f"{kind.__name__}.two_level({kind(self.algorithm, self.arity)!r}, {self.among!r})"
+            )
         if self.arity is not None:
             return f"{kind.__name__}.tree({self.arity})"
         for name in dir(kind):
             if getattr(kind, name) == self:
                 return f"{kind.__name__}.{name}"
         return f"{kind.__name__}({self.algorithm!r})"
-
-
-_SHORT = {"central": "centralized"}
 
 
 class AllReduceStrategy(Strategy):
@@ -452,198 +450,3 @@ for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):
     _kind.CENTRALIZED = _kind("central")
     _kind.DIRECT = _kind("direct")
 AllReduceStrategy.DOUBLING = AllReduceStrategy("doubling")
-
-
-# --------------------------------------------------------------------------------------------------
-# CollectiveConfig: which strategies a group uses, for callers who want a say in it.
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveConfig:
-    """Which strategies a group uses; left alone, the planner decides from measured links.
-
-    *Local* strategies hold among the ranks of a machine, *global* ones among machines.  Without a
-    global one there is one level: the local one holds among all ranks.  Where all ranks are on one
-    machine the local one holds, where each is on its own the global one.
-
-    >>> config = CollectiveConfig.multi_node(num_nodes=2, num_devices=3)
-    >>> ranks = config.machines(6)
-    >>> ranks, config.all_reduce_strategy(ranks)
-    ((0, 0, 0, 3, 3, 3), AllReduceStrategy.AUTO)
-    """
-
-    num_devices: int = 1
-    """Ranks on each node."""
-    local_all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
-    local_reduce: ReduceStrategy = ReduceStrategy.AUTO
-    local_broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
-    num_nodes: int | None = None
-    """Nodes, if there are several; the first ``num_devices`` ranks are on the first, and so on.
-    Unless given, the ranks find out themselves which of them share a machine."""
-    global_all_reduce: AllReduceStrategy | None = None
-    global_reduce: ReduceStrategy | None = None
-    global_broadcast: BroadcastStrategy | None = None
-    tree_threshold_bytes: int | None = None
-    """An all-reduce of fewer bytes uses a tree, if its strategy is left open; None leaves that to
-    the planner too."""
-    tree_arity: int = 2
-    """Children of a node, for trees that do not say."""
-    two_levels: bool = True
-    """Whether the planner may let machines add up first, and send one share each; False leaves
-    plans that treat all ranks alike, though in an order that fits machines."""
-    measure_links: bool = True
-    """Whether links are measured before the first large operation.  Without that, machines are
-    known only where ``num_nodes`` says them."""
-    timeout: float | None = None
-    """Seconds until a collective gives up; unless given, the limit of the backend."""
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        settle_seconds(self)
-        self.validate()
-
-    @classmethod
-    def single_node(cls, num_devices: int = 1) -> CollectiveConfig:
-        """All ranks on one machine."""
-        return cls(num_devices=num_devices).validate()
-
-    @classmethod
-    def multi_node(cls, num_nodes: int, num_devices: int = 1) -> CollectiveConfig:
-        """Several machines with equally many ranks each."""
-        return cls(
-            num_devices=num_devices,
-            num_nodes=num_nodes,
-            global_all_reduce=AllReduceStrategy.AUTO,
-            global_reduce=ReduceStrategy.AUTO,
-            global_broadcast=BroadcastStrategy.AUTO,
-        ).validate()
-
-    def validate(self) -> CollectiveConfig:
-        """Raise if this makes no sense; itself otherwise."""
-        for name, least in (("num_devices", 1), ("tree_threshold_bytes", 0), ("tree_arity", 1)):
-            if name != "tree_threshold_bytes" or self.tree_threshold_bytes is not None:
-                _check_number(name, getattr(self, name), least)
-        for field in fields(self):
-            scope, _, what = field.name.partition("_")
-            if what in _KINDS and scope in {"local", "global"}:
-                self._check_strategy(field.name, _KINDS[what])
-        for name in ("two_levels", "measure_links"):
-            if not isinstance(getattr(self, name), bool):
-                msg = f"{name} must be True or False, not {getattr(self, name)!r}"
-                raise TypeError(msg)
-        if self.num_nodes is not None:
-            _check_number("num_nodes", self.num_nodes, 1)
-        if self.timeout is not None:
-            if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float):
-                msg = f"timeout must be a number of seconds or None, not {self.timeout!r}"
-                raise TypeError(msg)
-            if not self.timeout > 0:
-                msg = f"timeout must be more than zero seconds, not {self.timeout}"
-                raise ValueError(msg)
-        return self
-
-    def _check_strategy(self, name: str, kind: type[Strategy]) -> None:
-        given = getattr(self, name)
-        scope, _, what = name.partition("_")
-        if scope == "global" and given is None:
-            return
-        if not isinstance(given, kind):
-            known = f"{kind.__name__}, such as {kind.__name__}.AUTO"
-            msg = f"{name} must be one of {known}, not {given!r}"
-            raise TypeError(msg)
-        both = getattr(self, f"global_{what}")
-        if given.among is not None and both is not None:
-            msg = f"{name} must be of one level, {given!r} has two and global_{what} is set as well"
-            raise ValueError(msg)
-        if scope == "local" and given.among is None and both is not None:
-            for refusal in refusals(what, given, both, two_levels=self.two_levels):
-                raise ValueError(refusal)
-
-    def machines(self, world_size: int) -> tuple[int, ...]:
-        """For each rank the lowest rank of its machine, as ``num_nodes`` and ``num_devices`` say.
-
-        Empty if they say nothing, or not of so many ranks: some of a group, or a cluster that has
-        lost a machine.
-        """
-        if (self.num_nodes or 1) * self.num_devices != world_size:
-            return ()
-        if self.num_nodes is None and self.num_devices == 1:
-            return ()
-        return tuple(rank - rank % self.num_devices for rank in range(world_size))
-
-    def check_world_size(self, world_size: int) -> None:
-        """Raise if the machines that are written down cannot be those of so many ranks."""
-        told = (self.num_nodes or 1) * self.num_devices
-        if told > 1 and told != world_size:
-            raise InvalidWorldSize(
-                world_size,
-                hint=f"The configuration says {self.num_nodes or 1} nodes with {self.num_devices} "
-                f"ranks each, {told} in all. Leave both out, and ranks find their machines.",
-            )
-
-    def all_reduce_strategy(self, machines: tuple[int, ...]) -> AllReduceStrategy:
-        """What is asked for among ranks on these machines (see :meth:`machines`)."""
-        return self._strategy(self.local_all_reduce, self.global_all_reduce, machines)
-
-    def reduce_strategy(self, machines: tuple[int, ...]) -> ReduceStrategy:
-        """What is asked for among ranks on these machines."""
-        return self._strategy(self.local_reduce, self.global_reduce, machines)
-
-    def broadcast_strategy(self, machines: tuple[int, ...]) -> BroadcastStrategy:
-        """What is asked for among ranks on these machines."""
-        return self._strategy(self.local_broadcast, self.global_broadcast, machines)
-
-    def _strategy(self, local: Kind, among: Kind | None, machines: tuple[int, ...]) -> Kind:
-        several = len(set(machines))
-        if among is None or several == 1:
-            chosen = local
-        elif several in {0, len(machines)}:
-            chosen = among
-        elif local.is_auto and among.is_auto:
-            chosen = local
-        else:
-            chosen = type(local).two_level(local, among)
-        return chosen.with_arity(self.tree_arity)
-
-
-Kind = TypeVar("Kind", bound=Strategy)
-
-
-def refusals(what: str, local: Strategy, among: Strategy, *, two_levels: bool) -> Iterator[str]:
-    """Why two strategies cannot be those of two levels, if so; ``what`` is to be done."""
-    if not two_levels and not (local.is_auto and among.is_auto):
-        yield f"two_levels=False must not stand beside local_{what} and global_{what}"
-    if local.algorithm == "doubling":
-        yield (
-            f"local_{what} must be another than doubling, by which every rank of a machine has its "
-            "sum, though one share crosses the cable: use DIRECT, RING, TREE or CENTRALIZED"
-        )
-    if what != "all_reduce":
-        if local.algorithm == "direct":
-            yield (
-                f"local_{what} must be another than direct: for one root, one rank of a machine "
-                "stands for it, which is CENTRALIZED"
-            )
-        if what == "reduce" and among.algorithm == "direct":
-            yield (
-                "global_reduce must be another than direct: shares of machines would be added up "
-                "far from the root, use RING, TREE or CENTRALIZED"
-            )
-
-
-_KINDS: dict[str, type[Strategy]] = {
-    "all_reduce": AllReduceStrategy,
-    "reduce": ReduceStrategy,
-    "broadcast": BroadcastStrategy,
-}
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        msg = f"{name} must be a whole number, not {value!r}"
-        raise TypeError(msg)
-    if value >= least:
-        return
-    if name in {"num_devices", "num_nodes"}:
-        raise InvalidWorldSize(value, hint=f"{name} must be {least} or more.")
-    msg = f"{name} must be {least} or more, not {value}"
-    raise ValueError(msg)

@@ -51,7 +51,9 @@ rank one, to which the way leads round."""
 class Machine:
     """The ranks of one machine, and which of them owns what."""
 
-    def __init__(self, ranks: tuple[int, ...], owned: dict[int, Span], within: str, arity: int):
+    def __init__(
+        self, ranks: tuple[int, ...], owned: dict[int, Span], within: str, arity: int
+    ) -> None:
         self.ranks = ranks
         self.owned = owned
         """For each rank with a share: where it lies."""
@@ -66,7 +68,7 @@ class Machine:
     def before(self, rank: int) -> tuple[int, ...]:
         """All its ranks, backwards: first the one before ``rank``, last itself."""
         place = self.ranks.index(rank)
-        return tuple(reversed(self.ranks[place:] + self.ranks[:place]))[:-1] + (rank,)
+        return (*reversed(self.ranks[:place]), *reversed(self.ranks[place:]))
 
     def rising(self, owner: int) -> TreeShape:
         """How contributions reach an owner."""
@@ -89,7 +91,9 @@ class Machine:
 class Crossing:
     """The owners of one span, one on each machine, and what they do among themselves."""
 
-    def __init__(self, schedule: Schedule, start: int, owners: Sequence[int], shared: set[int]):
+    def __init__(
+        self, schedule: Schedule, start: int, owners: Sequence[int], shared: set[int]
+    ) -> None:
         self._schedule = schedule
         self._start = start
         self._owners = owners
@@ -167,9 +171,18 @@ class TwoLevels:
             owned = {rank: span for rank, span in zip(ranks, spans, strict=True) if span.length}
         return Machine(ranks, owned, within, self.layout.arity)
 
+    def place_of(self, rank: int) -> int:
+        """Where the machine of a rank stands."""
+        return self._machine_of[rank]
+
     def machine_of(self, rank: int) -> Machine:
         """Where a rank is."""
         return self.machines[self._machine_of[rank]]
+
+    @property
+    def maker(self) -> Maker:
+        """What makes the programs."""
+        return self._rooted if self.task.collective.has_root else self._program
 
     @cached_property
     def _crossings(self) -> list[tuple[Crossing, tuple[int, ...]]]:
@@ -229,7 +242,7 @@ class TwoLevels:
             if step.into is Operand.OUTPUT
         ]
 
-    def program(self, rank: int) -> Program:
+    def _program(self, rank: int) -> Program:
         """What a rank does in an all-reduce or a barrier."""
         draft, machine = Draft.of(self.task, rank), self.machine_of(rank)
         if machine.is_shared:
@@ -265,10 +278,10 @@ class TwoLevels:
                 for span in self.results(owner):
                     draft.store(span, source, to=way.children(rank))
 
-    def rooted(self, rank: int) -> Program:
+    def _rooted(self, rank: int) -> Program:
         """What a rank does in a reduction to one rank, or a broadcast by one."""
         draft, machine = Draft.of(self.task, rank), self.machine_of(rank)
-        (leader,) = machine.owned or {machine.ranks[0]: None}
+        (leader,) = machine.owned
         way = machine.rising(leader) if self.task.collective.reduces else machine.sinking(leader)
         below, above = way.children(rank), way.parent(rank)
         if above is None:
@@ -321,23 +334,18 @@ def _pieces(span: Span, piece: int) -> list[Span]:
     return [part for part in cut(span, max(1, -(-span.length // piece))) if part.length]
 
 
-def all_reduce(task: Task, layout: AlgorithmSettings) -> Maker:
-    """Sums of machines, a sum of sums, and the result to all."""
-    return TwoLevels(task, layout).program
-
-
-def rooted(task: Task, layout: AlgorithmSettings) -> Maker:
-    """One rank of each machine stands for it."""
-    return TwoLevels(task, layout).rooted
+def divided(task: Task, layout: AlgorithmSettings) -> Maker:
+    """Sums of machines, a sum of sums, and the result to all; as far as the task needs it."""
+    return TwoLevels(task, layout).maker
 
 
 LEVELS = Algorithm(
     "levels",
     "the ranks of a machine first, then machines among themselves",
     {
-        Collective.ALL_REDUCE: all_reduce,
-        Collective.REDUCE: rooted,
-        Collective.BROADCAST: rooted,
-        Collective.BARRIER: all_reduce,
+        Collective.ALL_REDUCE: divided,
+        Collective.REDUCE: divided,
+        Collective.BROADCAST: divided,
+        Collective.BARRIER: divided,
     },
 )
