@@ -34,7 +34,7 @@ from potluck.compression.base import ByteArray, Floats
 from potluck.compression.codecs import Int8
 from potluck.compression.strategy import QuantizationType
 from potluck.schedule import planner
-from potluck.schedule.config import CollectiveConfig
+from potluck.schedule.planner import CollectiveConfig
 from potluck.schedule.reduce import BFLOAT16, ReduceOp, Reducer
 from potluck.schedule.schedule import Draft, Form, Operand, Program, ScheduleStep
 from potluck.schedule.task import (

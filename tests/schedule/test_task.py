@@ -12,7 +12,7 @@ from potluck._types import LinkMatrix
 from potluck.collective.program import PlanCache
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.schedule import planner
-from potluck.schedule.config import CollectiveConfig
+from potluck.schedule.planner import CollectiveConfig
 from potluck.schedule.task import (
     AlgorithmSettings,
     AllReduceStrategy,

@@ -23,7 +23,7 @@ from potluck.collective.group import Group
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
 from potluck.net.addresses import MAX_PORT, Address, parse_address
-from potluck.schedule.config import CollectiveConfig
+from potluck.schedule.planner import CollectiveConfig
 from potluck.trace.recorder import log_of, recorder_of
 
 if TYPE_CHECKING:

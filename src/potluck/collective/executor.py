@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from potluck.collective.program import CompiledCall
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
-    from potluck.schedule.config import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.schedule.reduce import Array
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from potluck.collective.call import Call
     from potluck.compression.base import Codec, Floats
     from potluck.compression.strategy import QuantizationType
-    from potluck.schedule.config import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.schedule.reduce import Array, Dtype
 
 
