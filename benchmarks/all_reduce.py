@@ -3,12 +3,14 @@
     python benchmarks/all_reduce.py [--quick] [--json FILE] [--plot]
     python benchmarks/all_reduce.py --ranks 2,4 --sizes 4,64KiB,1MiB --plain
     python benchmarks/all_reduce.py --parts hosts
+    python benchmarks/all_reduce.py --parts machines --strategies ring,direct/doubling
 
 The same processes hold all groups and work on the same buffers; contenders take turns in slices of
 milliseconds, so that a busy machine disturbs all alike.  A ratio is the median of the ratios within
-each round.  First over loopback, then between four emulated hosts (that needs root and the
-programs ``ip`` and ``tc``, and is left out otherwise).  Open MPI (``openmpi-bin``) takes part where
-it is installed, ``iperf3`` says how fast a cable really is.  FILE may be ``-`` for the terminal.
+each round.  First over loopback, then between emulated hosts, one rank on each or several (that
+needs root and the programs ``ip`` and ``tc``, and is left out otherwise).  Open MPI
+(``openmpi-bin``) takes part where it is installed, ``iperf3`` says how fast a cable really is.
+FILE may be ``-`` for the terminal.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from rich.console import Console
 from collectives.contenders import GLOO, OPEN_MPI, PLAIN, SEALED
 from collectives.launch import missing_peers
 from collectives.parts import PARTS, Run, Wishes
+from collectives.places import MACHINES
 from collectives.plan import octets
 from collectives.plot import draw_plot
-from collectives.tables import draw_rows, draw_targets
+from collectives.tables import draw_machines, draw_rows, draw_targets
 from collectives.targets import judge
 
 PLOT = Path(__file__).resolve().parents[1] / "docs" / "internals" / "all_reduce.svg"
@@ -50,6 +53,7 @@ def wishes_of(options: argparse.Namespace, missing: dict[str, str]) -> Wishes:
         rounds=options.rounds,
         is_quick=options.quick,
         is_bare=options.executor,
+        strategies=tuple(options.strategies.split(",")) if options.strategies else (),
     )
 
 
@@ -69,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sealed", action="store_true", help="Potluck only with encryption")
     made.add_argument("--executor", action="store_true", help="Potluck without its outer layer")
     made.add_argument("--peers", default="gloo,openmpi", help="with whom to compare")
+    made.add_argument("--strategies", help="what to compare on machines: ring,direct/doubling,...")
     made.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     made.add_argument("--plot", nargs="?", const=PLOT, type=Path, help=f"draw into {PLOT.name}")
     return made
@@ -97,7 +102,8 @@ def main() -> None:
     for name in names:
         for title, rows, notes in PARTS[name](run):
             if rows:
-                console.print(draw_rows(title, rows, [*notes, *_absences(missing)]))
+                draw = draw_machines if rows[0]["place"] in MACHINES else draw_rows
+                console.print(draw(title, rows, [*notes, *_absences(missing)]))
             else:
                 console.print("\n".join([title, *notes]))
     figures = report(run, missing)

@@ -25,6 +25,7 @@ LONG_FILES: dict[str, str] = {
     "potluck.membership.views": "proposing, accepting and installing views is one argument",
     "potluck.rpc.peer": "peers, their waiting calls and the endpoint they belong to use each other",
     "potluck.rpc.protocol": "frames, windows and fairness of one protocol",
+    "potluck.schedule.planner": "one choice: what may be wished, what there is, what it costs",
     "potluck.testing.invariants": "all promises about membership and training",
     "potluck.torch.process_group": "one class: every operation that torch.distributed has",
     "potluck.training.checkpoint_files": "one file format: how it is written, checked and read",

@@ -5,18 +5,30 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 from collectives.memory import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Memory
-from potluck import DistributedContext, NetworkNamespace, SecurityWarning, TcpBackend
+from potluck import (
+    AllReduceStrategy,
+    CollectiveConfig,
+    DistributedContext,
+    NetworkNamespace,
+    SecurityWarning,
+    TcpBackend,
+)
 from potluck.collective.call import Call
 from potluck.schedule.reduce import ReduceOp, Reducer
 from potluck.schedule.task import Collective, Task
 
-__all__ = ["GLOO", "OPEN_MPI", "PLAIN", "SEALED", "Contender", "enter"]
+__all__ = ["FLAT", "GLOO", "OPEN_MPI", "PINNED", "PLAIN", "SEALED", "Contender", "enter"]
 
 PLAIN, SEALED, GLOO, OPEN_MPI = "potluck", "potluck sealed", "Gloo", "Open MPI"
+PINNED = "potluck: "
+"""Potluck in clear with one strategy for everything, whose name follows."""
+FLAT = f"{PINNED}one level"
+"""Potluck in clear, as it is with ``two_levels=False``."""
 PATIENCE = 60  # seconds after which an operation gives up
 
 Step = Callable[[], object]
@@ -42,13 +54,21 @@ class Potluck:
     """A group over TCP, as users see it; or with ``is_bare`` its executor alone."""
 
     def __init__(
-        self, rank: int, world_size: int, master: str, *, is_plain: bool, is_bare: bool = False
+        self,
+        name: str,
+        rank: int,
+        world_size: int,
+        master: str,
+        *,
+        is_bare: bool = False,
     ) -> None:
         logging.disable(logging.WARNING)  # plain TCP warns twice, and it is meant
         warnings.simplefilter("ignore", SecurityWarning)
-        namespace = NetworkNamespace.insecure() if is_plain else None
+        namespace = None if name == SEALED else NetworkNamespace.insecure()
         backend = TcpBackend(rank, world_size, master, timeout=PATIENCE, namespace=namespace)
-        self._context = DistributedContext(backend)
+        self._context = DistributedContext(backend, CollectiveConfig(two_levels=name != FLAT))
+        is_pinned = name.startswith(PINNED) and name != FLAT
+        self._strategy = AllReduceStrategy.named(name.removeprefix(PINNED)) if is_pinned else None
         self.group = self._context.group
         self._is_bare = is_bare
 
@@ -58,12 +78,12 @@ class Potluck:
 
     def prepare(self, memory: Memory) -> Step:
         """What does the operation once."""
-        call, context = call_for(memory), self._context
+        call, context = replace(call_for(memory), strategy=self._strategy), self._context
         source, target = memory.source, memory.target
         if self._is_bare:
             return lambda: self.group.run(call, PATIENCE)
         steps: dict[str, Step] = {
-            ALL_REDUCE: lambda: context.all_reduce(target),
+            ALL_REDUCE: lambda: context.all_reduce(target, strategy=self._strategy),
             BROADCAST: lambda: context.broadcast(target, 0),
             REDUCE_SCATTER: lambda: context.reduce_scatter(source, out=target),
             ALL_GATHER: lambda: context.all_gather(source, out=target),
@@ -73,9 +93,10 @@ class Potluck:
 
     def describe(self, memory: Memory) -> str:
         """The plan in a few words."""
-        plan = self.group._plans.compiled(call_for(memory)).plan  # noqa: SLF001 - only to show it
+        call = replace(call_for(memory), strategy=self._strategy)
+        plan = self.group._plans.compiled(call).plan  # noqa: SLF001 - only to show it
         shares = ":".join(map(str, plan.shares)) if len(set(plan.shares)) > 1 else ""
-        return f"{plan.algorithm} {shares} {plan.piece >> 10}K".replace("  ", " ")
+        return f"{plan.strategy} {shares} {plan.piece >> 10}K".replace("  ", " ")
 
     def close(self) -> None:
         """Leave."""
@@ -182,4 +203,4 @@ def enter(
         return OpenMpi()
     if name == GLOO:
         return Gloo(rank, world_size, master)
-    return Potluck(rank, world_size, master, is_plain=name == PLAIN, is_bare=is_bare)
+    return Potluck(name, rank, world_size, master, is_bare=is_bare)

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectives.contenders import PLAIN, SEALED
+from collectives.contenders import FLAT, GLOO, PINNED, PLAIN, SEALED
 from collectives.launch import Place, run_session
 from collectives.memory import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from collectives.places import CABLES, EQUAL, LIMIT, LOOPBACK, UNEQUAL, four_hosts
+from collectives.places import (
+    CABLES,
+    EQUAL,
+    LIMIT,
+    LOOPBACK,
+    MACHINES,
+    UNEQUAL,
+    four_hosts,
+    machines,
+)
 from collectives.plan import BACKGROUND, MEMORY, MIB, Case, Session, words
 from collectives.report import Row, quartiles, rows
 from collectives.targets import BACKGROUND_RATE, EXTRA_MEMORY
@@ -19,6 +28,7 @@ __all__ = ["PARTS", "Run", "Wishes"]
 
 SIZES = (4, 1 << 10, 1 << 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 SIBLINGS = (REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL)
+MACHINE_SIZES = (4, 1 << 10, 1 << 16, MIB, 16 * MIB, 64 * MIB)
 HOST_SIZES = {EQUAL: (16 * MIB, 64 * MIB), UNEQUAL: (16 * MIB,)}
 
 Tables = Iterator[tuple[str, list[Row], list[str]]]
@@ -36,6 +46,8 @@ class Wishes:
     rounds: int | None = None
     is_quick: bool = False
     is_bare: bool = False
+    strategies: tuple[str, ...] = ()
+    """What is compared among machines; none means the usual flat ones."""
 
     def sizes_or(self, usual: tuple[int, ...]) -> tuple[int, ...]:
         """The wanted sizes, or the usual ones; large ones take too long for a glance."""
@@ -107,6 +119,26 @@ def on_hosts(run: Run) -> Tables:
             yield title, [], [f"This was not measured: {error}"]
 
 
+def on_machines(run: Run) -> Tables:
+    """Several ranks on each machine: two levels beside flat plans, and what crosses the cable."""
+    wishes = run.wishes
+    pinned = wishes.strategies or ("ring", "tree:1", "direct")
+    names = (PLAIN, FLAT, *(f"{PINNED}{each}" for each in pinned))
+    names += tuple(name for name in wishes.peers if name == GLOO)
+    for place, which in MACHINES.items():
+        title = f"All-reduce among {place}"
+        cases = tuple(wishes.case(size, at_most=9) for size in wishes.sizes_or(MACHINE_SIZES))
+        try:
+            with machines(which) as (hosts, bound, source):
+                session = Session(place, sum(which.ranks), names, cases)
+                session = replace(session, is_surveyed=True)
+                made = run.measure(session, hosts, {LIMIT: bound})
+            yield title, made, [source]
+        except (OSError, RuntimeError) as error:
+            run.left_out[place] = str(error)
+            yield title, [], [f"This was not measured: {error}"]
+
+
 def in_background(run: Run) -> Tables:
     """Asynchronous operations beside a busy thread."""
     wishes = run.wishes
@@ -164,6 +196,7 @@ PARTS: dict[str, Callable[[Run], Tables]] = {
     "loopback": on_loopback,
     "siblings": siblings,
     "hosts": on_hosts,
+    "machines": on_machines,
     "background": in_background,
     "memory": in_memory,
 }

@@ -13,10 +13,24 @@ from dataclasses import dataclass
 from collectives.launch import Place
 from support.hosts import Host, Hosts
 
-__all__ = ["CABLES", "EQUAL", "LIMIT", "LOOPBACK", "UNEQUAL", "Cables", "four_hosts"]
+__all__ = [
+    "CABLES",
+    "EQUAL",
+    "LIMIT",
+    "LOOPBACK",
+    "MACHINES",
+    "THREE",
+    "TWO",
+    "UNEQUAL",
+    "Cables",
+    "Machines",
+    "four_hosts",
+    "machines",
+]
 
 LOOPBACK = "loopback"
 EQUAL, UNEQUAL = "four hosts, 1 Gbit/s", "four hosts, 1, 1, 1, 0.2 Gbit/s"
+TWO, THREE = "two machines, 3 ranks each, 1 Gbit/s", "three machines, 4, 2, 1 ranks, 1 Gbit/s"
 LIMIT = "limit"
 """The name under which the time that nobody can undercut stands beside the contenders."""
 
@@ -40,6 +54,53 @@ class Cables:
 
 
 CABLES = {EQUAL: Cables((1000,) * 4), UNEQUAL: Cables((1000, 1000, 1000, 200))}
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines with several ranks each, on equal cables."""
+
+    ranks: tuple[int, ...]
+    megabits: int
+
+    @property
+    def share(self) -> float:
+        """How often the vector crosses each cable, at least, in each direction."""
+        return 2 * (len(self.ranks) - 1) / len(self.ranks)
+
+    @property
+    def flat_share(self) -> float:
+        """The same for a ring of all ranks in the order of machines."""
+        return 2 * (sum(self.ranks) - 1) / sum(self.ranks)
+
+
+MACHINES = {
+    TWO: Machines((3, 3), 1000),
+    THREE: Machines((4, 2, 1), 1000),
+}
+
+
+@contextlib.contextmanager
+def machines(which: Machines) -> Iterator[tuple[Place, float, str]]:
+    """The machines, each rank with its own; seconds of a byte at least; what that rests on."""
+    names = NAMES[: len(which.ranks)]
+    with Hosts(names) as hosts:
+        for name in names:
+            hosts.limit(name, f"{which.megabits}mbit")
+        first, second = (hosts[name] for name in names[:2])
+        rate, source = which.megabits * 1e6 / 8, "the cable's rate"
+        if shutil.which("iperf3"):
+            rate, source = iperf3(first, second), "iperf3's rate between two machines"
+        words = (
+            f"N is the vector on a cable: {which.share:.2f} N at least, {which.flat_share:.2f} N "
+            f"for a flat ring; the limit is {source}, {rate / 1e6:.1f} MB/s"
+        )
+        ranks = [
+            hosts[name]
+            for name, count in zip(names, which.ranks, strict=True)
+            for _ in range(count)
+        ]
+        yield Place(tuple(ranks)), which.share / rate, words
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ class Session:
     kind: str = ROUNDS
     is_bare: bool = False
     """Whether Potluck takes part without its outer layer, ``DistributedContext``."""
+    is_surveyed: bool = False
+    """Whether a large operation comes before the first round, as in training: it measures links."""
     masters: dict[str, str] = field(default_factory=dict)
     """Where the group of each contender meets."""
 

@@ -19,10 +19,12 @@ from potluck.collective.call import Work
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from collectives.contenders import PATIENCE, Contender, Potluck, call_for, enter
-from collectives.memory import Memory
-from collectives.plan import BACKGROUND, MEMORY, Case, Session
+from collectives.memory import ALL_REDUCE, Memory
+from collectives.plan import BACKGROUND, MEMORY, MIB, Case, Session
 
 Result = dict[str, Any]
+
+COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 def measure(case: Case, contenders: dict[str, Contender], memory: Memory) -> Result:
@@ -41,15 +43,26 @@ def measure(case: Case, contenders: dict[str, Contender], memory: Memory) -> Res
             step()
         contenders[name].barrier()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    cable: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(case.rounds):
         turn = number % len(steps)  # nobody always follows the same one
         for name in [*steps, *steps][turn : turn + len(steps)]:
             memory.fill()
             contenders[name].barrier()
+            before = sent_bytes()
             seconds[name].append(clock(steps[name], case.inner))
             contenders[name].barrier()
+            cable[name].append((sent_bytes() - before) / case.inner)
     plans = {name: each.describe(memory) for name, each in contenders.items()}
-    return {**asdict(case), "seconds": seconds, "plans": plans}
+    return {**asdict(case), "seconds": seconds, "plans": plans, "cable": cable}
+
+
+def sent_bytes() -> int:
+    """What this host has sent on its cable, headers included; 0 where there is none."""
+    try:
+        return int(COUNTER.read_text(encoding="ascii"))
+    except OSError:
+        return 0
 
 
 def clock(step: Any, inner: int) -> float:
@@ -112,6 +125,9 @@ def run(session: Session, rank: int) -> list[Result]:
             contenders[name] = enter(
                 name, rank, session.world_size, master, is_bare=session.is_bare
             )
+        if session.is_surveyed:
+            for contender in contenders.values():
+                contender.prepare(Memory.of(ALL_REDUCE, MIB, rank, session.world_size))()
         for case in session.cases:
             memory = Memory.of(case.collective, case.octets, rank, session.world_size)
             if session.kind in {BACKGROUND, MEMORY}:

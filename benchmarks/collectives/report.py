@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.contenders import GLOO, OPEN_MPI, PLAIN, SEALED
+from collectives.contenders import GLOO, OPEN_MPI, PINNED, PLAIN, SEALED
 from collectives.plan import Session
 
 __all__ = ["Row", "quartiles", "rows"]
@@ -38,10 +38,16 @@ def rows(
                 "plans": {name: plan for name, plan in first["plans"].items() if plan},
                 "median_seconds": {n: statistics.median(taken) for n, taken in seconds.items()},
                 "bound_seconds": limits,
+                "cable_bytes": _crossed([results[number].get("cable", {}) for results in seen]),
                 "ratios": _ratios(seconds, limits),
             }
         )
     return made
+
+
+def _crossed(seen: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+    """Bytes that an operation sent on the busiest cable, by contender."""
+    return {name: max(statistics.median(each[name]) for each in seen) for name in (seen[0] or {})}
 
 
 def _ratios(seconds: dict[str, list[float]], limits: dict[str, float]) -> list[dict[str, Any]]:
@@ -49,6 +55,7 @@ def _ratios(seconds: dict[str, list[float]], limits: dict[str, float]) -> list[d
     ratios = []
     pairs = [
         *PAIRS,
+        *((PLAIN, name) for name in seconds if name.startswith(PINNED)),
         *((ours, limit) for limit in limits for ours in (PLAIN, SEALED, GLOO, OPEN_MPI)),
     ]
     for ours, theirs in pairs:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from collectives.contenders import GLOO, OPEN_MPI, PLAIN, SEALED
+from collectives.contenders import GLOO, OPEN_MPI, PINNED, PLAIN, SEALED
 from collectives.memory import ALL_REDUCE
 from collectives.places import LIMIT
 from collectives.plan import words
@@ -36,17 +36,45 @@ def draw_rows(title: str, rows: Sequence[Row], notes: Sequence[str]) -> Table:
     table.caption = "\n".join(
         [f"medians of {turns} interleaved rounds, × means times faster", *notes]
     )
-    names = [name for name in ORDER if any(name in row["median_seconds"] for row in rows)]
+    seen = {name for row in rows for name in row["median_seconds"]}
+    names = [name for name in ORDER if name in seen]
     pairs = _pairs(rows)
     table.add_column("", no_wrap=True)
     for name in names:
-        table.add_column(SHORT.get(name, name), justify="right", no_wrap=True)
+        table.add_column(_short(name), justify="right", no_wrap=True)
     for ours, theirs in pairs:
-        table.add_column(f"{SHORT.get(ours, ours)} × {theirs}", justify="right")
+        table.add_column(f"{_short(ours)} × {_short(theirs)}", justify="right")
     table.add_column("plan", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, names, pairs))
     return table
+
+
+def draw_machines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> Table:
+    """One line for each contender: its time, what crossed the cable, and Potluck's gain."""
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=title)
+    table.caption = "\n".join(
+        [f"medians of {rows[0]['rounds']} interleaved rounds, × means times faster", *notes]
+    )
+    for name in ("", "", "time", "on a cable", "plain × this", "plan"):
+        table.add_column(name, justify="left" if name in {"", "plan"} else "right", no_wrap=True)
+    for row in rows:
+        ratios = {each["against"]: each for each in row["ratios"] if each["of"] == PLAIN}
+        for name, seconds in {**row["median_seconds"], **row["bound_seconds"]}.items():
+            crossed = row["cable_bytes"].get(name)
+            table.add_row(
+                words(row["octets"]) if name == PLAIN else "",
+                _short(name),
+                duration(seconds),
+                "" if crossed is None else f"{crossed / row['octets']:.2f} N",
+                _ratio(ratios[name]) if name in ratios else "",
+                row["plans"].get(name, ""),
+            )
+    return table
+
+
+def _short(name: str) -> str:
+    return SHORT.get(name, name.removeprefix(PINNED))
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[str, str]]:

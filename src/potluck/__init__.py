@@ -121,11 +121,11 @@ if _typing.TYPE_CHECKING:
         RpcTimeout,
         RpcTooLarge,
     )
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.schedule.reduce import ReduceOp
     from potluck.schedule.task import (
         AllReduceStrategy,
         BroadcastStrategy,
-        CollectiveConfig,
         ReduceStrategy,
     )
     from potluck.training.averaging import DiscardedWork, StepOutcome
@@ -258,7 +258,7 @@ _HOMES = {
     "Cluster": "potluck.cluster.cluster",
     "ClusterEvent": "potluck.cluster.events",
     "ClusterTopology": "potluck.membership.topology",
-    "CollectiveConfig": "potluck.schedule.task",
+    "CollectiveConfig": "potluck.schedule.planner",
     "CompressedGradient": "potluck.compression.compressor",
     "CompressionStrategy": "potluck.compression.strategy",
     "ConnectionProfile": "potluck.membership.topology",

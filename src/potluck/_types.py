@@ -16,6 +16,8 @@ import msgspec
 from potluck.errors import InvalidWorldSize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from _typeshed import DataclassInstance
 
 
@@ -113,6 +115,21 @@ class View:
         return self.members.index(process) if process in self.members else None
 
 
+def lowest_of_each(places: Sequence[object], size: int) -> tuple[int, ...]:
+    """For each of ``size`` ranks the lowest one that is in the same place.
+
+    >>> lowest_of_each(["desk", "attic", "desk"], 3)
+    (0, 1, 0)
+    """
+    first: dict[object, int] = {}
+    for rank, place in enumerate(places):
+        first.setdefault(place, rank)
+    if len(places) != size:
+        msg = f"{size} ranks are in as many places, not {len(places)}"
+        raise ValueError(msg)
+    return tuple(first[place] for place in places)
+
+
 @dataclass(frozen=True, slots=True)
 class LinkMatrix:
     """What is known of the links of a group, in whole numbers, so that all ranks compute alike.
@@ -129,6 +146,8 @@ class LinkMatrix:
     """Bytes per second that each rank can receive."""
     latency: tuple[tuple[int, ...], ...]
     """Nanoseconds that a short message takes from each rank (row) to each (column)."""
+    machines: tuple[int, ...] = ()
+    """For each rank the lowest rank of its machine; empty if that is not known."""
 
     def __post_init__(self) -> None:
         """Refuse what is not a matrix of numbers of a bounded size."""
@@ -137,6 +156,9 @@ class LinkMatrix:
             raise InvalidWorldSize(0)
         if {len(self.down), len(self.latency), *map(len, self.latency)} != {size}:
             msg = f"{size} ranks need as many rates up and down and rows of latencies"
+            raise ValueError(msg)
+        if self.machines and self.machines != lowest_of_each(self.machines, size):
+            msg = f"machines must name the lowest rank of each rank's machine, not {self.machines}"
             raise ValueError(msg)
         rates, latencies = {*self.up, *self.down}, {time for row in self.latency for time in row}
         if min(rates | latencies) < 0 or max(rates) >> 63 or max(latencies) >> 32:

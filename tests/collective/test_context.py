@@ -298,13 +298,20 @@ def test_the_patience_of_a_configuration_counts() -> None:
 
 def test_a_backend_has_one_configuration() -> None:
     """A second one would be ignored in silence; the same one, or none, joins the first."""
-    config = CollectiveConfig.single_node(2)
+    config = CollectiveConfig(tree_arity=3)
     (backend,) = SimulatedBackend.create_group(1)
     with DistributedContext(backend, config):
-        DistributedContext(backend, CollectiveConfig.single_node(2)).barrier()
+        DistributedContext(backend, CollectiveConfig(tree_arity=3)).barrier()
         DistributedContext(backend).barrier()
         with pytest.raises(ValueError, match="another configuration"):
-            DistributedContext(backend, CollectiveConfig.single_node(3))
+            DistributedContext(backend, CollectiveConfig(tree_arity=4))
+
+
+def test_machines_that_cannot_be_those_of_the_group_are_refused() -> None:
+    """With the ranks that there would have to be."""
+    left, right = SimulatedBackend.create_group(2)
+    with left, right, pytest.raises(InvalidWorldSize, match="2 nodes with 3 ranks each, 6 in all"):
+        DistributedContext(left, CollectiveConfig.multi_node(2, num_devices=3))
 
 
 def test_an_operation_can_be_aborted_from_another_thread() -> None:

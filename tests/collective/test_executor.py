@@ -11,10 +11,11 @@ from potluck.collective import executor
 from potluck.collective.executor import (
     EVERY,
     LARGE,
+    SEEN,
     OperationTimes,
     agree,
-    are_neighbours,
     have_changed,
+    sharing,
 )
 from potluck.collective.group import Group
 from potluck.schedule.planner import Planner
@@ -27,9 +28,10 @@ GIGABIT = 125_000_000
 def seen(rates: list[list[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """What ranks report: the rate from each (column) to each (row), and equal times."""
     size = len(rates)
-    rows = np.zeros((size, 2, size), np.int64)
+    rows = np.zeros((size, SEEN, size), np.int64)
     rows[:, 0, :] = rates
     rows[:, 1, :] = 100_000
+    rows[:, 2, :] = (rows[:, 0, :] == 0) & ~np.eye(size, dtype=bool)
     return rows
 
 
@@ -58,10 +60,9 @@ def test_chance_is_not_taken_for_a_difference() -> None:
 
 def test_where_all_are_on_one_machine_all_are_alike() -> None:
     """There is no link: whatever the processors do just then, nobody gets less than others."""
-    rows = seen([[0] * 3] * 3)
-    links = agree(rows)
+    links = agree(seen([[0] * 3] * 3))
     assert set(links.up) == set(links.down) == {10**9}
-    assert are_neighbours(rows)
+    assert links.machines == (0, 0, 0)
 
 
 def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
@@ -74,9 +75,32 @@ def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
         [near, near, 0, 0],
     ]
     links = agree(seen(rates))
-    assert not are_neighbours(seen(rates))
+    assert links.machines == (0, 0, 2, 2)
     assert links.up == (near, near, GIGABIT, GIGABIT)
     assert links.down == (GIGABIT, GIGABIT, near, near)
+
+
+def test_ranks_of_a_machine_share_the_best_that_any_of_them_saw() -> None:
+    """They measured at the same time, so most of them saw a part of their cable."""
+    part = GIGABIT // 3
+    rates = [
+        [0, 0, part, GIGABIT],
+        [0, 0, part, part],
+        [part, part, 0, 0],
+        [GIGABIT, part, 0, 0],
+    ]
+    links = agree(seen(rates))
+    assert set(links.up) == set(links.down) == {GIGABIT}
+
+
+def test_two_ranks_share_a_machine_if_both_say_so() -> None:
+    """What one of them alone believes parts nobody, and joins nobody."""
+    rows = seen([[0, 5, 5, 5], [5, 0, 5, 0], [5, 5, 0, 0], [5, 0, 0, 0]])
+    assert sharing(rows) == (0, 1, 2, 1)  # 3 is with 1; that 2 is with 3 as well joins no more
+    rows[1, 2, 3] = 0
+    assert sharing(rows) == (0, 1, 2, 2)
+    rows[3, 2, 2] = 0
+    assert sharing(rows) == (0, 1, 2, 3)
 
 
 def test_times_that_are_too_long_are_cut() -> None:

@@ -34,6 +34,7 @@ from potluck.compression.base import ByteArray, Floats
 from potluck.compression.codecs import Int8
 from potluck.compression.strategy import QuantizationType
 from potluck.schedule import planner
+from potluck.schedule.planner import CollectiveConfig
 from potluck.schedule.reduce import BFLOAT16, ReduceOp, Reducer
 from potluck.schedule.schedule import Draft, Form, Operand, Program, ScheduleStep
 from potluck.schedule.task import (
@@ -41,7 +42,7 @@ from potluck.schedule.task import (
     AllReduceStrategy,
     BroadcastStrategy,
     Collective,
-    CollectiveConfig,
+    Levels,
     ReduceStrategy,
     Span,
     Task,
@@ -426,16 +427,36 @@ def test_the_call_decides_before_the_configuration() -> None:
     assert plans.plan(gather).algorithm in {"direct", "doubling", "ring"}
 
 
-def test_among_nodes_the_global_strategies_hold() -> None:
-    """Where there are more ranks than one node has."""
+def test_local_and_global_strategies_hold_within_machines_and_among_them() -> None:
+    """As they are written down, or as the ranks have found; with one level the other has no say."""
     config = CollectiveConfig(
         num_nodes=2,
         num_devices=2,
         local_all_reduce=AllReduceStrategy.RING,
-        global_all_reduce=AllReduceStrategy.tree(2),
+        global_all_reduce=AllReduceStrategy.tree(3),
     )
-    assert PlanCache(0, 4, config).plan(large()).algorithm == "tree"
-    assert PlanCache(0, 2, config).plan(large(2)).algorithm == "ring"
+    told = PlanCache(0, 4, config).plan(large())
+    assert told.levels == Levels((0, 0, 2, 2), "ring", "tree", arity=3)
+    found = PlanCache(0, 4, replace(config, num_nodes=None, num_devices=1))
+    for machines, strategy in (
+        ((0, 1, 0, 0), "ring/tree:3"),
+        ((0, 0, 0, 0), "ring"),
+        ((0, 1, 2, 3), "tree:3"),
+    ):
+        found.forget()
+        found.learn(replace(links(FAST, FAST, FAST, FAST), machines=machines), large(), 0)
+        assert str(found.plan(large()).strategy) == strategy
+
+
+def test_a_plan_of_two_levels_is_another_on_other_machines() -> None:
+    """Ranks that believe in different machines find out before they exchange a byte."""
+    plans = [PlanCache(0, 4, CollectiveConfig(two_levels=True)) for _ in range(2)]
+    for cache, machines in zip(plans, [(0, 0, 2, 2), (0, 1, 0, 1)], strict=True):
+        cache.learn(replace(links(FAST, FAST, FAST, FAST), machines=machines), large(), 0)
+    call = replace(large(), strategy=AllReduceStrategy.named("direct/ring"))
+    one, other = (cache.plan(call).identity for cache in plans)
+    assert one != other
+    assert one == plans[0].plan(call).identity
 
 
 @pytest.mark.parametrize("collective", Collective)

@@ -1,16 +1,19 @@
 """Costs: whole nanoseconds, and a guess for what nobody has measured."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from potluck._types import LinkMatrix
 from potluck.schedule import planner
+from potluck.schedule.algorithms.levels import AMONG, WITHIN
 from potluck.schedule.cost import (
     DEFAULT_LATENCY,
     DEFAULT_RATE,
     ESTIMATES,
+    NEAR,
     Costs,
     Host,
     Load,
@@ -23,7 +26,7 @@ from potluck.schedule.cost import (
     timeline,
 )
 from potluck.schedule.schedule import Form
-from potluck.schedule.task import AlgorithmSettings, Collective, Task
+from potluck.schedule.task import AlgorithmSettings, Collective, Levels, Task
 
 LINKS = LinkMatrix((1000, 500), (250, 2000), ((0, 7), (9, 0)))
 COSTS = Costs(Network(LINKS), piece=100, host=Host(piece=3, reduce_rate=1_000_000_000))
@@ -302,3 +305,99 @@ def test_alone_nothing_travels() -> None:
     for name, algorithm in planner.ALGORITHMS.items():
         if Collective.ALL_REDUCE in algorithm.offers:
             assert seconds(name, links, 1000) == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Several ranks on a machine share its cable.
+
+
+def shared(*ranks: int) -> Network:
+    """So many ranks on each machine, each behind 1 Gbit/s."""
+    machines = tuple(sum(ranks[:place]) for place, count in enumerate(ranks) for _ in range(count))
+    size = len(machines)
+    links = LinkMatrix.uniform(size, rate=125_000_000, latency=50_000)
+    return Network(replace(links, machines=machines))
+
+
+def settings(network: Network, name: str) -> AlgorithmSettings:
+    """Ranks in their own order; two levels with a ring among machines."""
+    plain = AlgorithmSettings.plain(network.size, piece=1 << 40)
+    if name == "levels":
+        return replace(plain, levels=Levels(network.machines, "direct", "ring"))
+    return replace(plain, piece=1 << 16) if name == "direct" else plain
+
+
+FLOWS = {
+    ("ring", (3, 3)): 5 / 3,
+    ("ring", (4, 2, 1)): 12 / 7,
+    ("direct", (3, 3)): 3.0,
+    ("levels", (3, 3)): 1.0,
+    ("levels", (4, 2, 1)): 4 / 3,
+    ("levels", (2, 2, 2)): 4 / 3,
+}
+
+
+@pytest.mark.parametrize(("name", "ranks"), FLOWS)
+def test_a_large_all_reduce_takes_what_its_busiest_cable_carries(
+    name: str, ranks: tuple[int, ...]
+) -> None:
+    """Estimated, and walked: six ranks in a ring 1.67 times the vector, by machines once."""
+    network = shared(*ranks)
+    costs = Costs(network, piece=1 << 18)
+    task = Task.whole(Collective.ALL_REDUCE, network.size, 16 << 20)
+    least = FLOWS[name, ranks] * costs.up(0, 64 << 20)
+    layout = settings(network, name)
+    assert ESTIMATES[name, task.collective](task, layout, costs) == pytest.approx(least, rel=0.05)
+    walked = price(planner.schedule(name, task, layout), costs)
+    assert walked == pytest.approx(least, rel=0.08)
+
+
+@pytest.mark.parametrize("ranks", [(3, 3), (4, 2, 1), (2, 2, 2, 2), (5, 1)])
+@pytest.mark.parametrize("within", WITHIN)
+@pytest.mark.parametrize("among", list(AMONG))
+@pytest.mark.parametrize("count", [1, 5_000, 1 << 20])
+def test_the_estimate_of_two_levels_is_near_the_walk(
+    ranks: tuple[int, ...], within: str, among: str, count: int
+) -> None:
+    """Whichever two: within a factor of 2.5, so that none is taken for what it is not."""
+    network = shared(*ranks)
+    costs = Costs(network, piece=1 << 17)
+    task = Task.whole(Collective.ALL_REDUCE, network.size, count)
+    layout = AlgorithmSettings.plain(network.size, piece=1 << 15)
+    layout = replace(layout, levels=Levels(network.machines, within, among))
+    estimate = ESTIMATES["levels", task.collective](task, layout, costs)
+    walked = price(planner.schedule("levels", task, layout), costs)
+    assert 0.5 < estimate / walked < 2.5
+
+
+def test_a_machine_is_as_fast_as_the_best_that_its_ranks_have_seen() -> None:
+    """They measured at once, so each may have seen a part; what is near crosses no cable."""
+    links = LinkMatrix((10, 40, 25), (30, 20, 25), ((0, 1, 9), (1, 0, 9), (9, 9, 0)), (0, 0, 2))
+    network = Network(links)
+    assert (network.up, network.down) == ((40, 40, 25), (30, 30, 25))
+    assert network.near.tolist() == [[False, True, False], [True, False, False], [False] * 3]
+    assert network.among_machines.latency == ((0, 9), (9, 0))
+    costs = Costs(network)
+    assert costs.flow(0, 1, NEAR) == 10**9
+    assert costs.flow(0, 2, 50) == costs.flow(1, 2, 50) == 2 * 10**9
+
+
+@pytest.mark.parametrize("machines", [(0, 0, 0), (0, 1, 2)])
+def test_one_machine_or_lone_ranks_cost_what_they_did(machines: tuple[int, ...]) -> None:
+    """Each has its own way out: there is no cable to share."""
+    links = LinkMatrix((10, 40, 25), (30, 20, 25), ((0, 1, 9), (1, 0, 9), (9, 9, 0)))
+    known, told = Network(links), Network(replace(links, machines=machines))
+    assert (known.up, known.down) == (told.up, told.down)
+    assert not told.is_two_level
+    assert not told.near.any()
+
+
+def test_a_plan_for_machines_that_are_no_more_is_walked() -> None:
+    """Its price is that of what it would do among the ranks as they are."""
+    network = shared(2, 2)
+    task = Task.whole(Collective.ALL_REDUCE, 4, 1 << 16)
+    layout = settings(network, "levels")
+    moved = Network(LinkMatrix.uniform(4, rate=125_000_000, latency=50_000))
+    costs = Costs(moved)
+    walked = price(planner.schedule("levels", task, layout), costs)
+    assert ESTIMATES["levels", task.collective](task, layout, costs) == walked

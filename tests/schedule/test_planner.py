@@ -4,6 +4,7 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ from potluck.schedule.task import (
     AllReduceStrategy,
     Collective,
     ReduceStrategy,
+    Strategy,
     Task,
 )
 from potluck.schedule.verify import VerifyLimits
@@ -372,8 +374,8 @@ def test_pieces_fit_vector_links_and_memory(nbytes: int, links: LinkMatrix, piec
 )
 def test_pieces_within_a_machine_are_longer(nbytes: int, size: int, piece: int) -> None:
     """Python's work on them is what takes time there."""
-    network = Network(even(size, rate=1_000_000_000))
-    assert piece_for(nbytes, network, within_machine=True) == piece
+    links = replace(even(size, rate=1_000_000_000), machines=(0,) * size)
+    assert piece_for(nbytes, Network(links)) == piece
     assert piece <= SLOT_SIZE
 
 
@@ -557,3 +559,102 @@ def test_a_root_owns_nothing_beside_others() -> None:
     assert besides(1, [100, 100, 50]) == (2, 0, 1)
     assert besides(1, [100, 100]) == (0, 1)
     assert besides(0, [9]) == (1,)
+
+
+# --------------------------------------------------------------------------------------------------
+# Several ranks on a machine: what is compared, and what is chosen.
+
+
+def on_machines(*ranks: int, rate: int = 125_000_000) -> LinkMatrix:
+    """So many ranks on each machine, on equal cables; ways within a machine are short."""
+    machines = tuple(sum(ranks[:place]) for place, count in enumerate(ranks) for _ in range(count))
+    size = len(machines)
+    latency = tuple(
+        tuple(
+            0 if a == b else 15_000 if machines[a] == machines[b] else 80_000 for b in range(size)
+        )
+        for a in range(size)
+    )
+    return LinkMatrix((rate,) * size, (rate,) * size, latency, machines)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gain"), [((3, 3), 1.6), ((4, 2, 1), 1.25), ((4, 4, 4, 4), 1.2), ((8, 8), 1.8)]
+)
+@pytest.mark.parametrize("nbytes", [1 << 22, 1 << 24, 1 << 26])
+def test_on_usual_cables_a_large_all_reduce_is_cheaper_by_machines(
+    ranks: tuple[int, ...], gain: float, nbytes: int
+) -> None:
+    """By about what crosses the cable less; between two machines a chain in order does as well."""
+    planner = Planner(on_machines(*ranks))
+    plan = all_reduce(on_machines(*ranks), nbytes)
+    prices = dict(plan.compared)
+    assert prices["ring"] > gain * plan.price
+    assert str(plan.strategy) == "tree:1" or plan.algorithm == "levels"
+    assert len(ranks) == 2 or plan.algorithm == "levels"
+    assert min(prices.values()) * 103 >= plan.price * 100
+    assert planner.reprice(plan, Task.whole(Collective.ALL_REDUCE, sum(ranks), nbytes // 4)) == (
+        plan.price
+    )
+
+
+@pytest.mark.parametrize("nbytes", [4, 1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26])
+@pytest.mark.parametrize("ranks", [(3, 3), (4, 2, 1), (1, 5), (2, 1, 2, 1)])
+@pytest.mark.parametrize("rate", [12_500_000, 125_000_000, 1_000_000_000])
+def test_no_flat_plan_is_cheaper_than_the_plan(
+    nbytes: int, ranks: tuple[int, ...], rate: int
+) -> None:
+    """Of any size, on any cable; and both were compared with it."""
+    for collective in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST):
+        task = Task.whole(collective, sum(ranks), nbytes // 4, 0)
+        plan = Planner(on_machines(*ranks, rate=rate)).plan(task)
+        flat = [price for name, price in plan.compared if "/" not in name]
+        assert any("/" in name for name, _ in plan.compared)
+        assert plan.price <= 1.03 * min(flat)
+
+
+def test_a_flat_ring_leaves_each_machine_once() -> None:
+    """Whatever the numbers of ranks, and wherever they were put."""
+    places = (0, 1, 2, 0, 1, 0, 2)
+    machines = tuple(places.index(place) for place in places)
+    links = replace(even(7), machines=machines)
+    ring = Planner(links).ring
+    leaves = sum(machines[a] != machines[b] for a, b in itertools.pairwise((*ring, ring[0])))
+    assert leaves == 3
+    chain = Planner(links).plan(
+        Task.whole(Collective.BROADCAST, 7, 1 << 22), strategy=Strategy("tree", 1)
+    )
+    leaves = sum(machines[a] != machines[b] for a, b in itertools.pairwise(chain.order))
+    assert leaves == 2
+
+
+def test_one_machine_and_lone_ranks_have_one_level() -> None:
+    """There is nothing to divide; a wish for two levels means the one there is."""
+    wish = Strategy("tree", 2, Strategy("ring"))
+    task = Task.whole(Collective.ALL_REDUCE, 4, 1 << 20)
+    for machines, algorithm in (((0,) * 4, "tree"), ((0, 1, 2, 3), "ring"), ((), "ring")):
+        planner = Planner(replace(even(4), machines=machines))
+        assert all("/" not in name for name, _ in planner.plan(task).compared)
+        assert planner.plan(task, strategy=wish).algorithm == algorithm
+
+
+def test_a_plan_of_two_levels_says_so() -> None:
+    """How many machines, what is done within them and among them, and what it was compared with."""
+    links = on_machines(2, 2, 2)
+    plan = all_reduce(links, 16 << 20)
+    assert re.search(
+        r"levels \(.*: \w+ on each of 3, ring among them\) for 16.8 MB takes about .*; "
+        r"\w+ would take",
+        plan.reason,
+    )
+
+
+@pytest.mark.parametrize("wish", ["doubling/ring", "direct/levels", "nothing/ring"])
+def test_what_are_no_two_levels_is_refused(wish: str) -> None:
+    """With the reason, also if a single call asks for it."""
+    within, among = wish.split("/")
+    with pytest.raises(UnsupportedOperation):
+        Planner(on_machines(2, 2)).plan(
+            Task.whole(Collective.ALL_REDUCE, 4, 100),
+            strategy=Strategy(within, None, Strategy(among)),
+        )

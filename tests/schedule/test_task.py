@@ -3,18 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck._types import LinkMatrix
+from potluck.collective.program import PlanCache
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.schedule import planner
+from potluck.schedule.planner import CollectiveConfig
 from potluck.schedule.task import (
     AlgorithmSettings,
     AllReduceStrategy,
     BroadcastStrategy,
     Collective,
-    CollectiveConfig,
     ReduceStrategy,
     Span,
     Strategy,
@@ -23,10 +26,11 @@ from potluck.schedule.task import (
     facing,
     split,
 )
+from support.groups import sum_call
 
 
 def test_left_alone_everything_is_automatic() -> None:
-    """One device, no nodes, a tree of two below a mebibyte, the backend's limit."""
+    """One device, no nodes, measured links, as many levels as pay, the backend's limit."""
     config = CollectiveConfig().validate()
     assert config == CollectiveConfig(
         num_devices=1,
@@ -37,8 +41,10 @@ def test_left_alone_everything_is_automatic() -> None:
         global_all_reduce=None,
         global_reduce=None,
         global_broadcast=None,
-        tree_threshold_bytes=1 << 20,
+        tree_threshold_bytes=None,
         tree_arity=2,
+        two_levels=True,
+        measure_links=True,
         timeout=None,
     )
 
@@ -56,7 +62,44 @@ def test_presets_say_where_the_ranks_are() -> None:
     [
         ({"num_devices": 0}, InvalidWorldSize),
         ({"num_nodes": 0}, InvalidWorldSize),
-        ({"global_reduce": ReduceStrategy.AUTO}, ValueError),
+        ({"two_levels": 1}, TypeError),
+        ({"measure_links": None}, TypeError),
+        (
+            {
+                "two_levels": False,
+                "local_all_reduce": AllReduceStrategy.RING,
+                "global_all_reduce": AllReduceStrategy.AUTO,
+            },
+            ValueError,
+        ),
+        (
+            {
+                "local_all_reduce": AllReduceStrategy.DOUBLING,
+                "global_all_reduce": AllReduceStrategy.RING,
+            },
+            ValueError,
+        ),
+        (
+            {
+                "local_reduce": ReduceStrategy.DIRECT,
+                "global_reduce": ReduceStrategy.RING,
+            },
+            ValueError,
+        ),
+        (
+            {
+                "local_reduce": ReduceStrategy.TREE,
+                "global_reduce": ReduceStrategy.DIRECT,
+            },
+            ValueError,
+        ),
+        (
+            {
+                "local_all_reduce": AllReduceStrategy.two_level(),
+                "global_all_reduce": AllReduceStrategy.RING,
+            },
+            ValueError,
+        ),
         ({"tree_threshold_bytes": -1}, ValueError),
         ({"tree_arity": 0}, ValueError),
         ({"timeout": 0.0}, ValueError),
@@ -72,7 +115,7 @@ def test_presets_say_where_the_ranks_are() -> None:
 )
 def test_nonsense_is_refused(change: dict[str, Any], error: type[Exception]) -> None:
     """When it is written down, with the field and its value."""
-    with pytest.raises(error, match=r"World size|needs num_nodes|must be"):
+    with pytest.raises(error, match=r"World size|must be"):
         CollectiveConfig(**change)
 
 
@@ -82,34 +125,86 @@ def test_a_timeout_is_a_number_of_seconds_or_none(timeout: float | None) -> None
     assert CollectiveConfig(timeout=timeout).timeout == timeout
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "world_size", "chosen"),
-    [
-        (4096, 4, AllReduceStrategy.tree(2)),
-        ((1 << 20) - 1, 2, AllReduceStrategy.tree(2)),
-        (1 << 20, 2, AllReduceStrategy.DIRECT),
-        (1 << 24, 16, AllReduceStrategy.DIRECT),
-        (1 << 24, 17, AllReduceStrategy.RING),
-    ],
-)
-def test_without_measurements_size_decides(
-    nbytes: int, world_size: int, chosen: AllReduceStrategy
-) -> None:
-    """Short vectors along a tree, long ones straight, or round the ring if there are many."""
-    assert CollectiveConfig().select_all_reduce(nbytes, world_size) == chosen
+def links(machines: tuple[int, ...] = (), size: int = 6) -> LinkMatrix:
+    """Equal cables of 1 Gbit/s, with short ways within machines."""
+    known = LinkMatrix.uniform(size, rate=125_000_000, latency=100_000)
+    if not machines:
+        return known
+    near = [
+        [0 if a == b else 20_000 if machines[a] == machines[b] else 100_000 for b in range(size)]
+        for a in range(size)
+    ]
+    return replace(known, latency=tuple(map(tuple, near)), machines=machines)
+
+
+@pytest.mark.parametrize("machines", [(), (0, 0, 0, 3, 3, 3), (0, 0, 0, 0, 4, 4), (0,) * 6])
+@pytest.mark.parametrize("nbytes", [4, 4096, 1 << 17, 1 << 20, 1 << 24])
+def test_the_strategy_selected_is_the_one_that_runs(nbytes: int, machines: tuple[int, ...]) -> None:
+    """The plan of a group with this configuration, on these links, and no opinion beside it."""
+    known = links(machines)
+    for config in (
+        CollectiveConfig(),
+        CollectiveConfig(two_levels=False),
+        CollectiveConfig(tree_threshold_bytes=1 << 20, tree_arity=3),
+        CollectiveConfig(
+            local_all_reduce=AllReduceStrategy.TREE, global_all_reduce=AllReduceStrategy.RING
+        ),
+    ):
+        call = sum_call(np.zeros(nbytes // 4, np.float32), 6)
+        plans = PlanCache(0, 6, config)
+        plans.learn(known, call, 0)
+        chosen = config.select_all_reduce(nbytes, 6, known)
+        assert chosen == plans.plan(call).strategy
+        assert AllReduceStrategy.named(str(chosen)) == chosen
 
 
 def test_what_the_caller_asked_for_comes_first() -> None:
-    """Locally within a node, globally beyond it."""
+    """Locally within a machine, globally among machines, and one of them if there is one level."""
     config = replace(
         CollectiveConfig.multi_node(2, num_devices=4),
         local_all_reduce=AllReduceStrategy.CENTRALIZED,
         global_all_reduce=AllReduceStrategy.RING,
     )
-    assert config.select_all_reduce(4, world_size=4) == AllReduceStrategy.CENTRALIZED
-    assert config.select_all_reduce(4, world_size=8) == AllReduceStrategy.RING
+    assert str(config.select_all_reduce(4, world_size=8)) == "centralized/ring"
+    one = replace(config, num_nodes=1)
+    assert one.select_all_reduce(4, world_size=4) == AllReduceStrategy.CENTRALIZED
+    lone = replace(config, num_nodes=4, num_devices=1)
+    assert lone.select_all_reduce(4, world_size=4) == AllReduceStrategy.RING
     local = replace(CollectiveConfig(), local_all_reduce=AllReduceStrategy.RING)
-    assert local.select_all_reduce(4, world_size=8) == AllReduceStrategy.RING
+    assert local.select_all_reduce(4, 6, links((0, 0, 0, 3, 3, 3))) == AllReduceStrategy.RING
+
+
+def test_two_levels_can_be_switched_off_or_pinned() -> None:
+    """With one setting each; what is left to choose from is flat, or follows the wish."""
+    known = links((0, 0, 0, 3, 3, 3))
+    size = 1 << 26
+    off = CollectiveConfig(two_levels=False).select_all_reduce(size, 6, known)
+    assert off.among is None
+    pinned = AllReduceStrategy.named("centralized/doubling")
+    config = CollectiveConfig(local_all_reduce=pinned)
+    assert config.select_all_reduce(size, 6, known) == pinned
+    assert config.select_all_reduce(size, 6, links((0,) * 6)) == AllReduceStrategy.CENTRALIZED
+    assert config.select_all_reduce(size, 6, links()) == AllReduceStrategy.DOUBLING
+
+
+def test_short_vectors_use_a_tree_if_that_is_wanted() -> None:
+    """Below the threshold, with the arity of the configuration; a strategy by name comes first."""
+    config = CollectiveConfig(tree_threshold_bytes=4096, tree_arity=3)
+    assert config.select_all_reduce(4092, 6) == AllReduceStrategy.tree(3)
+    assert config.select_all_reduce(4096, 6) == CollectiveConfig().select_all_reduce(4096, 6)
+    ring = replace(config, local_all_reduce=AllReduceStrategy.RING)
+    assert ring.select_all_reduce(4, 6) == AllReduceStrategy.RING
+
+
+def test_machines_that_are_written_down_count_for_the_whole_group_only() -> None:
+    """A subgroup, or a cluster that lost a machine, finds its own; a fixed group is refused."""
+    config = CollectiveConfig.multi_node(2, num_devices=3)
+    assert config.machines(6) == (0, 0, 0, 3, 3, 3)
+    assert config.machines(5) == CollectiveConfig().machines(1) == ()
+    config.check_world_size(6)
+    CollectiveConfig().check_world_size(5)
+    with pytest.raises(InvalidWorldSize, match="2 nodes with 3 ranks each, 6 in all"):
+        config.check_world_size(5)
 
 
 def test_a_tree_without_arity_takes_that_of_the_configuration() -> None:
@@ -149,7 +244,32 @@ def test_a_strategy_can_be_written(kind: type[Strategy]) -> None:
     assert kind.named("tree:5") == kind.tree(5)
 
 
-@pytest.mark.parametrize("text", ["", "quick", "ring:2", "tree:", "tree:x", "named", "tree:-1"])
+def test_two_levels_can_be_written() -> None:
+    """Within a machine before the slash, among machines behind it; what is open stays open."""
+    both = AllReduceStrategy.two_level(AllReduceStrategy.tree(4), AllReduceStrategy.RING)
+    assert AllReduceStrategy.named("tree:4/ring") == both
+    assert (str(both), str(AllReduceStrategy.named("auto/auto"))) == ("tree:4/ring", "auto/auto")
+    assert repr(both) == f"AllReduceStrategy.two_level({both.tree(4)!r}, AllReduceStrategy.RING)"
+    assert not AllReduceStrategy.two_level().is_auto
+    with pytest.raises(ValueError, match="not of two levels again"):
+        AllReduceStrategy.two_level(both)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a/b",
+        "ring/",
+        "/ring",
+        "",
+        "quick",
+        "ring:2",
+        "tree:",
+        "tree:x",
+        "named",
+        "tree:-1",
+    ],
+)
 def test_what_is_no_strategy_is_refused(text: str) -> None:
     """The error lists those that are."""
     with pytest.raises(ValueError, match="auto, centralized, direct, doubling, ring, tree"):

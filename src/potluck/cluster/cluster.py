@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from potluck.membership.health import HealthSummary
     from potluck.metrics.registry import DistributedMetrics
     from potluck.net.transport import Poller
-    from potluck.schedule.task import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
 
 
 Result = TypeVar("Result")

@@ -23,7 +23,7 @@ from potluck.net.addresses import MAX_PORT
 if TYPE_CHECKING:
     from potluck.discovery.records import DiscoveryConfig
     from potluck.identity.namespace import NetworkNamespace
-    from potluck.schedule.task import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
 
 
 MAX_JOB = 128

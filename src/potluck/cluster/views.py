@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from potluck.backend.mesh import MeshBackend
     from potluck.collective.call import Turn
     from potluck.membership.messages import Cause
-    from potluck.schedule.task import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.trace.recorder import GroupLog
 
 

@@ -23,7 +23,7 @@ from potluck.collective.group import Group
 from potluck.errors import InvalidRank, InvalidWorldSize
 from potluck.metrics.registry import DistributedMetrics, MetricsSnapshot
 from potluck.net.addresses import MAX_PORT, Address, parse_address
-from potluck.schedule.task import CollectiveConfig
+from potluck.schedule.planner import CollectiveConfig
 from potluck.trace.recorder import log_of, recorder_of
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ class Lifted(DistributedBackend):
         if config is not None and not isinstance(config, CollectiveConfig):
             msg = f"config must be a CollectiveConfig, got {type(config).__name__}"
             raise TypeError(msg)
+        if config is not None:
+            config.check_world_size(backend.world_size)
         self._backend = carry(backend)
         if config is None and isinstance(backend, DistributedBackend):
             self._group = backend.group

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from potluck.collective.program import CompiledCall
     from potluck.errors import DistributedError
     from potluck.net.transport import Poller
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.schedule.reduce import Array
-    from potluck.schedule.task import CollectiveConfig
 
 
 # --------------------------------------------------------------------------------------------------
@@ -97,6 +97,9 @@ FAST = 250_000_000
 EVERY = 50
 """Large operations between two comparisons."""
 
+SEEN = 3
+"""Numbers that a rank sees of each other one."""
+
 CHANGED = 150
 """Per cent of their first duration from which operations count as having become slower."""
 
@@ -104,16 +107,17 @@ NANOSECONDS = 1_000_000_000
 
 
 def measure(messenger: SequentialExecutor, rank: int, size: int) -> Array:
-    """What this rank sees: for each other rank its rate towards us, and the time to reach it.
+    """What this rank sees of each other: its rate towards us, the time to reach it, is it here.
 
-    The rate is 0 where there is no link, within one machine.
+    The rate is 0 where there is no link, within one machine; there the third number is 1.
     """
-    seen = np.zeros((2, size), np.int64)
+    seen = np.zeros((SEEN, size), np.int64)
     block = bytearray(BLOCK)
     for distance in range(1, size):
         right, left = (rank + distance) % size, (rank - distance) % size
         seen[1, right] = min(_ping(messenger, right, left) for _ in range(PINGS))
         seen[0, left] = _time_blocks(messenger, right, left, memoryview(block))
+        seen[2, left] = messenger.is_local(left)
     return seen
 
 
@@ -163,18 +167,28 @@ def _time_blocks(messenger: SequentialExecutor, right: int, left: int, block: me
 
 def agree(rows: Array) -> LinkMatrix:
     """The links, from what all ranks saw; the same on all of them."""
-    rates, times = rows[:, 0, :], rows[:, 1, :]
-    up = _alike([int(rates[:, rank].max()) or QUICKEST for rank in range(len(rows))])
-    down = _alike([int(rates[rank, :].max()) or QUICKEST for rank in range(len(rows))])
-    latency = tuple(
-        tuple(min(int(time), (1 << 32) - 1) for time in times[rank]) for rank in range(len(rows))
+    rates, times, machines = rows[:, 0, :], rows[:, 1, :], sharing(rows)
+    up, down = rates.max(axis=0), rates.max(axis=1)
+    for machine in set(machines):  # its ranks share a cable, which carries what it did for any
+        ranks = np.equal(machines, machine)
+        up[ranks], down[ranks] = up[ranks].max(), down[ranks].max()
+    return LinkMatrix(
+        _alike([int(rate) or QUICKEST for rate in up]),
+        _alike([int(rate) or QUICKEST for rate in down]),
+        tuple(tuple(min(int(time), (1 << 32) - 1) for time in row) for row in times),
+        machines,
     )
-    return LinkMatrix(up, down, latency)
 
 
-def are_neighbours(rows: Array) -> bool:
-    """Whether all ranks are on one machine, from what they saw: no rank found a link."""
-    return not rows[:, 0, :].any()
+def sharing(rows: Array) -> tuple[int, ...]:
+    """For each rank the lowest rank of its machine: those are together that both say so."""
+    together = (rows[:, 2, :] * rows[:, 2, :].T).astype(bool)
+    machines = list(range(len(rows)))
+    for rank in range(len(rows)):
+        if machines[rank] == rank:  # not yet on the machine of a lower one
+            for other in np.flatnonzero(together[rank, rank + 1 :]) + rank + 1:
+                machines[int(other)] = min(machines[int(other)], rank)
+    return tuple(machines)
 
 
 def _alike(rates: Sequence[int]) -> tuple[int, ...]:
@@ -440,6 +454,8 @@ class ReplanPolicy:
         return self._plans.compiled(call)
 
     def _is_worthwhile(self, call: Call, session: EpochStreams, deadline: float | None) -> bool:
+        if not self._plans.measures_links:
+            return False
         if not self._plans.is_surveyed:
             return True
         if not self.times.is_due:
@@ -450,14 +466,13 @@ class ReplanPolicy:
     def _survey(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
         size = self._world_size
         seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
-        rows = self._gather(seen.reshape(-1), call, session, deadline).reshape(size, 2, size)
+        rows = self._gather(seen.reshape(-1), call, session, deadline).reshape(size, SEEN, size)
         links = agree(rows)
-        self._plans.learn(
-            *(links, call, self.times.operations), within_machine=are_neighbours(rows)
-        )
+        self._plans.learn(links, call, self.times.operations)
         up = links.up[self._rank]
         if up < FAST:
-            session.pace(PACE * up)
+            # One rank of a machine may have all of its cable, of which each has seen a part.
+            session.pace(PACE * up * links.machines.count(links.machines[self._rank]))
         self.times = OperationTimes()
 
     def _gather(

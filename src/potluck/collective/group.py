@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from potluck._types import LinkMatrix
     from potluck.backend.base import Backend
     from potluck.collective.call import Turn
-    from potluck.schedule.task import CollectiveConfig
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.trace.recorder import GroupLog
 
 

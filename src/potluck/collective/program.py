@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from potluck.collective.call import Call
     from potluck.compression.base import Codec, Floats
     from potluck.compression.strategy import QuantizationType
+    from potluck.schedule.planner import CollectiveConfig
     from potluck.schedule.reduce import Array, Dtype
-    from potluck.schedule.task import CollectiveConfig
 
 
 STAGED = 2
@@ -634,7 +634,7 @@ class PlanCache:
     def forget(self) -> None:
         """Know nothing of the links, as at first: others may not know what we do."""
         self._links = LinkMatrix.uniform(self._world_size, rate=0, latency=0)
-        self._planner = Planner(self._links)
+        self._planner = Planner(self._links, config=self._config)
         self._compiled: dict[Key, CompiledCall] = {}
         self._known: dict[tuple[int, ...], tuple[CompiledCall, Key]] = {}
         self.is_surveyed = False
@@ -644,14 +644,17 @@ class PlanCache:
         """The links that plans are made for; zero where a link was not measured."""
         return self._links
 
-    def learn(
-        self, links: LinkMatrix, call: Call, operations: int, *, within_machine: bool = False
-    ) -> None:
+    @property
+    def measures_links(self) -> bool:
+        """Whether links are to be measured."""
+        return self._config is None or self._config.measure_links
+
+    def learn(self, links: LinkMatrix, call: Call, operations: int) -> None:
         """Use other links, if that makes a difference for a call like this.
 
         All ranks do so with the same links, at the same operation.
         """
-        planner = Planner(links, within_machine=within_machine)
+        planner = Planner(links, config=self._config)
         itemsize = call.target.itemsize
         if self.is_surveyed:
             current, best = self.plan(call), self._plan(planner, call)
@@ -703,29 +706,13 @@ class PlanCache:
     def _plan(self, planner: Planner, call: Call) -> Plan:
         itemsize = call.target.itemsize
         wide = itemsize if call.reducer is None else call.reducer.wide.itemsize
-        strategy = call.strategy or self._configured(call.task)
+        strategy = call.strategy
         if call.codec:
             strategy = DIRECT
         elif call.purpose in _UNRELAYED and not call.task.collective.reduces:
             is_direct = call.task.collective is Collective.ALL_GATHER
             strategy = DIRECT if is_direct else CENTRAL
         return planner.plan(call.task, itemsize=itemsize, wide=wide, strategy=strategy)
-
-    def _configured(self, task: Task) -> Strategy | None:
-        """What the configuration asks for, if it asks for anything."""
-        if self._config is None:
-            return None
-        config, many = self._config, task.world_size > self._config.num_devices
-        chosen: Strategy | None = None
-        match task.collective:
-            case Collective.ALL_REDUCE:
-                chosen = config.global_all_reduce if many else None
-                chosen = chosen or config.local_all_reduce
-            case Collective.REDUCE:
-                chosen = (config.global_reduce if many else None) or config.local_reduce
-            case Collective.BROADCAST:
-                chosen = (config.global_broadcast if many else None) or config.local_broadcast
-        return None if chosen is None or chosen.is_auto else chosen
 
     def _codec(self, kind: QuantizationType) -> Codec:
         """One of each is enough: a group does one operation at a time."""

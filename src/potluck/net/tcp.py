@@ -131,6 +131,9 @@ class TcpStream(SocketStream):
         prepare(sock)
         super().__init__(sock, peer_address(sock))
         self._expected = 1
+        with contextlib.suppress(OSError):  # gone already
+            # An address is that of one machine: to have the same on both ends is to be there.
+            self.is_local = sock.getsockname()[:1] == sock.getpeername()[:1]
 
     def keep_in_cache(self) -> None:
         """Limit what waits, on loopback."""

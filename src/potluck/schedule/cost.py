@@ -4,13 +4,17 @@ The model is alpha-beta: a piece takes a latency that depends on the pair, and t
 that depends on the slower of the sender's up link and the receiver's down link.  To that comes
 what the machines themselves need for each piece (a system call and some Python on either side) and
 for adding it.  Links that are not measured yet count like the median of those that are.
+
+Where it is known which ranks share a machine, those of one machine share its cable; what they tell
+each other does not cross it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +23,8 @@ import numpy.typing as npt
 
 from potluck._types import LinkMatrix
 from potluck.schedule.algorithms.central import owned_by
+from potluck.schedule.algorithms.levels import AMONG, TwoLevels
+from potluck.schedule.algorithms.tree import TreeShape
 from potluck.schedule.schedule import Form, Program, Schedule, ScheduleStep
 from potluck.schedule.task import AlgorithmSettings, Collective, Span, Task, split
 
@@ -29,6 +35,9 @@ DEFAULT_LATENCY = 100_000
 """Nanoseconds to assume when nothing at all is known: a switch, and two kernels."""
 
 SECOND = 1_000_000_000
+
+NEAR = 1_000_000_000
+"""Bytes per second between two ranks of a machine, each way, beside others that do the same."""
 
 Table: TypeAlias = npt.NDArray[np.int64]
 """A number for each pair, from row to column."""
@@ -58,10 +67,11 @@ def completed(links: LinkMatrix) -> LinkMatrix:
     ups, downs = _median(links.up, rate), _median(links.down, rate)
     pairs = (links.latency[a][b] for a in size for b in size if a != b)
     usual = _median(pairs, DEFAULT_LATENCY)
-    return LinkMatrix(
-        tuple(up or ups for up in links.up),
-        tuple(down or downs for down in links.down),
-        tuple(
+    return replace(
+        links,
+        up=tuple(up or ups for up in links.up),
+        down=tuple(down or downs for down in links.down),
+        latency=tuple(
             tuple(
                 0 if a == b else links.latency[a][b] or links.latency[b][a] or usual for b in size
             )
@@ -81,11 +91,37 @@ class Network:
     def __init__(self, links: LinkMatrix) -> None:
         links = completed(links)
         self.size = links.size
-        self.up, self.down, self.latency = links.up, links.down, links.latency
-        self._slower = np.minimum.outer(
-            np.array(links.up, np.int64), np.array(links.down, np.int64)
-        )
+        ranks = tuple(range(self.size))
+        machines = links.machines or ranks
+        self.known_machines = links.machines
+        self.is_one_machine = bool(links.machines) and not any(machines)
+        self.is_two_level = 1 < len(set(machines)) < self.size
+        # All on one machine have no cable to share, and each on its own has one for itself.
+        self.machines = machines if self.is_two_level else ranks
+        self.cables: dict[int, list[int]] = {}
+        for rank, machine in enumerate(self.machines):
+            self.cables.setdefault(machine, []).append(rank)
+        # A cable carries at least what it carried for any of its ranks.
+        self.up = self._best(links.up)
+        self.down = self._best(links.down)
+        self.latency = links.latency
+        self._slower = np.minimum.outer(np.array(self.up, np.int64), np.array(self.down, np.int64))
         self._latency = np.array(links.latency, np.int64)
+        self.near = self._near()
+        """Which pairs share a machine; no rank does with itself."""
+        self._slower[self.near] = NEAR
+
+    def _best(self, rates: Sequence[int]) -> tuple[int, ...]:
+        best = {
+            machine: max(rates[rank] for rank in ranks) for machine, ranks in self.cables.items()
+        }
+        return tuple(best[machine] for machine in self.machines)
+
+    def _near(self) -> npt.NDArray[np.bool_]:
+        machines = np.array(self.machines)
+        near: npt.NDArray[np.bool_] = machines[:, None] == machines[None, :]
+        np.fill_diagonal(near, val=False)
+        return near
 
     @property
     def rates(self) -> list[int]:
@@ -96,6 +132,29 @@ class Network:
         """Nanoseconds for this many bytes between each pair; the diagonal means nothing."""
         table: Table = self._latency + size * SECOND // self._slower
         return table
+
+    def is_near(self, source: int, target: int) -> bool:
+        """Whether what one rank sends to another crosses no cable."""
+        return self.machines[source] == self.machines[target]
+
+    @cached_property
+    def among_machines(self) -> Network:
+        """The same with one rank for each machine, in the order of their lowest ranks."""
+        heads = [ranks[0] for ranks in self.cables.values()]
+        pairs = [
+            [
+                0 if here is there else min(self.latency[a][b] for a in here for b in there)
+                for there in self.cables.values()
+            ]
+            for here in self.cables.values()
+        ]
+        return Network(
+            LinkMatrix(
+                tuple(self.up[rank] for rank in heads),
+                tuple(self.down[rank] for rank in heads),
+                tuple(map(tuple, pairs)),
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +174,17 @@ class Costs:
         return -(-size // self.piece)
 
     def up(self, rank: int, size: int) -> int:
-        """Time for bytes on a rank's way out."""
+        """Time for bytes on a rank's cable, out."""
         return size * SECOND // self.network.up[rank]
 
     def down(self, rank: int, size: int) -> int:
-        """Time for bytes on a rank's way in."""
+        """Time for bytes on a rank's cable, in."""
         return size * SECOND // self.network.down[rank]
 
     def flow(self, source: int, target: int, size: int) -> int:
         """Time for bytes between two ranks that have nothing else to do."""
+        if self.network.is_near(source, target):
+            return size * SECOND // NEAR
         return size * SECOND // min(self.network.up[source], self.network.down[target])
 
     def hop(self, source: int, target: int, size: int) -> int:
@@ -200,8 +261,9 @@ class Walk:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.costs = costs
         size = schedule.task.world_size
-        self._up = [SharedResource() for _ in range(size)]
-        self._down = [SharedResource() for _ in range(size)]
+        # A cable is shared by the ranks of its machine; within one, each has its own ways.
+        self._up: defaultdict[tuple[bool, int], SharedResource] = defaultdict(SharedResource)
+        self._down: defaultdict[tuple[bool, int], SharedResource] = defaultdict(SharedResource)
         self._processor = [SharedResource() for _ in range(size)]
         self._free: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._wires: defaultdict[tuple[int, int], deque[Moments]] = defaultdict(deque)
@@ -247,16 +309,22 @@ class Walk:
 
     def _send(self, rank: int, peer: int, step: ScheduleStep, value: Moments, place: int) -> None:
         """Put a value on its way; it is number ``place`` of those that go out at the same time."""
-        costs = self.costs
+        costs, machines = self.costs, self.costs.network.machines
         size = step.length * (costs.wide if step.gives is Form.PARTIAL else costs.itemsize)
-        turn = place * (costs.host.piece + costs.up(rank, min(size, costs.piece)))
+        is_near = costs.network.is_near(rank, peer)
+        out = costs.flow(rank, peer, size) if is_near else costs.up(rank, size)
+        into = costs.flow(rank, peer, size) if is_near else costs.down(peer, size)
+        short = min(size, costs.piece)
+        first = costs.flow(rank, peer, short)
+        turn = place * (costs.host.piece + (first if is_near else costs.up(rank, short)))
         leaves = max(value.first + turn, self._free[rank, peer])
         left = max(value.last, leaves + costs.flow(rank, peer, size))
-        left = max(left, self._up[rank].serve(leaves, costs.up(rank, size)))
+        source, target = (rank, peer) if is_near else (machines[rank], machines[peer])
+        left = max(left, self._up[is_near, source].serve(leaves, out))
         self._free[rank, peer] = left
         hop = costs.hop(rank, peer, size)
-        late = hop - costs.flow(rank, peer, min(size, costs.piece))
-        last = max(left, self._down[peer].serve(leaves, costs.down(peer, size))) + late
+        late = hop - first
+        last = max(left, self._down[is_near, target].serve(leaves, into)) + late
         self._wires[rank, peer].append(Moments(leaves + hop, last))
         self.end = max(self.end, last)
         self.transfers.append(
@@ -294,24 +362,47 @@ class Load:
     """What each rank moves and does."""
 
     up: Sequence[int]
-    """Bytes out."""
+    """Bytes out, over the cable."""
     down: Sequence[int]
-    """Bytes in."""
+    """Bytes in, over the cable."""
     pieces: Sequence[int]
     """Pieces out and in."""
     added: Sequence[int]
     """Bytes added to others."""
+    near: Sequence[int] = ()
+    """Bytes out or in, whichever is more, that stay within the machine."""
+
+    @classmethod
+    def of(
+        cls,
+        costs: Costs,
+        flows: Iterable[tuple[int, int, int]],
+        pieces: Sequence[int],
+        added: Sequence[int],
+    ) -> Load:
+        """The load of bytes from one rank to another, told as (source, target, bytes)."""
+        size, is_near = costs.network.size, costs.network.is_near
+        up, down, out, into = ([0] * size for _ in range(4))
+        for source, target, count in flows:
+            near = is_near(source, target)
+            (out if near else up)[source] += count
+            (into if near else down)[target] += count
+        return cls(up, down, pieces, added, tuple(map(max, out, into)))
 
     def bound(self, costs: Costs) -> int:
         """No schedule with this load is faster, however well it overlaps."""
-        return max(
+        cables = max(
             max(
-                costs.up(rank, self.up[rank]),
-                costs.down(rank, self.down[rank]),
-                self.pieces[rank] * costs.host.piece + costs.adding(self.added[rank]),
+                costs.up(ranks[0], sum(self.up[rank] for rank in ranks)),
+                costs.down(ranks[0], sum(self.down[rank] for rank in ranks)),
             )
-            for rank in range(len(self.up))
+            for ranks in costs.network.cables.values()
         )
+        machines = max(
+            pieces * costs.host.piece + costs.adding(added)
+            for pieces, added in zip(self.pieces, self.added, strict=True)
+        )
+        return max(cables, machines, max(self.near, default=0) * SECOND // NEAR)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -349,9 +440,12 @@ def doubling_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> 
     moved = [nbytes * count for count in messages]
     pieces = [2 * costs.pieces(nbytes) * count for count in messages]
     idle = [0] * size
+    pairs = [(place, place ^ distance) for distance in _powers(core) for place in range(core)]
+    pairs += [both for place in hosts for both in ((place, place + core), (place + core, place))]
+    flows = [(order[here], order[there], nbytes) for here, there in pairs]
     # The hops already count the work on one piece each; with many, the processor may be the limit.
-    path = max([*ready, *ends]) + Load(moved, moved, idle, idle).bound(costs)
-    return max(path, Load(moved, moved, pieces, moved).bound(costs))
+    path = max([*ready, *ends]) + Load.of(costs, flows, idle, idle).bound(costs)
+    return max(path, Load.of(costs, flows, pieces, moved).bound(costs))
 
 
 def doubling_barrier(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
@@ -368,6 +462,7 @@ def doubling_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> 
     """Each round passes on all that is known, as soon as the round before is over."""
     size, order = task.world_size, layout.order
     ready = [0] * size  # by place: when all is there that the next round passes on
+    flows: list[tuple[int, int, int]] = []
     for distance in _powers(size):
         part = task.total * costs.itemsize * min(distance, size - distance) // size
         pairs = [(order[place - distance], order[place]) for place in range(size)]
@@ -375,7 +470,9 @@ def doubling_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> 
             max(now, ready[place - distance] + costs.flow(*pair, part) + costs.hop(*pair, 0))
             for place, (now, pair) in enumerate(zip(ready, pairs, strict=True))
         ]
-    return max(ready)
+        flows += [(*pair, part) for pair in pairs]
+    idle = [0] * size
+    return max(*ready, Load.of(costs, flows, idle, idle).bound(costs))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -409,13 +506,13 @@ def _ring_time(
     first = sums * (costs.wide - costs.itemsize) * sum(blocks) // size
     moved = sum(blocks) * (size - 1) // size
     pieces = sum(costs.pieces(block * costs.itemsize) for block in blocks)
-    load = Load(
-        up=(moved * rounds - first,) * size,
-        down=(moved * rounds - first,) * size,
+    ring = [*order, order[0]]
+    load = Load.of(
+        costs,
+        [(*pair, moved * rounds - first) for pair in pairwise(ring)],
         pieces=(2 * pieces * hops_of_block // size,) * size,
         added=(sums * moved * costs.itemsize,) * size,
     )
-    ring = [*order, order[0]]
     longest = max(blocks) * costs.itemsize
     trip = sum(costs.hop(*pair, longest) for pair in pairwise(ring)) * hops_of_block // size
     idle = max(costs.hop(*pair, 0) for pair in pairwise(ring))
@@ -444,24 +541,27 @@ Stage: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Ranks that send, each to all of the ranks that receive."""
 
 
-def _straight(
-    costs: Costs, sent: Sequence[int], got: Sequence[int], stages: Sequence[Stage], *, adds: bool
-) -> int:
-    """Everybody sends straight to others: elements out and in of each rank, and who to whom."""
-    messages = [[0, 0] for _ in sent]
+def _straight(costs: Costs, moved: Table, stages: Sequence[Stage], *, adds: bool) -> int:
+    """Everybody sends straight to others: elements from each (row) to each, and who to whom."""
+    np.fill_diagonal(moved, 0)
+    messages = np.zeros((len(moved), 2), np.int64)
     for senders, receivers in stages:
-        for rank in senders:
-            messages[rank][0] += len(receivers) - (rank in receivers)
-        for rank in receivers:
-            messages[rank][1] += len(senders) - (rank in senders)
-    if not any(sent):
+        messages[list(senders), 0] += len(receivers) - np.isin(senders, receivers)
+        messages[list(receivers), 1] += len(senders) - np.isin(receivers, senders)
+    nbytes = moved * costs.itemsize
+    total = int(nbytes.sum())
+    if not total:
         return 0
-    part = -(-sum(sent) * costs.itemsize // sum(out for out, _ in messages))
+    part = -(-total // int(messages[:, 0].sum()))
+    got = nbytes.sum(axis=0)
+    within = np.where(costs.network.near, nbytes, 0)
+    nbytes -= within
     load = Load(
-        up=[count * costs.itemsize for count in sent],
-        down=[count * costs.itemsize for count in got],
-        pieces=[sum(both) * costs.pieces(part) for both in messages],
-        added=[count * costs.itemsize * adds for count in got],
+        up=nbytes.sum(axis=1).tolist(),
+        down=nbytes.sum(axis=0).tolist(),
+        pieces=(messages.sum(axis=1) * costs.pieces(part)).tolist(),
+        added=(got * adds).tolist(),
+        near=np.maximum(within.sum(axis=0), within.sum(axis=1)).tolist(),
     )
     idle = max(int(costs.hops(0)[np.ix_(*stage)].max()) for stage in stages)
     return max(load.bound(costs) + idle, _path(costs, part, stages))
@@ -482,67 +582,67 @@ def _path(costs: Costs, part: int, stages: Sequence[Stage]) -> int:
     return int(ready.max())
 
 
-def _lengths(task: Task, layout: AlgorithmSettings) -> list[int]:
-    return [span.length for span in split(Span(0, task.total), layout.shares)]
+def _lengths(task: Task, layout: AlgorithmSettings) -> Table:
+    spans = split(Span(0, task.total), layout.shares)
+    return np.array([span.length for span in spans], np.int64)
+
+
+def _table(size: int) -> Table:
+    return np.zeros((size, size), np.int64)
 
 
 def direct_all_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Contributions to the owners, results to all."""
-    own, others = _lengths(task, layout), task.world_size - 1
-    moved = [task.total - length + others * length for length in own]
+    own = _lengths(task, layout)
+    moved = _table(task.world_size) + own  # from everybody to each owner
+    moved += moved.T.copy()
     everybody, owners = range(task.world_size), _owners(own)
-    return _straight(costs, moved, moved, [(everybody, owners), (owners, everybody)], adds=True)
+    return _straight(costs, moved, [(everybody, owners), (owners, everybody)], adds=True)
 
 
 def direct_reduce(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Contributions to the owners, results to the root."""
-    own, others, root = _lengths(task, layout), task.world_size - 1, task.root
-    sent = [task.total] * task.world_size
-    sent[root] -= own[root]
-    got = [others * length for length in own]
-    got[root] += task.total - own[root]
+    own, root = _lengths(task, layout), task.root
+    moved = _table(task.world_size) + own
+    moved[:, root] += own
     everybody, owners = range(task.world_size), _owners(own)
-    return _straight(costs, sent, got, [(everybody, owners), (owners, [root])], adds=True)
+    return _straight(costs, moved, [(everybody, owners), (owners, [root])], adds=True)
 
 
 def direct_broadcast(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
     """Shares to the owners, and from them to all."""
-    own, others, root = _lengths(task, layout), task.world_size - 1, task.root
-    sent = [(others - 1) * length for length in own]
-    sent[root] = task.total - own[root] + others * own[root]
-    got = [task.total] * task.world_size
-    got[root] = 0
+    own, root = _lengths(task, layout), task.root
+    moved = (_table(task.world_size) + own).T.copy()  # from each owner to everybody
+    moved[:, root] = 0
+    moved[root] += own
     listeners = [rank for rank in range(task.world_size) if rank != root]
     owners = _owners(own)
-    return _straight(costs, sent, got, [([root], owners), (owners, listeners)], adds=False)
+    return _straight(costs, moved, [([root], owners), (owners, listeners)], adds=False)
 
 
-def _owners(own: Sequence[int]) -> list[int]:
-    return [rank for rank, length in enumerate(own) if length] or [0]
+def _owners(own: Table) -> list[int]:
+    return [rank for rank, length in enumerate(own.tolist()) if length] or [0]
 
 
 def direct_all_gather(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """Blocks to all."""
-    sent = [count * (task.world_size - 1) for count in task.counts]
-    got = [task.total - count for count in task.counts]
+    moved = (_table(task.world_size) + np.array(task.counts)).T.copy()
     everybody = range(task.world_size)
-    return _straight(costs, sent, got, [(everybody, everybody)], adds=False)
+    return _straight(costs, moved, [(everybody, everybody)], adds=False)
 
 
 def direct_reduce_scatter(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """Contributions to the ranks they belong to."""
-    sent = [task.total - count for count in task.counts]
-    got = [count * (task.world_size - 1) for count in task.counts]
+    moved = _table(task.world_size) + np.array(task.counts)
     everybody = range(task.world_size)
-    return _straight(costs, sent, got, [(everybody, everybody)], adds=True)
+    return _straight(costs, moved, [(everybody, everybody)], adds=True)
 
 
 def direct_all_to_all(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:  # noqa: ARG001
     """From each to each."""
     everybody = range(task.world_size)
-    sent = [sum(task.sends(rank)) - task.sends(rank)[rank] for rank in everybody]
-    got = [sum(task.receives(rank)) - task.receives(rank)[rank] for rank in everybody]
-    return _straight(costs, sent, got, [(everybody, everybody)], adds=False)
+    moved = np.array(task.counts, np.int64).reshape(task.world_size, task.world_size)
+    return _straight(costs, moved, [(everybody, everybody)], adds=False)
 
 
 # --- central ---
@@ -563,6 +663,100 @@ def central_broadcast(task: Task, layout: AlgorithmSettings, costs: Costs) -> in
     return direct_broadcast(task, owned_by(task.root, layout), costs)
 
 
+# --- two levels ---
+
+
+def levels(task: Task, layout: AlgorithmSettings, costs: Costs) -> int:
+    """Within machines and among them at the same time, but for the first piece in and out."""
+    division, network = TwoLevels(task, layout), costs.network
+    if division.levels.machines != network.machines:  # made for other machines than there are
+        return price(Schedule(task, layout, "levels", division.maker), costs)
+    ways = MachineWays(task, costs)
+    for machine in division.machines:
+        for owner, span in machine.owned.items():
+            if task.collective.reduces:
+                ways.rise(machine.rising(owner), machine.ranks, span.length)
+            if task.collective is not Collective.REDUCE:
+                ways.sink(machine.sinking(owner), machine.ranks, span.length)
+    crossing = _among_machines(division, layout, costs)
+    return max(ways.load().bound(costs), crossing) + ways.into + ways.out
+
+
+class MachineWays:
+    """What the ranks of machines tell each other, and how long the first piece takes."""
+
+    def __init__(self, task: Task, costs: Costs) -> None:
+        self._costs = costs
+        self._flows: list[tuple[int, int, int]] = []
+        self._pieces = [0] * task.world_size
+        self._added = [0] * task.world_size
+        self.into = 0
+        """Nanoseconds until the first piece of a machine's sum is there."""
+        self.out = 0
+        """Nanoseconds from then until all ranks have it."""
+
+    def rise(self, way: TreeShape, ranks: Sequence[int], count: int) -> None:
+        """Contributions of so many elements, to the first of a tree."""
+        nbytes = count * self._costs.itemsize
+        self.into = max(self.into, self._move(way, ranks, nbytes, rises=True))
+
+    def sink(self, way: TreeShape, ranks: Sequence[int], count: int) -> None:
+        """Results of so many elements, from the first of a tree."""
+        nbytes = count * self._costs.itemsize
+        self.out = max(self.out, self._move(way, ranks, nbytes, rises=False))
+
+    def _move(self, way: TreeShape, ranks: Sequence[int], nbytes: int, *, rises: bool) -> int:
+        costs, longest = self._costs, 0
+        for rank in ranks:
+            below, above = rank, way.parent(rank)
+            if above is None or not nbytes:
+                continue
+            self._flows.append((below, above, nbytes) if rises else (above, below, nbytes))
+            for end in (below, above):
+                self._pieces[end] += costs.pieces(nbytes)
+            if rises:
+                self._added[above] += nbytes
+            took = 0
+            while above is not None:
+                pair = (below, above) if rises else (above, below)
+                took += costs.hop(*pair, nbytes)
+                took += costs.host.piece * (len(way.children(above)) - 1)
+                below, above = above, way.parent(above)
+            longest = max(longest, took)
+        return longest
+
+    def load(self) -> Load:
+        """Of all ways together."""
+        return Load.of(self._costs, self._flows, self._pieces, self._added)
+
+
+def _among_machines(division: TwoLevels, layout: AlgorithmSettings, costs: Costs) -> int:
+    """What the owners of a machine do among machines, each with its part of the cable."""
+    size, task, how = len(division.machines), division.task, division.levels
+    if size == 1 or not task.total:
+        return 0
+    owners = min(len(machine.owned) for machine in division.machines)
+    every = costs.network.among_machines
+    heads = [ranks[0] for ranks in costs.network.cables.values()]
+    places = [heads.index(how.machines[machine.ranks[0]]) for machine in division.machines]
+    network = Network(
+        LinkMatrix(
+            tuple(every.up[place] // owners for place in places),
+            tuple(every.down[place] // owners for place in places),
+            tuple(tuple(every.latency[here][there] for there in places) for here in places),
+        )
+    )
+    root = division.place_of(task.root) if task.collective.has_root else 0
+    part = Task.whole(task.collective, size, -(-task.total // owners), root)
+    shares = how.shares or (1,) * size
+    settings = AlgorithmSettings(tuple(range(size)), shares, how.arity, layout.piece)
+    costs = replace(costs, network=network)
+    estimate = ESTIMATES.get((how.among, task.collective))
+    if estimate is not None:
+        return estimate(part, settings, costs)
+    return price(AMONG[how.among].schedule(part, settings), costs)
+
+
 ESTIMATES: dict[tuple[str, Collective], Estimate] = {
     ("ring", Collective.ALL_REDUCE): ring_all_reduce,
     ("ring", Collective.REDUCE_SCATTER): ring_reduce_scatter,
@@ -580,5 +774,9 @@ ESTIMATES: dict[tuple[str, Collective], Estimate] = {
     ("direct", Collective.ALL_GATHER): direct_all_gather,
     ("direct", Collective.REDUCE_SCATTER): direct_reduce_scatter,
     ("direct", Collective.ALL_TO_ALL): direct_all_to_all,
+    ("levels", Collective.ALL_REDUCE): levels,
+    ("levels", Collective.REDUCE): levels,
+    ("levels", Collective.BROADCAST): levels,
+    ("levels", Collective.BARRIER): levels,
 }
 """By name of the algorithm and collective."""

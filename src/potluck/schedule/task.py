@@ -13,12 +13,11 @@ cannot work in place, and only there coordinates differ from rank to rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple, Self
 
-from potluck._types import settle_seconds
 from potluck.errors import InvalidRank, InvalidWorldSize
 
 
@@ -218,6 +217,22 @@ def facing(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[Sp
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """How the ranks of several machines divide a collective: within machines, and among them."""
+
+    machines: tuple[int, ...]
+    """For each rank the lowest rank of its machine."""
+    within: str = "direct"
+    """The algorithm among the ranks of a machine."""
+    among: str = "tree"
+    """The algorithm among machines, each of which acts as one rank."""
+    shares: tuple[int, ...] = ()
+    """Of the machines, in the order in which they stand: how much each owns; empty if alike."""
+    arity: int = 2
+    """Children of a node of a tree of machines."""
+
+
+@dataclass(frozen=True, slots=True)
 class AlgorithmSettings:
     """The knobs of an algorithm; equal on all ranks, or nothing fits."""
 
@@ -229,6 +244,8 @@ class AlgorithmSettings:
     """Children of a node of a tree; 1 makes a chain."""
     piece: int = 1 << 16
     """Elements that are moved and reduced at a time: 256 KiB of float32."""
+    levels: Levels | None = None
+    """Of the algorithm that knows machines; ``shares`` then divide the vector on each of them."""
 
     def __post_init__(self) -> None:
         """Refuse a layout that fits no group."""
@@ -238,6 +255,9 @@ class AlgorithmSettings:
             raise ValueError(msg)
         if len(self.shares) != size or min(self.shares, default=0) < 0 or not any(self.shares):
             msg = f"{size} ranks need as many shares of zero or more, not {self.shares!r}"
+            raise ValueError(msg)
+        if self.levels is not None and len(self.levels.machines) != size:
+            msg = f"{size} ranks are on as many machines, or fewer, not {self.levels.machines!r}"
             raise ValueError(msg)
         if self.arity < 1 or self.piece < 1:
             msg = f"Arity and piece are at least 1, not {self.arity} and {self.piece}"
@@ -281,6 +301,8 @@ class Strategy:
     algorithm: str | None = None
     arity: int | None = None
     """Of a tree; none leaves it to the configuration."""
+    among: Strategy | None = None
+    """Among machines; the rest then holds among the ranks of each.  None does not part them."""
 
     @classmethod
     def tree(cls, arity: int = 2) -> Self:
@@ -295,32 +317,80 @@ class Strategy:
         return cls("tree", arity)
 
     @classmethod
+    def two_level(cls, within: Strategy | None = None, among: Strategy | None = None) -> Self:
+        """One strategy among the ranks of each machine, and one among machines.
+
+        What is left out is left to the planner.
+
+        >>> AllReduceStrategy.two_level(among=AllReduceStrategy.RING)
+        AllReduceStrategy.two_level(AllReduceStrategy.AUTO, AllReduceStrategy.RING)
+        """
+        within, among = within or cls(), among or cls()
+        if within.among is not None or among.among is not None:
+            msg = "Each of two levels has a strategy of its own, not of two levels again"
+            raise ValueError(msg)
+        return cls(within.algorithm, within.arity, among)
+
+    @classmethod
     def named(cls, text: str) -> Self:
-        """The strategy that a text names: ``ring``, ``tree``, ``tree:4`` and so on.
+        """The strategy that a text names: ``ring``, ``tree:4``, ``direct/ring`` and so on.
+
+        Before a slash stands what holds within a machine, behind it what holds among machines.
 
         >>> BroadcastStrategy.named("tree:4")
         BroadcastStrategy.tree(4)
+        >>> AllReduceStrategy.named("direct/ring") == AllReduceStrategy.two_level(
+        ...     AllReduceStrategy.DIRECT, AllReduceStrategy.RING
+        ... )
+        True
         """
+        within, slash, among = text.partition("/")
+        if slash:
+            return cls.two_level(cls.named(within), cls.named(among))
         name, colon, arity = text.strip().lower().partition(":")
         if name == "tree" and arity.isdecimal():
             return cls.tree(int(arity))
         found = getattr(cls, name.upper(), None)
         if colon or not isinstance(found, cls):
             names = (each for each in dir(cls) if isinstance(getattr(cls, each), cls))
-            msg = f"Unknown {cls.__name__} {text!r}: use {', '.join(names).lower()} or tree:ARITY"
+            msg = (
+                f"Unknown {cls.__name__} {text!r}: use {', '.join(names).lower()}, tree:ARITY, "
+                "or two of these as WITHIN/AMONG machines"
+            )
             raise ValueError(msg)
         return found
 
     @property
     def is_auto(self) -> bool:
         """Whether the choice is left to the planner."""
-        return self.algorithm is None
+        return self.algorithm is None and self.among is None
+
+    @property
+    def within(self) -> Strategy:
+        """What holds among the ranks of a machine."""
+        return Strategy(self.algorithm, self.arity)
+
+    def with_arity(self, arity: int) -> Self:
+        """The same, with ``arity`` for trees that do not say."""
+        among = None if self.among is None else self.among.with_arity(arity)
+        is_open = self.algorithm == "tree" and self.arity is None
+        return replace(self, arity=arity if is_open else self.arity, among=among)
+
+    def __str__(self) -> str:
+        """As :meth:`named` reads it."""
+        name = "centralized" if self.algorithm == "central" else self.algorithm or "auto"
+        text = name if self.arity is None else f"{name}:{self.arity}"
+        return text if self.among is None else f"{text}/{self.among}"
 
     def __repr__(self) -> str:
         """The expression that makes it."""
-        if self.arity is not None:
-            return f"{type(self).__name__}.tree({self.arity})"
         kind = type(self)
+        if self.among is not None:
+            return (
+                f"{kind.__name__}.two_level({kind(self.algorithm, self.arity)!r}, {self.among!r})"
+            )
+        if self.arity is not None:
+            return f"{kind.__name__}.tree({self.arity})"
         for name in dir(kind):
             if getattr(kind, name) == self:
                 return f"{kind.__name__}.{name}"
@@ -380,130 +450,3 @@ for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):
     _kind.CENTRALIZED = _kind("central")
     _kind.DIRECT = _kind("direct")
 AllReduceStrategy.DOUBLING = AllReduceStrategy("doubling")
-
-
-# --------------------------------------------------------------------------------------------------
-# CollectiveConfig: which strategies a group uses, for callers who want a say in it.
-
-FEW = 16
-"""Up to this many ranks, connections between all of them cost little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveConfig:
-    """Which strategies a group uses; left alone, the planner decides from measured links.
-
-    *Local* strategies hold among the ranks of one node, *global* ones among nodes; where there is
-    no global one, the local one holds everywhere.
-
-    >>> config = CollectiveConfig.multi_node(num_nodes=4)
-    >>> config.select_all_reduce(4096, world_size=4), config.select_all_reduce(1 << 24, 4)
-    (AllReduceStrategy.tree(2), AllReduceStrategy.DIRECT)
-    """
-
-    num_devices: int = 1
-    """Ranks on each node."""
-    local_all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
-    local_reduce: ReduceStrategy = ReduceStrategy.AUTO
-    local_broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
-    num_nodes: int | None = None
-    """Nodes, if there are several."""
-    global_all_reduce: AllReduceStrategy | None = None
-    global_reduce: ReduceStrategy | None = None
-    global_broadcast: BroadcastStrategy | None = None
-    tree_threshold_bytes: int = 1 << 20
-    """Below this latency counts more than bandwidth: while no link is measured, use a tree."""
-    tree_arity: int = 2
-    """Children of a node, for trees that do not say."""
-    timeout: float | None = None
-    """Seconds until a collective gives up; unless given, the limit of the backend."""
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        settle_seconds(self)
-        self.validate()
-
-    @classmethod
-    def single_node(cls, num_devices: int = 1) -> CollectiveConfig:
-        """All ranks on one machine."""
-        return cls(num_devices=num_devices).validate()
-
-    @classmethod
-    def multi_node(cls, num_nodes: int, num_devices: int = 1) -> CollectiveConfig:
-        """Several machines with equally many ranks each."""
-        return cls(
-            num_devices=num_devices,
-            num_nodes=num_nodes,
-            global_all_reduce=AllReduceStrategy.AUTO,
-            global_reduce=ReduceStrategy.AUTO,
-            global_broadcast=BroadcastStrategy.AUTO,
-        ).validate()
-
-    def validate(self) -> CollectiveConfig:
-        """Raise if this makes no sense; itself otherwise."""
-        for name, least in (("num_devices", 1), ("tree_threshold_bytes", 0), ("tree_arity", 1)):
-            _check_number(name, getattr(self, name), least)
-        for field in fields(self):
-            scope, _, what = field.name.partition("_")
-            if what in _KINDS and scope in {"local", "global"}:
-                self._check_strategy(field.name, _KINDS[what])
-        if self.num_nodes is not None:
-            _check_number("num_nodes", self.num_nodes, 1)
-        if self.timeout is not None:
-            if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float):
-                msg = f"timeout must be a number of seconds or None, not {self.timeout!r}"
-                raise TypeError(msg)
-            if not self.timeout > 0:
-                msg = f"timeout must be more than zero seconds, not {self.timeout}"
-                raise ValueError(msg)
-        return self
-
-    def _check_strategy(self, name: str, kind: type[Strategy]) -> None:
-        given = getattr(self, name)
-        if name.startswith("global_"):
-            if given is None:
-                return
-            if self.num_nodes is None:
-                msg = f"{name} needs num_nodes: without nodes nothing is global"
-                raise ValueError(msg)
-        if not isinstance(given, kind):
-            known = f"{kind.__name__}, such as {kind.__name__}.AUTO"
-            msg = f"{name} must be one of {known}, not {given!r}"
-            raise TypeError(msg)
-
-    def select_all_reduce(self, nbytes: int, world_size: int) -> AllReduceStrategy:
-        """The strategy for a vector of this many bytes, as long as the links are not measured.
-
-        What the caller asked for comes first.  The planner takes over once links are measured.
-        """
-        chosen = self.local_all_reduce
-        if world_size > self.num_devices and self.global_all_reduce is not None:
-            chosen = self.global_all_reduce
-        if not chosen.is_auto:
-            return self._complete(chosen)
-        if nbytes < self.tree_threshold_bytes:
-            return AllReduceStrategy.tree(self.tree_arity)
-        return AllReduceStrategy.DIRECT if world_size <= FEW else AllReduceStrategy.RING
-
-    def _complete(self, strategy: AllReduceStrategy) -> AllReduceStrategy:
-        is_open = strategy == AllReduceStrategy.TREE
-        return AllReduceStrategy.tree(self.tree_arity) if is_open else strategy
-
-
-_KINDS: dict[str, type[Strategy]] = {
-    "all_reduce": AllReduceStrategy,
-    "reduce": ReduceStrategy,
-    "broadcast": BroadcastStrategy,
-}
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        msg = f"{name} must be a whole number, not {value!r}"
-        raise TypeError(msg)
-    if value >= least:
-        return
-    if name in {"num_devices", "num_nodes"}:
-        raise InvalidWorldSize(value, hint=f"{name} must be {least} or more.")
-    msg = f"{name} must be {least} or more, not {value}"
-    raise ValueError(msg)

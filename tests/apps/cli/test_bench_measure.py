@@ -16,6 +16,8 @@ from potluck.apps.cli.bench_measure import (
     slowest,
     speeds,
 )
+from potluck.schedule.planner import Planner
+from potluck.schedule.task import Collective, Task
 
 NONE = MethodMeasurement("none", 1.0, 10**10, 10**10, 0.0)
 INT8 = MethodMeasurement("int8", 0.281, 3 * 10**9, 8 * 10**9, 0.007)
@@ -85,6 +87,7 @@ def test_a_rank_sends_as_fast_as_its_best_link() -> None:
         LinkMeasurements("c"),
     ]
     matrix = matrix_of(links)
+    assert matrix.machines == ()
     assert (matrix.up, matrix.down) == ((100, 1, 0), (90, 1, 0))
     assert matrix.latency == ((0, 5, 6), (5, 0, 0), (0, 0, 0))
 
@@ -100,3 +103,42 @@ def test_what_would_take_too_long_is_left_out_and_said() -> None:
     assert small["fastest"] == "ring"
     assert (large["fastest"], large["algorithms"][0]["measured_ns"]) == (None, None)
     assert Results(links, cases, [NONE, INT8]).facts()["compression"]["choice"].startswith("int8,")
+
+
+def by_machines() -> list[LinkMeasurements]:
+    """Two machines with two ranks each: fast among themselves, 1 Gbit/s between them."""
+    near, far = 3 * 10**9, 125_000_000
+    return [
+        LinkMeasurements(
+            f"rank {rank}",
+            *({other: near if other // 2 == rank // 2 else far for other in range(4)},) * 2,
+            {other: 20_000 if other // 2 == rank // 2 else 90_000 for other in range(4)},
+            machine=rank - rank % 2,
+        )
+        for rank in range(4)
+    ]
+
+
+def test_what_is_near_says_nothing_of_the_cable() -> None:
+    """A machine is as fast as its ranks are towards others; alone, as they are to each other."""
+    matrix = matrix_of(by_machines())
+    assert matrix.machines == (0, 0, 2, 2)
+    assert set(matrix.up) == set(matrix.down) == {125_000_000}
+    alone = [msgspec.structs.replace(each, machine=0) for each in by_machines()]
+    assert set(matrix_of(alone).up) == {3 * 10**9}
+
+
+def test_an_explanation_names_the_plan_the_reason_and_the_rest() -> None:
+    """For each size; with what switches off two levels and what pins a plan."""
+    cases = [Case(nbytes, "ring", 1, 1) for nbytes in (4096, 16 << 20)]
+    lines = list(Results(by_machines(), cases, [NONE]).explain())
+    planned = Planner(matrix_of(by_machines()))
+    for nbytes in (4096, 16 << 20):
+        plan = planned.plan(Task.whole(Collective.ALL_REDUCE, 4, nbytes // 4))
+        assert f"  because {plan.reason}" in lines
+        assert any(line.endswith(f": {plan.strategy}") for line in lines)
+    assert "on 2 machines" in lines[0]
+    compared = [line for line in lines if line.startswith("  compared: ")]
+    assert all("ring " in line and "direct/doubling " in line for line in compared)
+    assert "two_levels=False" in lines[-1]
+    assert "strategy=" in lines[-1]

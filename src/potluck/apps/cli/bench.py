@@ -24,6 +24,7 @@ EXAMPLES = """\
 potluck bench                     on each machine; begins when all of the group are there
 potluck bench --nodes 2 --quick   begins when two are there, and takes a few seconds
 potluck bench --local 3           three processes of this machine
+potluck bench --explain           also says which plan runs, and what it was compared with
 """
 
 EXIT_CODES = (
@@ -61,6 +62,10 @@ def bench(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds, less exact.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also say which plan runs, why, and what was compared."),
+    ] = False,
     namespace: Namespace = None,
     peer: Peer = None,
     timeout: Annotated[
@@ -94,6 +99,9 @@ def bench(
         print_json(results.facts() | {"absent": absent})
     elif not member:
         _print(results, absent)
+        if explain:
+            for line in results.explain():
+                typer.echo(line)
 
 
 def _whom(namespace: str | None) -> tuple[int | None, int | None]:
@@ -202,7 +210,7 @@ def _measure_once(cluster: Cluster, show: Callable[[str], None], *, quick: bool)
         measured.append(measure_method(method, quick=quick))
     told = cluster.all_gather_object([msgspec.to_builtins(each) for each in measured])
     cluster.barrier()  # nobody leaves while another still needs it
-    return Results(links, cases, slowest(told))
+    return Results(links, cases, slowest(told), cluster.group.links)
 
 
 def _print(results: Results, absent: list[str]) -> None:

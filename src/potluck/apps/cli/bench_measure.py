@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 PINGS = 8
 """Bytes of a message whose way is timed."""
 
+AGREEING = 1 << 18
+"""Elements of a first operation, in which the ranks find out about their links and machines."""
+
 ITEM = 4
 """Bytes of a float32."""
 
@@ -71,6 +74,8 @@ class LinkMeasurements(msgspec.Struct):
     """Bytes per second from each other rank."""
     latency: dict[int, int] = {}
     """Nanoseconds, one way."""
+    machine: int = -1
+    """The lowest rank on its machine; -1 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,9 @@ def measure_links(
     context: DistributedContext, name: str, effort: BenchDuration
 ) -> list[LinkMeasurements]:
     """Rates and latencies between all ranks, as each of them found them."""
-    mine = LinkMeasurements(name=name)
+    context.all_reduce(np.zeros(AGREEING, np.float32))  # so large that ranks look at their links
+    machines = context.group.links.machines
+    mine = LinkMeasurements(name, machine=machines[context.rank] if machines else -1)
     for rank, found in probe_links(context.backend, limits=effort.probe).items():
         mine.up[rank], mine.down[rank] = found.up, found.down
     for partner in pairings(context.rank, context.world_size):
@@ -116,15 +123,30 @@ def _ping(context: DistributedContext, partner: int, count: int) -> int:
 
 
 def matrix_of(links: list[LinkMeasurements]) -> LinkMatrix:
-    """The same as the planner wants it: what each rank can send and receive at all."""
-    size = len(links)
+    """The same as the planner wants it: what each rank can send and receive at all.
+
+    What ranks of one machine tell each other shows nothing of its cable.
+    """
+    size, machines = len(links), tuple(each.machine for each in links)
+    if len(set(machines)) == 1 or -1 in machines:
+        away = [{*range(size)} for _ in links]
+    else:
+        away = [{there for there in range(size) if machines[there] != here} for here in machines]
+
+    def best(rates: Iterable[dict[int, int]]) -> tuple[int, ...]:
+        return tuple(
+            max((rate for there, rate in each.items() if there in far), default=0)
+            for far, each in zip(away, rates, strict=True)
+        )
+
     return LinkMatrix(
-        tuple(max(each.up.values(), default=0) for each in links),
-        tuple(max(each.down.values(), default=0) for each in links),
+        best(each.up for each in links),
+        best(each.down for each in links),
         tuple(
             tuple(min(links[here].latency.get(there, 0), (1 << 32) - 1) for there in range(size))
             for here in range(size)
         ),
+        () if -1 in machines else machines,
     )
 
 
@@ -138,7 +160,7 @@ def measure_cases(
     planner, cases = Planner(links), []
     for nbytes in effort.sizes:
         task = Task.whole(Collective.ALL_REDUCE, context.world_size, nbytes // ITEM)
-        for algorithm in schedule_planner.offering(Collective.ALL_REDUCE):
+        for algorithm in schedule_planner.possible(Collective.ALL_REDUCE, planner.network):
             strategy = AllReduceStrategy(algorithm.name)
             predicted = planner.plan(task, strategy=strategy).price
             advance(f"{algorithm.name} on {nbytes >> 10} KiB")
@@ -325,6 +347,8 @@ class Results:
     links: Sequence[LinkMeasurements]
     cases: Sequence[Case]
     methods: Sequence[MethodMeasurement]
+    agreed: LinkMatrix | None = None
+    """The links by which the group makes its plans; None stands for those that were measured."""
 
     def facts(self) -> dict[str, Any]:
         """For a program."""
@@ -368,8 +392,30 @@ class Results:
                 ],
                 "fastest": None if fastest is None else fastest.algorithm,
                 "planned": plan.algorithm,
+                "strategy": str(plan.strategy),
                 "reason": plan.reason,
+                "compared": dict(plan.compared),
             }
+
+    def explain(self) -> Iterator[str]:
+        """For each size which plan runs, why, and what it was compared with."""
+        planner = Planner(self.agreed or matrix_of(list(self.links)))
+        machines = planner.network.known_machines
+        where = f"on {len(set(machines))} machines" if machines else "on machines it has not seen"
+        yield f"Plans of all-reduces among {len(self.links)} ranks {where}"
+        for nbytes in dict.fromkeys(case.nbytes for case in self.cases):
+            plan = planner.plan(Task.whole(Collective.ALL_REDUCE, len(self.links), nbytes // ITEM))
+            yield f"{potluck__time.size(nbytes)}: {plan.strategy}"
+            yield f"  because {plan.reason}"
+            others = ", ".join(
+                f"{name} {potluck__time.duration(price)}" for name, price in plan.compared
+            )
+            yield f"  compared: {others}"
+        yield (
+            'strategy="…" pins one of these for a call, CollectiveConfig(local_all_reduce=…) for a '
+            "group; CollectiveConfig(two_levels=False) leaves out those with a slash, "
+            "measure_links=False the survey they rest on."
+        )
 
     def _choice(self) -> str:
         """What ``compression="auto"`` would take, as a sentence."""
