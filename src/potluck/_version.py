@@ -5,7 +5,7 @@ of protocol versions: from ``OLDEST_PROTOCOL`` to ``PROTOCOL``.  Two builds work
 ranges overlap; they then speak the lower of the two newest ones.  Every frame that opens a
 connection carries the range, in a header that never changes (:mod:`potluck.net.frames`), so that
 two builds which cannot work together can at least say so.  docs/internals/protocol.md has the rule
-for whoever changes a message or a file.
+for a change of a message or a file.
 """
 
 from __future__ import annotations

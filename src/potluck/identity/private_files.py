@@ -69,7 +69,7 @@ FORMAT_FILE = "format"
 def check_home(home: Path) -> None:
     """Raise :class:`NewerFile` if a later version has changed how files are kept there.
 
-    Whoever reads or writes keys, secrets or member lists asks first.
+    It is asked before keys, secrets or member lists are read or written.
     """
     number, _, potluck = (read_private(home / FORMAT_FILE, limit=64) or b"1").partition(b" ")
     found = int(number) if number.strip().isdigit() else HOME_FORMAT + 1
