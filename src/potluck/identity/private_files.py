@@ -71,7 +71,8 @@ def check_home(home: Path) -> None:
 
     It is asked before keys, secrets or member lists are read or written.
     """
-    number, _, potluck = (read_private(home / FORMAT_FILE, limit=64) or b"1").partition(b" ")
+    said = read_private(home / FORMAT_FILE, limit=64)
+    number, _, potluck = (b"1" if said is None else said).partition(b" ")
     found = int(number) if number.strip().isdigit() else HOME_FORMAT + 1
     if found > HOME_FORMAT:
         written = potluck.decode(errors="replace").strip()
