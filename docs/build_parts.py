@@ -100,7 +100,7 @@ def frame_layout() -> str:
     assert "<" + "".join(codes) == frames._LAYOUT.format
     rows, offset = [], 0
     for name, code in zip(names, codes, strict=True):
-        fixed = {"magic": f"`{frames.MAGIC.decode()}`", "version": f"{frames.PROTOCOL_VERSION}"}
+        fixed = {"magic": f"`{frames.MAGIC.decode()}`", "version": f"{frames.LAYOUT}"}
         rows.append(f"| {offset} | {sizes[code]} | `{name}` | {fixed.get(name, '')} |")
         offset += sizes[code]
     assert offset == frames.HEADER_SIZE

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import potluck
 from potluck import RpcError, errors
+from potluck._version import THIS_BUILD, Build, NewerFile, VersionMismatch
 from potluck.errors import (
     Aborted,
     BackendUnavailable,
@@ -43,7 +44,6 @@ from potluck.errors import (
     ViewChanged,
     from_os_error,
 )
-from potluck.net.frames import VersionMismatch
 
 FACTS = {
     "rank": 3,
@@ -76,7 +76,8 @@ EVERY_ERROR: list[Callable[[], DistributedError]] = [
     lambda: NoConnection("Nobody there", **FACTS),
     lambda: PeerLost("Rank 3 is gone", **FACTS),
     lambda: HandshakeRefused("They said no", **FACTS),
-    lambda: VersionMismatch(9),
+    lambda: VersionMismatch("desk", THIS_BUILD, "attic", Build("9.8.7", 9, 8)),
+    lambda: NewerFile("a/file", 2, 1, "9.8.7"),
 ]
 
 

@@ -53,9 +53,9 @@ lanes = st.builds(
 )
 syncs = st.builds(Sync, introduction=introductions)
 cards = st.binary(max_size=100)
-controls = st.builds(
-    ControlRequest, job=texts, card=cards, version=texts, introduction=introductions
-) | st.builds(ControlReply, job=texts, card=cards, version=texts, introduction=introductions)
+controls = st.builds(ControlRequest, job=texts, card=cards, introduction=introductions) | st.builds(
+    ControlReply, job=texts, card=cards, introduction=introductions
+)
 tables = st.builds(Table, session=sessions, peers=st.lists(peers, max_size=4))
 messages = st.one_of(joins, lanes, tables, syncs, controls, st.builds(OpenReply, rank=ranks))
 KINDS: list[type[msgspec.Struct]] = [

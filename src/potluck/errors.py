@@ -15,9 +15,9 @@ What only one part of the library raises is defined there, below a class of this
   those below it (rpc.errors), ``ScenarioError`` (testing.scenario), ``WeakPassphrase``
   (identity.namespace)
 * ``HandshakeRefused``: ``AnotherNamespace``, ``NodeMismatch`` (net.tls), ``Declined``,
-  ``SecretChanged`` (trust.connect), ``RefusedByPeer``, ``RefusedForNow`` (net.opening)
-* ``IoError``: ``Incomplete`` (training.checkpoint_files)
-* ``MalformedFrame``: ``VersionMismatch`` (net.frames)
+  ``SecretChanged`` (trust.connect), ``RefusedByPeer``, ``RefusedForNow`` (net.opening),
+  ``VersionMismatch`` (_version)
+* ``IoError``: ``Incomplete`` (training.checkpoint_files), ``NewerFile`` (_version)
 * of the command: ``CannotAsk`` (apps.cli.membership), ``NodeFailed`` (apps.cli.demo_story),
   ``UnknownMember`` (apps.cli.membership), ``UnreadableDump`` (apps.cli.trace_analysis)
 

@@ -181,8 +181,6 @@ class ControlRequest(Opening, frozen=True, omit_defaults=True, tag="control"):
     """The tag of its job; only processes of one job become a group."""
     card: CardBytes = b""
     """What it says of itself, packed; the owner of the connection reads it."""
-    version: Text = ""
-    """The version of its software, for people."""
     profile: ProfileBytes = b""
     """What its machine can do, packed."""
 
@@ -192,7 +190,6 @@ class ControlReply(Opening, frozen=True, omit_defaults=True, tag="control-opened
 
     job: Text
     card: CardBytes = b""
-    version: Text = ""
     profile: ProfileBytes = b""
 
 

@@ -39,7 +39,7 @@ from support.reception import last_words
 from support.threads import Background, eventually, together
 from support.views import Neighbourhood, black_hole, neighbourhood, peer_of, soon, sums, view_of
 
-HELLO = ControlRequest(job="soup", card=b"a card", version="1.2")
+HELLO = ControlRequest(job="soup", card=b"a card")
 LANE = OpenRequest(session=b"v" * 16, rank=1, to=0)
 
 
@@ -81,7 +81,7 @@ def test_a_control_lane_says_who_is_at_each_end(here: Neighbourhood, host: str) 
         assert (opened.job, opened.card) == ("soup", b"mine")
         assert opened.introduction.incarnation == other.process.incarnation
         node, hello = guests.came.get(timeout=5)
-        assert (hello.job, hello.card, hello.version) == ("soup", b"a card", "1.2")
+        assert (hello.job, hello.card) == ("soup", b"a card")
         assert hello.introduction.incarnation == one.process.incarnation
         if isinstance(sock, SecureSocket):
             assert (proved_node(sock), node) == (other.process.node, one.process.node)

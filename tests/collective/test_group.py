@@ -55,6 +55,26 @@ def check(work: Task, algorithm: str, *, faults: SimulatedFaults | None = None) 
     verify.compare(work, got, reducer)  # type: ignore[arg-type] # no errors are left
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "partners"), [("ring", 2), ("doubling", 4), ("tree", 5), ("direct", 15)]
+)
+def test_streams_are_opened_only_where_the_plan_needs_them(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, partners: int
+) -> None:
+    """In a large group a member does not connect with all others unless the algorithm does."""
+    opened: dict[int, set[int]] = {rank: set() for rank in range(16)}
+    open_stream = SimulatedSimulatedBackend.open_stream
+
+    def noted(self: SimulatedBackend, rank: int, *rest: Any) -> Any:
+        opened[self.rank].add(rank)
+        return open_stream(self, rank, *rest)
+
+    monkeypatch.setattr(SimulatedSimulatedBackend, "open_stream", noted)
+    work = task(Collective.ALL_REDUCE, 16, 64)
+    check(work, algorithm)
+    assert max(map(len, opened.values())) == partners
+
+
 @pytest.mark.parametrize(("algorithm", "collective"), OFFERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_every_algorithm_gives_what_it_should(

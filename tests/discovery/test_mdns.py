@@ -284,7 +284,7 @@ def test_nothing_secret_and_no_plain_name_is_in_it() -> None:
     assert "secret-project" not in text
     assert LAB.secret.hex() not in text
     assert LAB.name not in properties_of(shown).values()
-    assert set(properties_of(shown)) == {"v", "t", "n", "i", "j", "p"}
+    assert set(properties_of(shown)) == {"v", "l", "s", "t", "n", "i", "j", "p"}
 
 
 def test_a_record_fits_into_every_limit_even_after_many_rotations() -> None:

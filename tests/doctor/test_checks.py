@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from potluck._types import NodeId
+from potluck._version import __version__
 from potluck.discovery.mdns import OLD_TAG, MdnsRecord
 from potluck.doctor.checks import CHECKS, diagnose
 from potluck.doctor.facts import (
@@ -37,7 +38,9 @@ TUNNEL = Interface("wg0", ("10.8.0.2",), "it belongs to a container, a virtual m
 
 def heard(node: NodeId = OTHER, tag: str = TAG, version: int = 1) -> MdnsRecord:
     """Somebody who announces himself."""
-    return MdnsRecord(tag, "j" * 16, node, 1, version, (WHERE,))
+    return MdnsRecord(
+        tag, "j" * 16, node, 1, version, (WHERE,), oldest=version, potluck=__version__
+    )
 
 
 def target(
@@ -52,7 +55,6 @@ HEALTHY = DoctorFacts(
     node=ME,
     namespace="home",
     tag=TAG,
-    version=1,
     interfaces=(LOOPBACK, ETHERNET),
     mdns="listening on 10.0.0.1",
     mdns_works=True,
@@ -232,7 +234,7 @@ def test_a_missed_rotation_is_told_from_another_namespace() -> None:
 def test_another_version_is_named_once() -> None:
     """Whether it is announced, said, or both."""
     announced = replace(HEALTHY, heard=(heard(version=9),), targets=())
-    assert "announces version 9; this machine speaks 1" in only(announced).evidence[0]
+    assert "announces protocol 9; this machine speaks protocol 1" in only(announced).evidence[0]
     said = target(ProbeOutcome.OTHER_VERSION, "given", words="it speaks protocol version 9")
     for scene in (
         replace(HEALTHY, heard=(), targets=(said,)),
@@ -280,7 +282,6 @@ OF_THE_WAY_HEALTHY = DoctorFacts(
     node=OF_THE_WAY_ME,
     namespace="home",
     tag="t" * 26,
-    version=1,
     interfaces=(Interface("eth0", ("10.0.0.1",)),),
     mdns="listening on 10.0.0.1",
     mdns_works=True,
@@ -467,7 +468,6 @@ OF_THIS_MACHINE_HEALTHY = DoctorFacts(
     node=NodeId("a" * 32),
     namespace="home",
     tag="t" * 26,
-    version=1,
     interfaces=(Interface("eth0", ("10.0.0.1",)),),
     mdns="listening on 10.0.0.1",
     mdns_works=True,

@@ -6,9 +6,11 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
+from potluck._version import Build
 from potluck.backend.port import NodePort
 from potluck.doctor import probe
 from potluck.doctor.facts import ProbeOutcome
@@ -18,6 +20,7 @@ from potluck.identity.namespace import NetworkNamespace, Protection
 from potluck.identity.node import NodeIdentity
 from potluck.membership.topology import Battery, NodeProfile
 from potluck.net.addresses import Address
+from potluck.net.frames import encode_opening
 from potluck.net.secure_socket import Security
 from potluck.trust.membership_store import TrustStore
 from support.threads import PATIENCE
@@ -130,28 +133,16 @@ def test_another_secret_is_another_namespace(members: TrustStore) -> None:
         assert probe_probe(members, address).outcome is ProbeOutcome.OTHER_NAMESPACE
 
 
-def test_another_version_is_told_by_its_words(
+def test_another_version_is_told_from_the_rest(
     members: TrustStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TLS still works; the first frame does not."""
-    monkeypatch.setattr("potluck.net.listener.Greeting", _Newer)
+    """TLS still works; the first frame says what cannot be."""
+    as_another = partial(encode_opening, build=Build("9.8.7", 9, 9))
+    monkeypatch.setattr("potluck.net.opening.encode_opening", as_another)
     with node(LAB) as (address, _):
         result = probe_probe(members, address)
         assert result.outcome is ProbeOutcome.OTHER_VERSION
-        assert "protocol version" in result.words
-
-
-class _Newer:
-    """How a node of another version reads a hello."""
-
-    wanted = 1
-    is_complete = False
-
-    def receive(self, _data: bytes) -> bool:
-        """It does not know this form."""
-        from potluck.net.frames import VersionMismatch
-
-        raise VersionMismatch(99)
+        assert "Potluck 9.8.7 (protocol 9)" in result.words
 
 
 def test_a_port_where_nobody_listens_refuses(members: TrustStore) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from potluck._version import Build
 from potluck.errors import MalformedFrame
 from potluck.net.frames import (
     HEADER_SIZE,
+    LAYOUT,
     MAX_CONTROL,
     MAX_PIECE,
-    PROTOCOL_VERSION,
+    OPENING,
     FrameType,
     Header,
-    VersionMismatch,
+    build_of,
     decode,
     encode,
+    encode_opening,
 )
 
 MAX_EAGER = 1 << 15
@@ -58,7 +62,7 @@ def test_the_layout_is_the_one_in_the_picture() -> None:
     data = encode(FrameType.DATA, group=1, epoch=2, tag=3, operation=4, piece=5, length=6)
     assert HEADER_SIZE == 36
     assert data[:2] == b"PL"
-    assert data[2:4] == bytes([PROTOCOL_VERSION, 20])
+    assert data[2:4] == bytes([LAYOUT, 20])
     assert struct.unpack_from("<Q", data, 4) == (1,)
     assert struct.unpack_from("<II", data, 12) == (2, 3)
     assert struct.unpack_from("<Q", data, 20) == (4,)
@@ -101,7 +105,9 @@ def test_any_bytes_are_a_legal_header_or_malformed(data: bytes) -> None:
     except MalformedFrame:
         return
     assert header.length <= LIMITS[header.kind]
-    assert packed(header) == data
+    layout = data[2:3] if header.kind in OPENING else bytes([LAYOUT])
+    assert packed(header) == data[:2] + bytes([LAYOUT]) + data[3:]
+    assert data[2:3] == layout
 
 
 @given(headers(), st.integers(0, 4 * 8 - 1))
@@ -113,7 +119,8 @@ def test_one_flipped_bit_in_magic_version_or_kind_is_noticed(header: Header, bit
         decoded = decode(damaged, 0, MAX_EAGER)
     except MalformedFrame:
         return
-    assert decoded.kind != header.kind
+    is_layout = bit // 8 == 2  # which does not matter where every version is understood
+    assert decoded.kind != header.kind or (is_layout and header.kind in OPENING)
 
 
 @pytest.mark.parametrize("kind", FrameType)
@@ -142,15 +149,31 @@ def test_an_unknown_kind_is_named() -> None:
         decode(data, 0, MAX_EAGER)
 
 
-@given(st.integers(0, 255).filter(lambda version: version != PROTOCOL_VERSION), u32)
-def test_another_version_is_named_whatever_follows(version: int, length: int) -> None:
-    """Kinds and lengths of another version mean nothing here; the versions are the message."""
-    data = bytearray(encode(FrameType.HELLO, length=length))
-    data[2:4] = bytes([version, 200])
-    with pytest.raises(VersionMismatch) as caught:
+others = st.integers(0, 255).filter(lambda layout: layout != LAYOUT)
+
+
+@given(others, st.sampled_from(sorted(OPENING)))
+def test_what_opens_a_connection_is_read_in_every_layout(layout: int, kind: FrameType) -> None:
+    """So two builds that cannot work together can say so."""
+    data = bytearray(encode_opening(kind, piece=0, length=9, build=Build("3.2.1", 8, 7)))
+    data[2] = layout
+    header = decode(data, 0, MAX_EAGER)
+    assert (header.kind, header.length, build_of(header)) == (kind, 9, Build("3.2.1", 8, 7))
+
+
+@given(others, st.sampled_from(sorted(set(FrameType) - OPENING)))
+def test_other_frames_of_another_layout_are_refused(layout: int, kind: FrameType) -> None:
+    """Their other fields may mean something else."""
+    data = bytearray(encode(kind))
+    data[2] = layout
+    with pytest.raises(MalformedFrame, match="layout") as caught:
         decode(data, 0, MAX_EAGER)
-    assert str(caught.value) == (
-        f"The other side speaks protocol version {version}, this side {PROTOCOL_VERSION}. "
-        "Install the same version of potluck on every machine."
-    )
-    assert (caught.value.expected, caught.value.got) == (PROTOCOL_VERSION, version)
+    assert (caught.value.expected, caught.value.got) == (LAYOUT, layout)
+
+
+@given(headers())
+def test_any_header_says_something_about_a_build(header: Header) -> None:
+    """Whatever a stranger sends: a range that is one, and a version made of three numbers."""
+    build = build_of(header)
+    assert 1 <= build.oldest <= build.protocol
+    assert build.potluck == "" or re.fullmatch(r"\d+\.\d+\.\d+", build.potluck)

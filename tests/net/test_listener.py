@@ -30,13 +30,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from potluck._version import THIS_BUILD, Build
 from potluck.errors import DistributedError, HandshakeRefused
 from potluck.identity.namespace import NetworkNamespace
-from potluck.identity.node import NodeIdentity
+from potluck.identity.node import NodeIdentity, machine_name
 from potluck.net import listener as acceptor_module
 from potluck.net import tcp
 from potluck.net.addresses import Address
-from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode
+from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode, encode_opening
 from potluck.net.listener import (
     ADDRESS,
     MEMBERS,
@@ -237,14 +238,24 @@ def test_garbage_is_hung_up_on_at_once(reception: Reception, data: bytes) -> Non
     reception.call_honestly()
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
-def test_another_version_gets_a_sentence(reception: Reception, version: int) -> None:
-    """It names both versions as the caller sees them, and the remedy."""
-    data = bytearray(HELLO)
-    data[2] = version
-    sentence = refusal(last_words(reception.call(bytes(data))))
-    assert f"this node speaks protocol version 1, you speak {version};" in sentence
-    assert "install the same version" in sentence
+def test_another_version_gets_a_sentence(reception: Reception) -> None:
+    """It names both versions, and the machine to upgrade."""
+    newer = Build("9.8.7", THIS_BUILD.protocol + 2, THIS_BUILD.protocol + 1)
+    hello = encode_opening(FrameType.HELLO, piece=0, length=3, build=newer) + b"???"
+    sentence = refusal(last_words(reception.call(hello)))
+    me = machine_name()
+    assert f"{me} runs {THIS_BUILD}, 127.0.0.1 Potluck 9.8.7 (protocols 2 to 3)" in sentence
+    assert f"Upgrade {me}: type `pip install --upgrade potluck` there." in sentence
+    reception.call_honestly()
+
+
+@pytest.mark.parametrize("layout", [0, 2, 255])
+def test_a_hello_in_another_layout_is_understood(reception: Reception, layout: int) -> None:
+    """What opens a connection looks the same in every version."""
+    data = bytearray(hello_frame(HONEST))
+    data[2] = layout
+    reception.call(bytes(data))
+    assert reception.hellos.get(timeout=30) == HONEST
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from potluck._version import THIS_BUILD, Build, VersionMismatch
 from potluck.errors import HandshakeRefused, MalformedFrame, PeerLost, Timeout
-from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode
+from potluck.net.frames import HEADER_SIZE, MAX_CONTROL, FrameType, encode, encode_opening
 from potluck.net.opening import (
     MAX_SENTENCE,
     Greeting,
@@ -24,6 +25,7 @@ from potluck.net.opening import (
     hello_frame,
     refuse,
 )
+from potluck.net.opening import ask as opening_ask
 from potluck.wire_messages import OpenReply, OpenRequest, pack, unpack
 from support.doors import TimedSocket, socket_pair
 from support.hellos import HELLO, ask, drop, frame
@@ -160,15 +162,30 @@ def test_nonsense_is_not_taken_for_an_answer(
         ask(dialler)
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
-def test_another_version_is_a_refusal(
-    ends: tuple[socket.socket, socket.socket], version: int
+@pytest.mark.parametrize("kind", [FrameType.REFUSAL, FrameType.WELCOME, FrameType.ROSTER])
+def test_an_answer_in_another_version_is_a_refusal(
+    ends: tuple[socket.socket, socket.socket], kind: FrameType
 ) -> None:
-    """Its kinds mean nothing here, so the sentence is ours."""
+    """Whatever it says: its contents mean nothing here, so the sentence is ours."""
     dialler, dialled = ends
-    dialled.sendall(frame(FrameType.REFUSAL, b"whatever", version=version))
-    with pytest.raises(HandshakeRefused, match=f"version {version}, this side 1.*same version"):
+    newer = Build("9.8.7", THIS_BUILD.protocol + 2, THIS_BUILD.protocol + 1)
+    dialled.sendall(encode_opening(kind, piece=0, length=8, build=newer) + b"whatever")
+    with pytest.raises(VersionMismatch) as caught:
         ask(dialler)
+    assert "Potluck 9.8.7 (protocols 2 to 3): they cannot work together" in str(caught.value)
+    assert "pip install --upgrade potluck" in str(caught.value)
+    assert caught.value.is_ours_older
+
+
+def test_an_answer_of_a_later_version_that_speaks_ours_is_understood(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """Both then speak the version that is the newest of the older one."""
+    dialler, dialled = ends
+    newer = Build("9.8.7", THIS_BUILD.protocol + 5, THIS_BUILD.protocol)
+    dialled.sendall(encode_opening(FrameType.WELCOME, piece=0, length=0, build=newer))
+    deadline = time.monotonic() + 30
+    assert opening_ask(dialler, deadline).build == newer
 
 
 @pytest.mark.parametrize("ending", [socket.socket.close, drop])
@@ -287,7 +304,7 @@ def test_a_refusal_arrives_although_more_was_said_than_read() -> None:
         assert dialled.recv(1)
         refuse(dialled, "no")
         assert dialled.fileno() == -1
-        assert dialler.recv(1000) == frame(FrameType.REFUSAL, b"no")
+        assert dialler.recv(1000) == encode_opening(FrameType.REFUSAL, piece=0, length=2) + b"no"
 
 
 def test_refusing_one_that_left_or_does_not_read_is_no_trouble() -> None:
@@ -323,5 +340,5 @@ def test_the_reason_that_is_not_told_is_logged(caplog: pytest.LogCaptureFixture)
     dialler, dialled = socket_pair()
     with dialler:
         refuse(dialled, "no", reason="it knows too much")
-        assert dialler.recv(1000) == frame(FrameType.REFUSAL, b"no")
+        assert dialler.recv(1000) == encode_opening(FrameType.REFUSAL, piece=0, length=2) + b"no"
     assert caplog.messages[0].endswith(": it knows too much")

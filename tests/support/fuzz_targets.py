@@ -83,7 +83,7 @@ def _introduced() -> list[bytes]:
             )
         ),
         pack(Sync(introduction=said)),
-        pack(ControlRequest(job="train", card=b"c" * 40, version="1.0", profile=b"p")),
+        pack(ControlRequest(job="train", card=b"c" * 40, profile=b"p")),
     ]
 
 
@@ -263,9 +263,7 @@ def _pairing() -> list[bytes]:
     return [
         pairing_protocol.encode(each)
         for each in (
-            pairing_protocol.PairingHello(
-                pairing_protocol.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)
-            ),
+            pairing_protocol.PairingHello(1, 7, me.node_id, "desk", b"A" + bytes(32)),
             pairing_protocol.Reply(me.node_id, "desk", b"B" + bytes(32)),
             pairing_protocol.Confirm(bytes(32)),
             pairing_protocol.EncryptedMessage(bytes(100)),
@@ -304,7 +302,7 @@ def targets() -> list[Target]:
             "control opened",
             lambda d: unpack(d, ControlReply),
             OUR,
-            [pack(ControlReply(job="train", card=b"c", version="1"))],
+            [pack(ControlReply(job="train", card=b"c"))],
             "msgpack",
         ),
         Target("card", lambda d: unpack(d, ProcessInfo), OUR, [pack(card)], "msgpack"),

@@ -111,7 +111,7 @@ def _openings() -> Iterator[Example]:
             session=b"s" * 16, rank=1, to=0, shortcut=UnixSocketHint(b"n", b"t", ["a", "b"])
         ),
         "sync": Sync(introduction=SAID),
-        "control": ControlRequest(job="train", card=b"c" * 40, version="1.0", profile=b"p"),
+        "control": ControlRequest(job="train", card=b"c" * 40, profile=b"p"),
     }
     read_hello: Any = MessagesHello
     for name, message in hellos.items():
@@ -120,7 +120,7 @@ def _openings() -> Iterator[Example]:
         "table": Table(b"s" * 16, [PEER]),
         "told": Told(b"r" * 99, b"s"),
         "lane-opened": OpenReply(3),
-        "control-opened": ControlReply(job="train", card=b"c", version="1"),
+        "control-opened": ControlReply(job="train", card=b"c"),
         "process-card": CARD,
     }
     for name, answer in answers.items():
@@ -186,7 +186,7 @@ def _pairing() -> Iterator[Example]:
     me = machine("desktop")
     key = me.card.public_key
     public = (
-        pairing.PairingHello(pairing.VERSION, 7, me.node_id, "desk", b"A" + bytes(32)),
+        pairing.PairingHello(1, 7, me.node_id, "desk", b"A" + bytes(32)),
         pairing.Reply(me.node_id, "desk", b"B" + bytes(32)),
         pairing.Confirm(bytes(32)),
         pairing.EncryptedMessage(bytes(100)),
@@ -312,7 +312,7 @@ def write_home(home: Path) -> None:
         node=B.node,
         incarnation=7,
         job_tag=advert.job_tag,
-        version=1,
+        version=0,
         addresses=(Address("10.0.0.2", 29500),),
         name="attic",
     )

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
+from potluck._version import PROTOCOL as VERSION
 from potluck.trust.pairing_code import parse_code
 from potluck.trust.pairing_protocol import (
-    VERSION,
     Confirm,
     Effect,
     EncryptedMessage,

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from potluck._version import PROTOCOL
 from potluck.identity.namespace import NetworkNamespace, Protection
+from support.builds import another_build
 from support.command import COMMAND
 from support.hosts import Host
 from support.paired_hosts import home, variables
@@ -19,9 +21,7 @@ from support.threads import PATIENCE
 # A node as it stands at its door: it can be found and dialled, and does nothing else.
 NODE = """
 import sys, time
-from potluck.net import frames
-frames.PROTOCOL_VERSION += int(sys.argv[1])
-ahead, now = float(sys.argv[2]), time.time
+ahead, now = float(sys.argv[1]), time.time
 time.time = lambda: now() + ahead
 from potluck.backend.port import NodePort
 from potluck.discovery.records import Advert, DiscoveryConfig
@@ -53,14 +53,19 @@ def nodes_on(
     """A node on each of these hosts, ready; on some with a newer protocol, or a clock ahead."""
     with contextlib.ExitStack() as stack:
         started = {}
+        build = folder / "newer build"
+        if newer:
+            after = PROTOCOL + 1
+            another_build(build, "9.8.7", protocol=after, oldest=after)
         for host in (*hosts, *newer):
             seconds = str((ahead or {}).get(host, 0.0))
+            path = {"PYTHONPATH": str(build)} if host in newer else {}
             process = subprocess.Popen(
-                host.command([sys.executable, "-c", NODE, str(int(host in newer)), seconds]),
+                host.command([sys.executable, "-c", NODE, seconds]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=variables(folder, host, "lab"),
+                env=variables(folder, host, "lab") | path,
             )
             stack.enter_context(process)
             stack.callback(process.kill)

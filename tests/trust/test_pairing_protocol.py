@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck._types import NodeId
+from potluck._version import PROTOCOL as VERSION
+from potluck._version import Build, __version__
 from potluck.errors import MalformedFrame, UnsupportedOperation
 from potluck.identity.node import NodeIdentity, node_id
 from potluck.trust import pairing_protocol
@@ -28,13 +30,13 @@ from potluck.trust.pairing_protocol import (
     SENTENCES,
     STEP_SECONDS,
     TRIES,
-    VERSION,
     Accept,
     Admitted,
     AlreadyMember,
     AskUser,
     Belonging,
     Box,
+    CallerDiffers,
     Confirm,
     Decline,
     Effect,
@@ -654,7 +656,7 @@ def test_shares_that_are_none_are_computed_with_a_bounded_number_of_times() -> N
     ("message", "why", "words"),
     [
         (hello(slot=8), Refusal.WRONG_SLOT, "number 8"),
-        (hello(version=2), Refusal.VERSION, "version 2"),
+        (hello(version=2), Refusal.VERSION, "(protocol 2): they cannot work together"),
         (hello(me=DESKTOP), Refusal.SAME_MACHINE, "itself"),
         (b"GET / HTTP/1.1\r\n\r\n", Refusal.MALFORMED, "does not use our"),
         (bytes(PUBLIC_LIMIT + 1), Refusal.MALFORMED, "at most 4096"),
@@ -975,11 +977,41 @@ def test_fields_out_of_bounds_are_refused(message: Message) -> None:
         decode(encode(message), PUBLIC_LIMIT)
 
 
-def test_unknown_fields_and_words_are_refused() -> None:
+def test_unknown_words_are_refused() -> None:
     """There is one way to say each thing."""
-    for extra in ({"kind": "confirm", "proof": bytes(32), "x": 1}, {"kind": "refused", "why": "x"}):
+    for extra in ({"kind": "confirms", "proof": bytes(32)}, {"kind": "refused", "why": "x"}):
         with pytest.raises(MalformedFrame, match="does not use our"):
             decode(msgspec.msgpack.encode(extra), PUBLIC_LIMIT)
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    """It may say more, to those who understand it."""
+    later = {"kind": "confirm", "proof": bytes(32), "later": 1}
+    assert decode(msgspec.msgpack.encode(later), PUBLIC_LIMIT) == Confirm(bytes(32))
+
+
+def test_both_sides_are_told_the_versions_that_cannot_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no cost to the code; and a stranger can say that only a few times."""
+    host, later = make_host(), Build("9.8.7", 9, 8)
+    effects: list[Effect] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pairing_protocol, "THIS_BUILD", later)
+        guest = make_guest()
+        (hello_of_later,) = sent(guest.start(0))
+    for link in range(5):
+        host.connected(link, 0)
+        effects = host.receive(link, hello_of_later, 0)
+        told = [effect for effect in effects if isinstance(effect, CallerDiffers)]
+        assert len(told) == (link < TRIES)
+        assert refusal(effects) is Refusal.VERSION
+    assert host.tries_left == TRIES
+    with monkeypatch.context() as patch:
+        patch.setattr(pairing_protocol, "THIS_BUILD", later)
+        ended = only(PairingEnded, guest.receive(sent(effects)[-1], 0)).reason
+    for words in ("Potluck 9.8.7 (protocols 8 to 9)", f"Potluck {__version__} (protocol 1)"):
+        assert words in ended
+        assert words in only(HangUp, effects).reason
+    assert "Upgrade the other machine: type `pip install" in ended
 
 
 def test_an_offer_does_not_show_its_secret() -> None:

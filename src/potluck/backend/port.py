@@ -283,6 +283,9 @@ class NodePort(Closing):
             members.security,
             lambda channel, where: AdmissionHandshake(members, channel, where),
             members.refused_stranger,
+            lambda error, channel, host: members.differs(
+                error, None if channel is None else channel.peer, host
+            ),
         )
 
     @property

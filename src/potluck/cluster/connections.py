@@ -21,6 +21,7 @@ import msgspec
 
 from potluck import _process, _time
 from potluck._types import NodeId, ProcessId
+from potluck._version import THIS_BUILD, VersionMismatch
 from potluck.backend.port import NodePort, proved_node
 from potluck.cluster.io import ControlConnection, ControlFrame, IoThread
 from potluck.discovery.records import DEFAULT_PORT, PeerFound, PeerGone, Sighting, job_tag
@@ -176,6 +177,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 RARELY = 30.0
 """The longest pause for those who are only remembered from an earlier run."""
 
+UNTIL_UPGRADED = 10.0
+"""The pause for a process of a version with which no work is possible: another start is needed."""
+
 MAX_CONTACTS = 1024
 """More are not remembered: hints are not worth any memory."""
 
@@ -202,6 +206,8 @@ class DialCandidate:
     due: float = 0.0
     trouble: str = ""
     """Why the last attempt failed."""
+    is_of_another_version: bool = False
+    """Whether it failed because no protocol version is common to both."""
 
 
 class DialCandidates:
@@ -292,7 +298,8 @@ class DialCandidates:
         contact.trouble = trouble
         contact.tries += 1
         longest = RARELY if contact.reported == {"known"} else LONGEST_PAUSE
-        contact.due = now + min(FIRST_PAUSE * 2 ** min(contact.tries, 12), longest)
+        pause = min(FIRST_PAUSE * 2 ** min(contact.tries, 12), longest)
+        contact.due = now + max(pause, UNTIL_UPGRADED * contact.is_of_another_version)
         if not contact.reported and contact.tries >= TRIES:
             for key in [key for key, each in self._known.items() if each is contact]:
                 del self._known[key]
@@ -868,22 +875,26 @@ class ControlConnections:
             try:
                 opened = handshake.dial(addresses, node, look)
             except (DistributedError, OSError, ValueError) as error:  # an address may be none
-                words = str(error)
-                self._post(lambda: self._on_failed(contact, words))
+                failure = error
+                self._post(lambda: self._on_failed(contact, failure))
             else:
                 self._post(lambda: self._on_opened(opened, contact))
 
         # Anybody may announce a thousand machines that do not answer; the others come first.
         self._pool.run(task, ahead=contact.reported != {"mdns"})
 
-    def _on_failed(self, contact: DialCandidate, trouble: str) -> None:
+    def _on_failed(self, contact: DialCandidate, error: Exception) -> None:
         self._dialling.pop(contact, None)
+        trouble = str(error)
         contact.is_self = contact.is_self or SAME_PROCESS in trouble
         if trouble != contact.trouble and not contact.is_self:  # once for each reason
             logger.debug("could not reach %s: %s", contact.name or contact.addresses, trouble)
         if not contact.is_self:
             self.counts.add(unreachable=1)
+        contact.is_of_another_version = isinstance(error, VersionMismatch)
         self.contacts.failed(contact, trouble, _time.now())
+        if isinstance(error, VersionMismatch) and error.node and self.discovery is not None:
+            self.discovery.remember([_seen_of_another_version(contact, error)])
 
     def _on_opened(self, opened: OpenedConnection, via: DialCandidate | None = None) -> None:
         process = opened.card.process
@@ -982,6 +993,23 @@ def _is_free(slot: int | None) -> bool:
         return False
 
 
+def _seen_of_another_version(contact: DialCandidate, error: VersionMismatch) -> Sighting:
+    """What is remembered of a machine that cannot be worked with, for `potluck members`."""
+    node, theirs = NodeId(error.node or ""), error.theirs
+    return Sighting(
+        key=f"{node}/0",
+        sources=("known",),
+        node=node,
+        incarnation=0,
+        job_tag="",
+        addresses=contact.addresses,
+        version=theirs.protocol,
+        name=contact.name,
+        oldest=theirs.oldest,
+        potluck=theirs.potluck,
+    )
+
+
 def _raise(reason: str) -> None:
     raise RuntimeError(reason)
 
@@ -1041,6 +1069,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: ProcessRole) ->
         pause_after=config.health.pause_after,
         quorum=config.quorum,
         place=config.wished_rank,
+        versions=(THIS_BUILD.potluck, THIS_BUILD.protocol, THIS_BUILD.oldest),
     )
 
 

@@ -221,8 +221,10 @@ class ClusterNode:
                 job_tag="",
                 addresses=links.addresses_of(card.process)
                 or tuple(Address(host, card.port) for host in card.hosts),
-                version=0,
+                version=card.build.protocol,
                 name=card.name,
+                oldest=card.build.oldest,
+                potluck=card.build.potluck,
             )
             for card in cards
             if card.process != self.card.process

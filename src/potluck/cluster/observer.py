@@ -25,7 +25,7 @@ import msgspec
 from potluck import _process, _time
 from potluck._decode import decode_json
 from potluck._process import Closing
-from potluck._version import __version__
+from potluck._version import THIS_BUILD
 from potluck.backend.port import NodePort
 from potluck.cluster.connections import (
     REPORTS,
@@ -385,7 +385,14 @@ class Observer(Closing):
     @property
     def troubles(self) -> dict[str, str]:
         """Who was seen and could not be reached, and why, unless that is known."""
-        return self._links.contacts.troubles_except(self.history.is_no_news)
+        return self._links.contacts.troubles_except(
+            lambda contact: contact.is_of_another_version or self.history.is_no_news(contact)
+        )
+
+    @property
+    def differing(self) -> dict[str, str]:
+        """Machines of versions with which no work is possible: which, and what to do, by id."""
+        return {who: str(error) for who, error in self.port.members.differing.items()}
 
     @property
     def foreigners(self) -> list[str]:
@@ -417,7 +424,9 @@ class Observer(Closing):
             host=self.card.hosts[0] if self.card.hosts else "",
             port=self.card.port,
             pid=os.getpid(),
-            version=__version__,
+            version=THIS_BUILD.potluck,
+            protocol=THIS_BUILD.protocol,
+            oldest=THIS_BUILD.oldest,
             role="launcher" if self._is_launcher else "observer",
             job=self.job or "",
             state=self._state,

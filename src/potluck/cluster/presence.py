@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from potluck._platform import call_in_children
 from potluck._process import ForkSafeLock
-from potluck._version import __version__
+from potluck._version import THIS_BUILD
 from potluck.backend import tcp
 from potluck.logs import get_logger
 
@@ -302,7 +302,9 @@ class Presence:
             host=card.hosts[0],
             port=card.port,
             pid=os.getpid(),
-            version=__version__,
+            version=THIS_BUILD.potluck,
+            protocol=THIS_BUILD.protocol,
+            oldest=THIS_BUILD.oldest,
             job=self.job,
             state="active",
             reason=_reason(world),

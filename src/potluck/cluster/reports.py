@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from potluck._version import Build
 from potluck.wire_messages import pack, unpack
 
 # --------------------------------------------------------------------------------------------------
@@ -179,6 +180,8 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"
     port: Count = 0
     pid: Count = 0
     version: Line = ""
+    protocol: Count = 0
+    oldest: Count = 0
     role: Line = "member"
     job: Line = ""
     state: Line = ""
@@ -192,6 +195,11 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"
     """Whom it waits for before it can continue."""
     facts: Annotated[dict[Line, Sentence], msgspec.Meta(max_length=32)] = {}
     """What a launcher compares: script, arguments, versions."""
+
+    @property
+    def build(self) -> Build | None:
+        """What it runs; None if it does not say."""
+        return Build.announced(self.version, max(self.protocol, bool(self.version)), self.oldest)
 
     @property
     def key(self) -> tuple[str, int]:

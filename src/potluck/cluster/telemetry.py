@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import msgspec
 
 from potluck import _time
-from potluck._version import __version__
+from potluck._version import THIS_BUILD
 from potluck.cluster.reports import (
     MAX_EPOCHS,
     MAX_EVENTS,
@@ -313,7 +313,6 @@ class Reporter:
         self._control = control
         self._job = job
         self._facts = bounded_facts(facts)
-        self._version = __version__
 
     def report(self) -> StatusReport:
         """As it is this instant."""
@@ -329,7 +328,9 @@ class Reporter:
             host=card.hosts[0] if card.hosts else socket.gethostname()[:255],
             port=card.port,
             pid=os.getpid(),
-            version=self._version,
+            version=THIS_BUILD.potluck,
+            protocol=THIS_BUILD.protocol,
+            oldest=THIS_BUILD.oldest,
             job=self._job,
             state=core.state.value,
             reason=sentence(core.reason),

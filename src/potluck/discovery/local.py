@@ -22,9 +22,11 @@ import msgspec
 
 from potluck._decode import decode_json
 from potluck._types import NodeId, ProcessId
+from potluck._version import Build
 from potluck.discovery.mdns import LOOPBACK
 from potluck.discovery.records import Advert, Sighting
 from potluck.errors import DistributedError
+from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.node import boot_tag
 from potluck.identity.private_files import (
     HeldLock,
@@ -45,7 +47,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=64)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Note(msgspec.Struct, frozen=True):
     """What a process writes about itself."""
 
     place: Annotated[str, msgspec.Meta(max_length=128)]
@@ -57,6 +59,8 @@ class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: _Number
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     hosts: Annotated[list[_Text], msgspec.Meta(max_length=16)]
+    oldest: _Number = 0
+    potluck: _Text = ""
 
 
 class LocalProcesses:
@@ -87,6 +91,8 @@ class LocalProcesses:
             version=advert.version,
             port=advert.port,
             hosts=list(advert.hosts)[:16] or [LOOPBACK],
+            oldest=advert.oldest,
+            potluck=advert.potluck[:64],
         )
         replace_private(self._note, msgspec.json.encode(note))
 
@@ -182,6 +188,8 @@ def _sighting(note: _Note) -> Sighting:
         job_tag=note.job_tag,
         addresses=tuple(Address(host, note.port) for host in note.hosts),
         version=note.version,
+        oldest=note.oldest,
+        potluck=note.potluck,
     )
 
 
@@ -216,7 +224,7 @@ _KnownPeersText = Annotated[str, msgspec.Meta(max_length=255)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Known(msgspec.Struct, frozen=True, omit_defaults=True):
     """One peer."""
 
     node: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{32}$")]
@@ -227,6 +235,10 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
     when: Annotated[float, msgspec.Meta(ge=0)]
     """Seconds since 1970 when it was last reached."""
+    version: _Number = 0
+    oldest: _Number = 0
+    potluck: _Text = ""
+    """What it ran then."""
 
 
 _Kept = Annotated[list[_Known], msgspec.Meta(max_length=MAX_KNOWN)]
@@ -255,6 +267,16 @@ class KnownPeers:
                 ]
         return []
 
+    def builds(self, namespace: NetworkNamespace) -> dict[NodeId, Build]:
+        """What the machines of a namespace ran when they were last met."""
+        found: dict[NodeId, Build] = {}
+        for tag in (namespace.discovery_tag, *namespace.old_tags):
+            for each in self._read(tag):
+                build = Build.announced(each.potluck, each.version, each.oldest)
+                if build is not None:
+                    found.setdefault(NodeId(each.node), build)
+        return found
+
     def remember(self, advert: Advert, peers: Iterable[Sighting]) -> None:
         """Keep these as the newest; raises a :class:`DistributedError` where that fails."""
         now = self._clock()
@@ -265,6 +287,9 @@ class KnownPeers:
                 name=peer.name[:255],
                 addresses=[(address.host, address.port) for address in addresses[:8]],
                 when=now,
+                version=peer.version,
+                oldest=peer.oldest,
+                potluck=peer.potluck[:64],
             )
             for peer in peers
             # Processes of this machine need no memory to find each other.
@@ -319,6 +344,8 @@ def _known_peers_sighting(known: _Known) -> Sighting:
         incarnation=0,
         job_tag=known.job_tag,
         addresses=addresses,
-        version=0,
+        version=known.version,
         name=known.name,
+        oldest=known.oldest,
+        potluck=known.potluck,
     )

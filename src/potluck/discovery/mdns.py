@@ -18,10 +18,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck._process import track
 from potluck._types import NodeId
+from potluck._version import Build
 from potluck.discovery.records import Advert, DiscoveryConfig, Sighting
 from potluck.errors import DistributedError
 from potluck.identity.node import short_name
@@ -132,7 +133,7 @@ class _Sockets:
 # How an advert is written into a record of multicast DNS, and read from one with every suspicion.
 #
 # The name of the record is ``TAG-JOB-TOKEN``, so that strangers can be told by it.  Its text says,
-# in six short fields, what :class:`~potluck.discovery.records.Advert` holds; the tags of earlier
+# in short fields, what :class:`~potluck.discovery.records.Advert` holds; the tags of earlier
 # secrets are cut short, since they only have to be recognised.  Everybody on the network may write
 # such records.  What does not look exactly like one of ours is no record.
 
@@ -144,10 +145,15 @@ MAX_TEXT = 512
 MAX_HOSTS = 8
 """Addresses of one record that are looked at: more would let it point us at a whole network."""
 
+MAX_VERSION = 32
+"""Characters of the version of Potluck."""
+
 OLD_TAG = 12
 """Letters shown of an earlier tag: 60 bits, enough to recognise it."""
 
 IPV6 = 6
+
+Known = TypeVar("Known")
 
 _LABEL = re.compile(r"[a-z2-7]{26}-[a-z2-7]{16}-[0-9a-f]{12}")
 _FORMS: dict[bytes, re.Pattern[bytes]] = {
@@ -157,6 +163,10 @@ _FORMS: dict[bytes, re.Pattern[bytes]] = {
     b"i": re.compile(rb"[0-9]{1,18}"),
     b"j": re.compile(rb"[a-z2-7]{16}"),
     b"p": re.compile(rb"[0-9]{1,5}"),
+}
+_LATER: dict[bytes, re.Pattern[bytes]] = {
+    b"l": re.compile(rb"[0-9]{1,6}"),
+    b"s": re.compile(rb"[0-9][0-9a-z.+]{0,31}"),
 }
 _OLD = re.compile(rb"[a-z2-7]{12}(,[a-z2-7]{12}){0,7}")
 
@@ -172,6 +182,15 @@ class MdnsRecord:
     version: int
     addresses: tuple[Address, ...]
     old_tags: tuple[str, ...] = ()
+    oldest: int = 0
+    potluck: str = ""
+
+    @property
+    def build(self) -> Build:
+        """What it runs."""
+        found = Build.announced(self.potluck, max(1, self.version), self.oldest)
+        assert found is not None
+        return found
 
     @property
     def who(self) -> str:
@@ -203,6 +222,8 @@ class MdnsRecord:
             job_tag=job,
             addresses=self.addresses,
             version=self.version,
+            oldest=self.oldest,
+            potluck=self.potluck,
         )
 
 
@@ -226,6 +247,8 @@ def properties_of(advert: Advert) -> dict[str, str]:
     """The text of its record."""
     fields = {
         "v": str(advert.version),
+        "l": str(advert.oldest),
+        "s": advert.potluck[:MAX_VERSION],
         "t": advert.tag,
         "n": str(advert.node),
         "i": str(advert.incarnation),
@@ -260,7 +283,20 @@ def read_record(
         version=int(values[b"v"]),
         addresses=tuple(Address(host, port) for host in usable[:MAX_HOSTS]),
         old_tags=tuple(old.decode().split(",")) if _OLD.fullmatch(old) else (),
+        oldest=_optional(properties, b"l", int, 0),
+        potluck=_optional(properties, b"s", bytes.decode, ""),
     )
+
+
+def _optional(
+    properties: Mapping[bytes, bytes | None],
+    name: bytes,
+    read: Callable[[bytes], Known],
+    missing: Known,
+) -> Known:
+    """A field that not every version writes."""
+    value = properties.get(name) or b""
+    return read(value) if _LATER[name].fullmatch(value) else missing
 
 
 def _leads_somewhere(host: str, *, loopback: bool) -> bool:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from potluck._types import NodeId, ProcessId
+from potluck._version import THIS_BUILD, Build
 from potluck.errors import BackendUnavailable
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.private_files import potluck_home
 from potluck.launch_env import read_launch
 from potluck.net.addresses import Address, parse_address
-from potluck.net.frames import PROTOCOL_VERSION
 
 _JOB_TAG_BYTES = 10  # 80 bits: no two jobs of a namespace share one by chance; 16 letters
 
@@ -44,7 +44,9 @@ class Advert:
     """Where it listens; 0 for one who only looks, such as an observer."""
     hosts: tuple[str, ...] = ()
     """The addresses it listens on; empty for all of this machine."""
-    version: int = PROTOCOL_VERSION
+    version: int = THIS_BUILD.protocol
+    oldest: int = THIS_BUILD.oldest
+    potluck: str = THIS_BUILD.potluck
     old_tags: tuple[str, ...] = ()
     """Tags under which absentees still search, who have missed a change of the secret."""
 
@@ -105,6 +107,13 @@ class Sighting:
     """Of its protocol; 0 where it is not known.  Others' are reported, so that one can say so."""
     name: str = ""
     """For people, where one is known; never to be relied on."""
+    oldest: int = 0
+    potluck: str = ""
+
+    @property
+    def build(self) -> Build | None:
+        """What it runs, or ran; None where that is not known."""
+        return Build.announced(self.potluck, self.version, self.oldest)
 
     @property
     def process(self) -> ProcessId | None:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from potluck import _process
 from potluck._process import Closing
-from potluck.discovery.local import KnownPeers, LocalProcesses
+from potluck.discovery.local import MAX_KNOWN, KnownPeers, LocalProcesses
 from potluck.discovery.mdns import SERVICE, MdnsRecord, MdnsSource
 from potluck.discovery.records import (
     Advert,
@@ -176,6 +176,8 @@ def _merge(first: Sighting, second: Sighting) -> Sighting:
         addresses=addresses[:MAX_ADDRESSES],
         job_tag=first.job_tag or second.job_tag,
         version=first.version or second.version,
+        oldest=first.oldest or second.oldest,
+        potluck=first.potluck or second.potluck,
         name=first.name or second.name,
     )
 
@@ -255,7 +257,7 @@ class Discovery(Closing):
     def remember(self, peers: Iterable[Sighting]) -> None:
         """Keep peers that have proved who they are, at once, with addresses where they answered."""
         with self._news:
-            self._to_remember = list(peers)
+            self._to_remember = [*self._to_remember, *peers][-MAX_KNOWN:]
             self._news.notify()
 
     @property

@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Callable
 
 from potluck._types import NodeId
+from potluck._version import UPGRADE, VersionMismatch, mixed
 from potluck.discovery.mdns import OLD_TAG, MdnsRecord
 from potluck.doctor.facts import (
     LATELY,
@@ -899,31 +900,47 @@ def check_taken(scene: DoctorFacts) -> list[Finding]:
 # --------------------------------------------------------------------------------------------------
 # Whether those who belong together speak the same version of the protocol.
 
-VERSIONS_FIX = "Install the same version of potluck on every machine: pip install --upgrade potluck"
-
 
 def check_versions(scene: DoctorFacts) -> list[Finding]:
-    """Announced, or said when dialled."""
-    found = {}
+    """Announced, or said when dialled; other versions with which one can work are mentioned."""
+    here = scene.name_of(scene.node)
+    found: dict[NodeId, Finding] = {}
+    builds = {here: scene.build}
     for heard in scene.heard:
-        if heard.tag == scene.tag and heard.version != scene.version and heard.node != scene.node:
+        if heard.tag != scene.tag or heard.node == scene.node:
+            continue
+        who = scene.who(heard.node, heard.addresses[0])
+        if scene.build.agreed(heard.build) is None:
+            error = VersionMismatch(here, scene.build, who, heard.build)
             found[heard.node] = _versions_finding(
-                scene.who(heard.node, heard.addresses[0]),
-                f"It announces version {heard.version}; this machine speaks {scene.version}.",
+                error.message,
+                f"{who} announces {heard.build.range}; this machine speaks {scene.build.range}.",
+                error.hint or "",
             )
+        else:
+            builds[scene.name_of(heard.node)] = heard.build
     dialled = [
-        _versions_finding(target.name, f"{probe.address}: {probe.words}")
+        _versions_finding(
+            f"{target.name} runs a version of Potluck that cannot work with this one",
+            f"{probe.address}: {probe.words}",
+            f"Upgrade the older one: type `{UPGRADE}` there.",
+        )
         for target in scene.targets
         if target.met is None
         and (probe := target.first(ProbeOutcome.OTHER_VERSION)) is not None
         and target.node not in found
     ]
-    return [*found.values(), *dialled]
+    notes = []
+    if mixture := mixed(builds):
+        cause, fix = mixture
+        notes.append(_versions_finding(cause, "They announce that.", fix, Severity.NOTE))
+    return [*found.values(), *dialled, *notes]
 
 
-def _versions_finding(name: str, evidence: str) -> Finding:
-    cause = f"{name} speaks another version of Potluck's protocol"
-    return Finding("versions", cause, (evidence,), VERSIONS_FIX)
+def _versions_finding(
+    cause: str, evidence: str, fix: str, severity: Severity = Severity.PROBLEM
+) -> Finding:
+    return Finding("versions", cause, (evidence,), fix, severity)
 
 
 # --------------------------------------------------------------------------------------------------

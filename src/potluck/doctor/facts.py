@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from potluck import _platform
 from potluck._types import NodeId
+from potluck._version import THIS_BUILD, Build
 from potluck.cluster.topology import local_profile
 from potluck.discovery.mdns import MdnsRecord
 from potluck.identity.node import short_name
@@ -255,7 +256,7 @@ class DoctorFacts:
     """The name of the group."""
     tag: str
     old_tags: tuple[str, ...] = ()
-    version: int
+    build: Build = THIS_BUILD
     interfaces: tuple[Interface, ...]
     mdns: str
     """What multicast DNS does on this machine, in words."""

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from potluck._types import NodeId
+from potluck._version import NewerFile
 from potluck.backend.port import NodePort
 from potluck.cluster.topology import local_profile
 from potluck.discovery.local import KnownPeers
@@ -37,7 +38,6 @@ from potluck.doctor.probe import ConnectionProbes, DoctorListener, PeerThroughpu
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.private_files import DamagedFile, UnsafeFile
 from potluck.net.addresses import Address, Interface, interfaces
-from potluck.net.frames import PROTOCOL_VERSION
 
 SECONDS = 3.0
 """How long to listen.  A machine that has just announced itself answers only after a second
@@ -72,7 +72,7 @@ def look_around(
         if not isinstance(namespace, NetworkNamespace):
             namespace = NetworkNamespace.load_or_create(namespace)
         port, busy = _open_port(namespace)
-    except (UnsafeFile, DamagedFile) as error:
+    except (UnsafeFile, DamagedFile, NewerFile) as error:
         return _unable(found, StartupError(error.message, error.hint or ""))
     with port:
         return _Look(namespace, port, config, found, busy).scene(given, seconds)
@@ -84,7 +84,7 @@ def _open_port(namespace: NetworkNamespace) -> tuple[NodePort, list[int]]:
     for number in range(DEFAULT_PORT, DEFAULT_PORT + USUAL_PORTS):
         try:
             return NodePort(namespace, port=number), busy
-        except (UnsafeFile, DamagedFile):
+        except (UnsafeFile, DamagedFile, NewerFile):
             raise
         except OSError:  # taken by a node that runs here, or by somebody else
             busy.append(number)
@@ -97,7 +97,6 @@ def _unable(found: tuple[Interface, ...], trouble: StartupError) -> DoctorFacts:
         node=NodeId(""),
         namespace="",
         tag="",
-        version=PROTOCOL_VERSION,
         interfaces=found,
         mdns="not tried",
         mdns_works=False,
@@ -162,7 +161,6 @@ class _Look:
                 namespace=self._namespace.name,
                 tag=advert.tag,
                 old_tags=advert.old_tags,
-                version=PROTOCOL_VERSION,
                 interfaces=self._interfaces,
                 targets=trying.results(deadline),
                 mdns=listener.status,

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from potluck._platform import TCP_INFO
 from potluck._types import NodeId
+from potluck._version import THIS_BUILD, VersionMismatch
 from potluck.backend.port import NodePort
 from potluck.cluster.bandwidth import steady_rate
 from potluck.discovery.mdns import SERVICE, MdnsRecord, MdnsSource
@@ -109,7 +110,7 @@ def _proved(opened: OpeningSocket) -> NodeId | None:
 
 
 def _meaning(error: DistributedError | OSError) -> ProbeOutcome:
-    if "protocol version" in str(error):
+    if isinstance(error, VersionMismatch):
         return ProbeOutcome.OTHER_VERSION
     if isinstance(error, Declined | RefusedByPeer):
         return ProbeOutcome.DECLINED
@@ -304,7 +305,7 @@ class ConnectionProbes:
         One who shows our own id from somewhere else is tried too: its key may be a copy of ours.
         """
         for each in heard:
-            ours = each.tag == advert.tag and each.version == advert.version
+            ours = each.tag == advert.tag and each.build.agreed(THIS_BUILD) is not None
             addresses = each.addresses[:ADDRESSES_EACH]
             is_here = each.node == advert.node and not self.own.isdisjoint(
                 address.host for address in each.addresses
@@ -316,7 +317,7 @@ class ConnectionProbes:
     def measure(self, colleagues: Iterable[MdnsRecord], advert: Advert) -> None:
         """Measure with those who look as well, once each."""
         for each in colleagues:
-            ours = each.tag == advert.tag and each.version == advert.version
+            ours = each.tag == advert.tag and each.build.agreed(THIS_BUILD) is not None
             if ours and each.node != advert.node and each.node not in self._rates:
                 if len(self._rates) >= MAX_COLLEAGUES:
                     return

@@ -34,6 +34,7 @@ from potluck.identity.node import KNOWN_DIGITS, LITTLE_WORDS
 from potluck.identity.private_files import (
     KEY_SIZE,
     DamagedFile,
+    check_home,
     create_private,
     ensure_private_directory,
     exclusive_lock,
@@ -128,6 +129,7 @@ class NamespaceFiles:
     """The files of one namespace."""
 
     def __init__(self, home: Path, name: str) -> None:
+        check_home(home)
         self.home = home
         self.name = checked_name(name)
         self.directory = home / "namespaces" / self.name

@@ -35,6 +35,7 @@ from potluck.errors import BackendUnavailable, IoError
 from potluck.identity.private_files import (
     KEY_SIZE,
     HeldLock,
+    check_home,
     create_private,
     ensure_private_directory,
     exclusive_lock,
@@ -174,6 +175,7 @@ class NodeIdentity:
         """
         file = Path(path).expanduser() if path is not None else potluck_home() / KEY_FILE
         ensure_private_directory(file.parent)
+        check_home(file.parent)
         seed = read_key(file, advice=_ADVICE)
         if seed is None:
             # Whoever comes second discards its own and reads what the first has made.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from potluck._platform import BINARY, IS_WINDOWS, lock_file, unlock_file, user_id
 from potluck._process import track
+from potluck._version import HOME_FORMAT, NewerFile, __version__
 from potluck.errors import DistributedError, IoError, Timeout, from_os_error
 
 KEY_SIZE = 32  # bytes: an Ed25519 seed, the secret of a namespace
@@ -59,6 +60,25 @@ def ensure_private_directory(path: Path) -> Path:
         raise from_os_error(action, error, hint=_MOVE_HINT) from error
     _check(path, status, forbidden=0o022, fix="chmod 700")
     return path
+
+
+FORMAT_FILE = "format"
+"""In the home: which format its files have, and which version of Potluck wrote it; none is 1."""
+
+
+def check_home(home: Path) -> None:
+    """Raise :class:`NewerFile` if a later version has changed how files are kept there.
+
+    It is asked before keys, secrets or member lists are read or written.
+    """
+    said = read_private(home / FORMAT_FILE, limit=64)
+    number, _, potluck = (b"1" if said is None else said).partition(b" ")
+    found = int(number) if number.strip().isdigit() else HOME_FORMAT + 1
+    if found > HOME_FORMAT:
+        written = potluck.decode(errors="replace").strip()
+        raise NewerFile(home, found, HOME_FORMAT, written)
+    if found < HOME_FORMAT and home.exists():
+        replace_private(home / FORMAT_FILE, f"{HOME_FORMAT} {__version__}\n".encode())
 
 
 def read_private(path: Path, *, limit: int) -> bytes | None:

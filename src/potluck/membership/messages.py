@@ -29,6 +29,7 @@ import msgspec
 
 from potluck._decode import Reader, msgpack_reader
 from potluck._types import Branch, NodeId, ProcessId, View
+from potluck._version import Build
 from potluck.errors import MalformedFrame
 from potluck.trust.roster_records import NAME_LIMIT
 
@@ -299,6 +300,7 @@ _HOST_LIMIT = 255  # characters, as long as a host name may be
 _Node = Annotated[NodeId, msgspec.Meta(min_length=1, max_length=64)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Tag = Annotated[str, msgspec.Meta(max_length=64)]
+_Version = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Host = Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
@@ -341,11 +343,18 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Its setting; only processes with the same one become one cluster."""
     place: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)] = -1
     """The rank that a launcher wishes for it in the first view; -1 where none has a wish."""
+    versions: tuple[_Tag, _Version, _Version] = "", 1, 1
+    """Of Potluck, and the newest and the oldest of the protocol; see :attr:`build`."""
 
     @property
     def process(self) -> ProcessId:
         """Its id."""
         return ProcessId(self.node, self.incarnation)
+
+    @property
+    def build(self) -> Build:
+        """What it runs; what came into the protocol later is not said to it."""
+        return Build(*self.versions)
 
     def succeeds(self, other: ProcessInfo) -> bool:
         """Whether this is a later start in the same place, so that the other must have ended."""

@@ -9,6 +9,10 @@ here, they go straight between the socket and their destination.
             ┌──┬──┬──┬──────┬──────┬───┬──────────┬────┬──────┐
             │PL│v │k │group │epoch │tag│operation │piece│length│  payload …
             └──┴──┴──┴──────┴──────┴───┴──────────┴────┴──────┘
+
+The frames that open a connection, those of :data:`OPENING`, look like this in every version: they
+carry in ``epoch`` and ``tag`` the newest and the oldest protocol that their sender speaks, and in
+``operation`` its version of Potluck.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from potluck._version import THIS_BUILD, Build
 from potluck.errors import MalformedFrame
 
 MAGIC = b"PL"
-PROTOCOL_VERSION = 1
+LAYOUT = 1
+"""The version of the protocol since which frames look like this; a header's third byte."""
 
 MAX_PIECE = 1 << 20
 """Largest payload of one frame of a granted message, in bytes: keeps peers and tags interleaved."""
@@ -75,6 +81,9 @@ class FrameType(IntEnum):
     """A message on a control lane; ``tag`` says for whom."""
 
 
+OPENING = frozenset({FrameType.HELLO, FrameType.WELCOME, FrameType.REFUSAL, FrameType.ROSTER})
+"""What is sent before a connection is open; understood in every version."""
+
 _KINDS = {int(kind): kind for kind in FrameType}
 _LIMITS = {int(FrameType.DATA): MAX_PIECE, int(FrameType.COLLECTIVE): MAX_PIECE}
 
@@ -106,7 +115,19 @@ def encode(
     >>> len(encode(FrameType.GRANT, operation=7)) == HEADER_SIZE
     True
     """
-    return _LAYOUT.pack(MAGIC, PROTOCOL_VERSION, kind, group, epoch, tag, operation, piece, length)
+    return _LAYOUT.pack(MAGIC, LAYOUT, kind, group, epoch, tag, operation, piece, length)
+
+
+def encode_opening(kind: FrameType, *, piece: int, length: int, build: Build = THIS_BUILD) -> bytes:
+    """Pack the header of a frame that opens a connection, with what its sender runs."""
+    return encode(
+        kind,
+        epoch=build.protocol,
+        tag=build.oldest,
+        operation=build.number,
+        piece=piece,
+        length=length,
+    )
 
 
 def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) -> Header:
@@ -115,9 +136,10 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) 
     >>> decode(encode(FrameType.OFFER, operation=4, length=8), 0, 1024).operation
     4
     """
-    magic, version, code, group, epoch, tag, operation, piece, length = _LAYOUT.unpack_from(
+    magic, layout, code, group, epoch, tag, operation, piece, length = _LAYOUT.unpack_from(
         buffer, offset
     )
+    kind = _KINDS.get(code)
     if magic != MAGIC:
         raise MalformedFrame(
             "These bytes are no Potluck frame",
@@ -125,9 +147,10 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) 
             got=bytes(magic),
             hint="Something other than Potluck is talking to this port.",
         )
-    if version != PROTOCOL_VERSION:
-        raise VersionMismatch(version)
-    kind = _KINDS.get(code)
+    if layout != LAYOUT and kind not in OPENING:
+        raise MalformedFrame(
+            f"A frame has layout {layout}, and not {LAYOUT} as agreed", expected=LAYOUT, got=layout
+        )
     if kind is None:
         raise MalformedFrame(f"Frame kind {code} is not known", got=code)
     limit = _LIMITS.get(code, max_eager if code == FrameType.EAGER else MAX_CONTROL)
@@ -140,16 +163,13 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int, max_eager: int) 
     return Header(kind, group, epoch, tag, operation, piece, length)
 
 
-class VersionMismatch(MalformedFrame):
-    """The other side speaks another version of the protocol."""
+def build_of(header: Header) -> Build:
+    """What the sender of a frame that opens a connection runs.
 
-    def __init__(self, version: int) -> None:
-        super().__init__(
-            f"The other side speaks protocol version {version}, this side {PROTOCOL_VERSION}",
-            expected=PROTOCOL_VERSION,
-            got=version,
-            hint="Install the same version of potluck on every machine.",
-        )
+    >>> build_of(decode(encode_opening(FrameType.HELLO, piece=0, length=0), 0, 0)) == THIS_BUILD
+    True
+    """
+    return Build.read(header.operation, header.epoch, header.tag)
 
 
 # --------------------------------------------------------------------------------------------------

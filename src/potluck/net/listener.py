@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from potluck import _process
+from potluck._version import VersionMismatch
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.logs import get_logger
 from potluck.net.addresses import unmapped
-from potluck.net.frames import FrameType, VersionMismatch
+from potluck.net.frames import FrameType
 from potluck.net.opening import (
     Greeting,
     HandshakeAction,
@@ -488,6 +489,9 @@ Host = Callable[[TlsChannel, str], HandshakeProtocol]
 Note = Callable[[HandshakeRefused], None]
 """Told of callers with whom there was no TLS, and why; must not block."""
 
+Differs = Callable[[VersionMismatch, TlsChannel | None, str], VersionMismatch]
+"""Told of callers of other versions, and where they are; the same error with a better name."""
+
 
 class Acceptor:
     """Listens until closed."""
@@ -499,11 +503,12 @@ class Acceptor:
         security: Security | None = None,
         host: Host | None = None,
         note: Note = lambda _: None,
+        differs: Differs = lambda error, _channel, _host: error,
     ) -> None:
         self.receive = receive
         self._security = security
         self._host = host
-        self._note = note
+        self._note, self._differs = note, differs
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
@@ -688,7 +693,8 @@ class Acceptor:
         except BlockingIOError:
             pass
         except VersionMismatch as error:
-            self._drop(caller, str(error), tell=_mirrored(error))
+            named = self._differs(error, caller.channel, unmapped(caller.host))
+            self._drop(caller, str(named), tell=str(named))
         except (OSError, DistributedError) as error:
             if isinstance(error, HandshakeRefused):
                 self._note(error)
@@ -717,6 +723,7 @@ class Acceptor:
         """A frame is complete: the hello, or what follows it."""
         kind, payload = caller.greeting.kind, caller.greeting.payload
         if caller.hello is None:
+            caller.greeting.check_version(caller.host)
             if caller.channel is not None and self._host is not None:
                 caller.conversation = self._host(caller.channel, caller.name)
             # Who does not accept us says so instead of hello.
@@ -783,11 +790,3 @@ def _address_of(sock: socket.socket) -> str:
         return str(sock.getsockname()[0])
     except OSError:  # gone already
         return ""
-
-
-def _mirrored(error: VersionMismatch) -> str:
-    """The mismatch as the other side sees it."""
-    return (
-        f"this node speaks protocol version {error.expected}, you speak {error.got}; "
-        "install the same version of potluck on every machine"
-    )

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from potluck._decode import printable
+from potluck._version import THIS_BUILD, Build, VersionMismatch
 from potluck.errors import (
     DistributedError,
     HandshakeRefused,
@@ -24,9 +25,18 @@ from potluck.errors import (
     Timeout,
     from_os_error,
 )
+from potluck.identity.node import machine_name
 from potluck.logs import get_logger
 from potluck.net.addresses import unmapped
-from potluck.net.frames import HEADER_SIZE, FrameType, Header, VersionMismatch, decode, encode
+from potluck.net.frames import (
+    HEADER_SIZE,
+    OPENING,
+    FrameType,
+    Header,
+    build_of,
+    decode,
+    encode_opening,
+)
 from potluck.net.secure_socket import OpeningSocket, SecureSocket
 from potluck.wire_messages import pack, unpack
 
@@ -36,8 +46,6 @@ Reply = TypeVar("Reply")
 
 MAX_SENTENCE = 2000
 """Characters of a refusal that are sent, and that are shown."""
-
-_OPENING = frozenset({FrameType.HELLO, FrameType.WELCOME, FrameType.REFUSAL, FrameType.ROSTER})
 
 
 class HandshakeAction(Enum):
@@ -86,7 +94,7 @@ class Greeting:
         self._data += data
         if self._header is None and len(self._data) >= HEADER_SIZE:
             self._header = decode(self._data, 0, max_eager=0)
-            if self._header.kind not in _OPENING:  # its payload may be larger than a stranger's
+            if self._header.kind not in OPENING:  # its payload may be larger than a stranger's
                 raise MalformedFrame(f"A {self._header.kind.name} frame opens no connection")
         return self.is_complete
 
@@ -102,6 +110,17 @@ class Greeting:
         return self._header.kind
 
     @property
+    def build(self) -> Build:
+        """What the sender runs."""
+        assert self._header is not None
+        return build_of(self._header)
+
+    def check_version(self, sender: str) -> None:
+        """Raise :class:`VersionMismatch` if no protocol version is common to us and the sender."""
+        if THIS_BUILD.agreed(self.build) is None:
+            raise VersionMismatch(machine_name(), THIS_BUILD, sender, self.build)
+
+    @property
     def is_for_now(self) -> bool:
         """Whether a refusal may be followed by another answer in a moment."""
         return self._header is not None and self._header.piece == 1
@@ -113,7 +132,7 @@ class Greeting:
 
 
 def _frame(kind: FrameType, payload: bytes, piece: int = 0) -> bytes:
-    return encode(kind, piece=piece, length=len(payload)) + payload
+    return encode_opening(kind, piece=piece, length=len(payload)) + payload
 
 
 def opening_frame(kind: FrameType, message: msgspec.Struct) -> bytes:
@@ -154,6 +173,14 @@ def refuse(sock: OpeningSocket, sentence: str, *, for_now: bool = False, reason:
 def log_refusal(who: str, reason: str) -> None:
     """Write down whom we sent away and why, in one line whatever was said to us."""
     logger.info("refused %s: %s", who, printable(reason[:MAX_SENTENCE]))
+
+
+def host_of(sock: OpeningSocket) -> str:
+    """Where the other side of a connection is, for people."""
+    try:
+        return unmapped(str(sock.getpeername()[0]))
+    except OSError:
+        return "the other side"
 
 
 def _who(sock: OpeningSocket) -> str:
@@ -202,12 +229,11 @@ def ask(sock: OpeningSocket, deadline: float, first: bytes = b"") -> Greeting:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.sendall(first)
         greeting = _read_frame(sock, deadline)
-    except VersionMismatch as error:
-        raise HandshakeRefused(error.message, hint=error.hint) from None
     except TimeoutError:
         raise Timeout("The other side did not answer in time", seconds=0) from None
     except ConnectionError as error:
         raise from_os_error("The other side hung up instead of answering", error) from error
+    greeting.check_version(host_of(sock))
     if greeting.kind == FrameType.REFUSAL:
         sentence = greeting.payload.decode(errors="replace")[:MAX_SENTENCE]
         refused = RefusedForNow if greeting.is_for_now else RefusedByPeer

@@ -20,6 +20,7 @@ import msgspec
 
 from potluck._decode import Lines, decode_msgpack, printable
 from potluck._types import NodeId, ProcessId
+from potluck._version import UPGRADE
 from potluck.net.frames import PIECE
 from potluck.rpc.errors import (
     RpcBusy,
@@ -189,7 +190,7 @@ _LAYOUT = struct.Struct("<BBHIQII")
 HEADER_SIZE = _LAYOUT.size
 
 _HELLO = struct.Struct("<8sIIQI")
-_MAGIC = b"PLrpc\x00\x00\x02"  # the last byte is the version
+_MAGIC = b"PLrpc\x00\x00\x02"  # a change of what follows raises OLDEST_PROTOCOL
 HELLO_SIZE = _HELLO.size
 
 
@@ -315,7 +316,7 @@ class RpcHello(NamedTuple):
         if magic != _MAGIC:
             raise RpcInvalidMessage(
                 "the other side speaks another protocol",
-                hint="Install the same version of potluck on every machine.",
+                hint=f"If its version of Potluck differs, upgrade the older one: {UPGRADE}",
             )
         if not calls:
             raise RpcInvalidMessage("the other side allows no call at all")

@@ -23,6 +23,7 @@ import numpy as np
 
 from potluck._process import Closing
 from potluck._types import Seconds
+from potluck._version import NewerFile
 from potluck.arrays import trees
 from potluck.arrays.base import Array
 from potluck.backend.base import read_view
@@ -42,7 +43,7 @@ from potluck.training.checkpoint_files import (
     Manifest,
     Piece,
     Search,
-    checkpoints,
+    check_format,
     digest,
     header_of,
     name_of,
@@ -259,6 +260,7 @@ class Checkpointer(Closing):
 
     def _write_part(self, folder: Folder, job: _Job) -> None:
         name = part_name(self.rank, self.world_size)
+        check_format(job.folder / f"{name}.json")
         # A manifest of an earlier try would vouch for a file that is being replaced.
         if folder.remove(f"{name}.json"):
             folder.sync()
@@ -281,7 +283,8 @@ class Checkpointer(Closing):
 
         What an earlier training has left in the folder never crowds out what this one saves.
         """
-        complete = list(checkpoints(self.folder))
+        search = Search(self.folder)
+        complete = list(search.all(verify=False))
         own = [each.folder.name for each in complete if each.lineage == lineage]
         names = [each.folder.name for each in complete]
         kept = {*names[: self.keep], *own[: self.keep]}
@@ -289,6 +292,8 @@ class Checkpointer(Closing):
             # No rank still writes what is older than a complete one: each rank saves in order.
             newest = own if f"-{_short(lineage)}-of-" in path.name else names
             if not newest or path.name in kept or path.name >= newest[0] or path.is_symlink():
+                continue
+            if path in search.newer:
                 continue
             try:
                 with whole.within(path.name) as folder:
@@ -416,7 +421,11 @@ class Saving:
     def _mention_what_is_there(self) -> None:
         if self.folder is None:
             return
-        there, _ = find_latest(self.folder, verify=False, fresh_start=True)
+        try:
+            there, _ = find_latest(self.folder, verify=False, fresh_start=True)
+        except NewerFile as error:
+            logger.warning("%s Use a new folder for a new training run.", error)
+            return
         if there is not None:
             logger.warning(
                 "%s has a checkpoint of step %d, which is not loaded; resuming later continues "

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from potluck._platform import (
     is_private_group,
     user_id,
 )
+from potluck._version import CHECKPOINT_FORMAT, NewerFile, __version__
 from potluck.arrays import trees
 from potluck.arrays.base import Array, Dtype
 from potluck.errors import DistributedError, IoError, MalformedFrame, describe
@@ -371,8 +373,9 @@ BLOCK = 1 << 20
 """Bytes that have one checksum: a part of a file can be read and checked alone."""
 
 MAX_MANIFEST = 256 << 20
-_MAGIC = b"potluck-checkpoint 1 "
+_MAGIC = re.compile(rb"potluck-checkpoint ([1-9]\d{0,8}) ([0-9a-f]+)(?: (\S{1,40}))?")
 _DIGEST = 16
+_LONGEST_LINE = 200
 _LARGEST = 1 << 62
 
 
@@ -423,15 +426,20 @@ class Manifest(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """As the content of a file."""
         text = msgspec.json.encode(self)
-        return _MAGIC + digest(text).encode() + b"\n" + text
+        head = f"potluck-checkpoint {CHECKPOINT_FORMAT} {digest(text)}"
+        if CHECKPOINT_FORMAT > 1:  # from then on it says who wrote it
+            head += f" {__version__}"
+        return head.encode() + b"\n" + text
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """From the content of a file; raises :class:`IoError` if anything is wrong with it."""
-        head, _, text = data.partition(b"\n")
-        if not head.startswith(_MAGIC):
+        line, _, text = data.partition(b"\n")
+        head = _MAGIC.fullmatch(line[:_LONGEST_LINE])
+        if head is None:
             raise IoError("This is not a checkpoint manifest")
-        if head[len(_MAGIC) :] != digest(text).encode():
+        _check_line(head, "The manifest of a checkpoint")
+        if head[2] != digest(text).encode():
             raise IoError("The manifest of a checkpoint is damaged", cause="its checksum differs")
         try:
             manifest = decode_json(text, cls)
@@ -775,9 +783,30 @@ def _manifests(folder: Path) -> list[Manifest]:
     return manifests
 
 
+def check_format(manifest: Path) -> None:
+    """Raise :class:`NewerFile` if a manifest is there that a later version of Potluck has written.
+
+    Nothing is written in its place.
+    """
+    try:
+        with manifest.open("rb") as file:
+            line = file.readline(_LONGEST_LINE).rstrip(b"\n")
+    except OSError:
+        return
+    _check_line(_MAGIC.fullmatch(line), manifest)
+
+
+def _check_line(head: re.Match[bytes] | None, path: object) -> None:
+    if head is not None and int(head[1]) > CHECKPOINT_FORMAT:
+        by = (head[3] or b"").decode(errors="replace")
+        raise NewerFile(path, int(head[1]), CHECKPOINT_FORMAT, by)
+
+
 def _manifest(path: Path) -> Manifest:
     try:
         return Manifest.decode(read_limited(path, MAX_MANIFEST))
+    except NewerFile as error:
+        raise NewerFile(path, error.got, error.expected, error.potluck) from None
     except IoError as error:
         if not path.exists():
             raise Incomplete(f"{path} is missing: its rank has not saved its part") from None
@@ -838,11 +867,15 @@ class Search:
         self._found: list[Checkpoint] = []
         self.damaged: list[Damaged] = []
         """What was passed over so far; not what another rank still writes."""
+        self.newer: dict[Path, NewerFile] = {}
+        """What a later version of Potluck has written."""
         for path in reversed([folder / name for name in _names(folder) if name[:5] == "step-"]):
             try:
                 self._found.append(Checkpoint(path))
             except Incomplete as error:
                 logger.info("Not complete: %s", error)
+            except NewerFile as error:
+                self.newer[path] = error
             except (DistributedError, OSError, ValueError, KeyError) as error:
                 self.damaged.append(Damaged(path, str(error)))
         order = ranked(each.history for each in self._found)
@@ -850,6 +883,8 @@ class Search:
 
     def first(self, *, verify: bool) -> Checkpoint | None:
         """The one to continue from, if there is one; ``damaged`` then has those before it."""
+        if self.newer:  # what is there may be further than what can be read
+            raise next(iter(self.newer.values()))
         unreadable = list(self.damaged)
         found = next(self.all(verify=verify), None)
         if found is not None:

@@ -28,6 +28,7 @@ from msgspec import structs
 
 from potluck._decode import printable
 from potluck._types import NodeId
+from potluck._version import VersionMismatch
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame
 from potluck.logs import get_logger
 from potluck.net import tcp
@@ -42,6 +43,7 @@ from potluck.net.opening import (
     ask,
     exchange_hello,
     hello_frame,
+    host_of,
     opening_frame,
     refuse,
     understand,
@@ -184,6 +186,20 @@ def say_hello(
     deadline: float,
 ) -> Reply:
     """Send a hello, agree with the other side on who belongs, and wait for its answer."""
+    peer = sock.peer if isinstance(sock, SecureSocket) else None
+    try:
+        return _say_hello(sock, request, reply, members, deadline)
+    except VersionMismatch as error:
+        raise members.differs(error, peer, host_of(sock)) from None
+
+
+def _say_hello(
+    sock: OpeningSocket,
+    request: Hello,
+    reply: type[Reply],
+    members: TrustStore,
+    deadline: float,
+) -> Reply:
     if not isinstance(sock, SecureSocket):
         return exchange_hello(sock, request, reply, deadline)
     peer, tag = sock.peer, sock.tag

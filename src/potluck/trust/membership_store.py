@@ -22,6 +22,7 @@ from pathlib import Path
 
 from potluck._decode import printable
 from potluck._types import NodeId
+from potluck._version import THIS_BUILD, NewerFile, VersionMismatch
 from potluck.errors import DistributedError, HandshakeRefused, MalformedFrame, UnsupportedOperation
 from potluck.identity.namespace import MAX_PREVIOUS, NetworkNamespace, Protection, UnknownNamespace
 from potluck.identity.node import (
@@ -39,6 +40,7 @@ from potluck.identity.private_files import (
     read_private,
     replace_private,
 )
+from potluck.logs import get_logger
 from potluck.net.secure_socket import Security
 from potluck.trust.admission import (
     AdmissionRefused,
@@ -50,7 +52,7 @@ from potluck.trust.admission import (
     judge_peer,
 )
 from potluck.trust.pairing_protocol import Belonging, Namespace
-from potluck.trust.roster import MAX_FILE_BYTES, Roster, Taken, take
+from potluck.trust.roster import MAX_FILE_BYTES, ROSTER_VERSION, Roster, Taken, take
 from potluck.trust.roster_records import (
     Card,
     RosterRefused,
@@ -108,6 +110,8 @@ def read_roster(namespace: NetworkNamespace) -> Roster | None:
     try:
         return Roster.from_bytes(data, VERIFIER, limit=MAX_FILE_BYTES)
     except MalformedFrame as error:
+        if isinstance(error.got, int) and error.got > ROSTER_VERSION:
+            raise NewerFile(namespace.roster_path, error.got, ROSTER_VERSION) from error
         raise DamagedFile(
             f"{namespace.roster_path} is damaged",
             cause=error.message,
@@ -328,6 +332,12 @@ def _keep_proposed(namespace: NetworkNamespace, waiting: list[bytes]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+logger = get_logger(__name__)
+
+MAX_DIFFERING = 64
+"""Machines of other versions that are remembered."""
+
+
 class TrustStore:
     """What this process knows of who belongs; used by several threads."""
 
@@ -348,6 +358,7 @@ class TrustStore:
         """Why a node was refused last, for the error of a call that waits for it in vain."""
         self.last_stranger: HandshakeRefused | None = None
         """The same of a caller that could not even prove that it has the secret."""
+        self._differing: dict[str, VersionMismatch] = {}
 
     @classmethod
     def load(cls, namespace: NetworkNamespace | str | None = None) -> TrustStore:
@@ -423,6 +434,32 @@ class TrustStore:
         """Remember a caller that did not get through TLS."""
         self.last_stranger = error
 
+    # --- versions ---
+
+    @property
+    def differing(self) -> dict[str, VersionMismatch]:
+        """Machines that were met and with which no work is possible: by id, in clear by address."""
+        with self._lock:
+            return dict(self._differing)
+
+    def differs(self, error: VersionMismatch, peer: NodeId | None, host: str) -> VersionMismatch:
+        """Remember a machine that speaks another protocol; the error with the name that it has."""
+        who = peer or host
+        named = VersionMismatch(
+            machine_name(), THIS_BUILD, self.name_of(peer) if peer else host, error.theirs
+        )
+        named.node, named.host = peer, host
+        with self._lock:
+            is_news = str(self._differing.get(who)) != str(named)
+            self._differing.pop(who, None)
+            self._differing[who] = named
+            if len(self._differing) > MAX_DIFFERING:
+                del self._differing[next(iter(self._differing))]
+        self.last_refusal = str(named)
+        if is_news:
+            logger.warning("%s", named)
+        return named
+
     # --- what is told ---
 
     def tell(self, peer: NodeId, tag: str) -> Told:
@@ -471,6 +508,8 @@ class TrustStore:
 
     def met(self, peer: NodeId) -> None:
         """A connection with a member has opened; both have the same roster."""
+        with self._lock:
+            self._differing.pop(peer, None)  # it has been upgraded
         membership = self.membership
         if membership is None or peer in self._met:
             return

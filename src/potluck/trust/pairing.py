@@ -49,6 +49,7 @@ from potluck.trust.pairing_protocol import (
     MAX_LINKS,
     AskUser,
     Belonging,
+    CallerDiffers,
     Effect,
     HangUp,
     Namespace,
@@ -89,7 +90,7 @@ class WaitingForGuest:
     tries_left: int
 
 
-Notice: TypeAlias = WaitingForGuest | TryFailed
+Notice: TypeAlias = WaitingForGuest | TryFailed | CallerDiffers
 
 
 def open_listener(**options: int) -> PairingListener:
@@ -179,7 +180,7 @@ class PairingInvitation:
                     peer = self._peers.pop(effect.link, "a caller")
                     logger.info("hung up on %s: %s", peer, effect.reason)
                     self._listener.hang_up(effect.link)
-                case TryFailed():
+                case TryFailed() | CallerDiffers():
                     self._tell(effect)
                 case Paired():
                     self._membership.admit(effect.peer)

@@ -31,6 +31,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from potluck._decode import msgpack_reader
+from potluck._version import THIS_BUILD, UPGRADE, Build, VersionMismatch
 from potluck.errors import MalformedFrame, UnsupportedOperation
 from potluck.trust.pairing_code import PairingCode
 from potluck.trust.roster_records import (
@@ -62,12 +63,12 @@ from potluck.trust.roster_records import (
 # Public messages have at most 4 KiB, encrypted ones 64 KiB.  A refusal carries no free text: before
 # the code is proved anybody may have sent it, and a stranger writes nothing on our terminal.
 
-VERSION = 1
 PUBLIC_LIMIT = 4 << 10  # bytes of a message before the code is proved; the largest has about 400
 ENCRYPTED_LIMIT = 64 << 10  # bytes of a message afterwards
 ROSTER_LIMIT = 60 << 10  # bytes; leaves room for the rest of an offer and the encryption
 
 _Share = Annotated[bytes, msgspec.Meta(min_length=33, max_length=33)]  # side and Ed25519 point
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Slot = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Roster = Annotated[bytes, msgspec.Meta(max_length=ROSTER_LIMIT)]
 
@@ -86,8 +87,8 @@ class Refusal(StrEnum):
     WRONG_SLOT = "wrong-slot"
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    pass
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
+    """A later version may add fields, which this one ignores."""
 
 
 def kind_of(message: _Message) -> str:
@@ -99,10 +100,20 @@ class PairingHello(_Message, tag="hello", frozen=True):
     """The guest's first message."""
 
     version: int
+    """The newest version of the protocol that it speaks."""
     slot: _Slot
     node_id: WireId
     name: WireName
     share: _Share
+    oldest: _Number = 0
+    """The oldest one; 0 if it speaks no other."""
+    potluck: _Number = 0
+    """Its version of Potluck, as a number: a stranger writes nothing on our terminal."""
+
+    @property
+    def build(self) -> Build:
+        """What it runs."""
+        return Build.read(self.potluck, self.version, self.oldest or self.version)
 
 
 class Reply(_Message, tag="reply", frozen=True):
@@ -129,6 +140,21 @@ class PairingRefused(_Message, tag="refused", frozen=True):
     """The sender ends the exchange."""
 
     why: Refusal
+    version: _Number = 0
+    oldest: _Number = 0
+    potluck: _Number = 0
+    """What the sender runs, where that is why."""
+
+    @classmethod
+    def of_version(cls, build: Build) -> PairingRefused:
+        """Refuse because of what each side runs."""
+        return cls(Refusal.VERSION, build.protocol, build.oldest, build.number)
+
+    @property
+    def build(self) -> Build | None:
+        """What the sender runs, if it says so."""
+        found = Build.read(self.potluck, self.version, self.oldest or self.version)
+        return found if self.version else None
 
 
 class NamespaceOffer(_Message, tag="offer", frozen=True):
@@ -207,7 +233,7 @@ def _not_ours() -> MalformedFrame:
     # The decoder's own words are left out: they quote what a stranger sent.
     return MalformedFrame(
         "The other side does not use our pairing protocol",
-        hint="Install the same version of potluck on both machines.",
+        hint=f"If its version of Potluck differs, upgrade the older one: {UPGRADE}",
     )
 
 
@@ -273,6 +299,13 @@ class TryFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerDiffers:
+    """A machine called whose version cannot pair with this one; the person at the host is told."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Offered:
     """The guest has a verified offer: decide, then call ``accept`` or ``decline``."""
 
@@ -297,7 +330,7 @@ class PairingEnded:
     retry: bool = False
 
 
-Effect: TypeAlias = SendBytes | HangUp | TryFailed | Offered | Paired | PairingEnded
+Effect: TypeAlias = SendBytes | HangUp | TryFailed | CallerDiffers | Offered | Paired | PairingEnded
 
 
 class RefuseError(Exception):
@@ -314,11 +347,12 @@ SENTENCES = MappingProxyType(
         Refusal.BUSY: "The other machine is pairing with another one right now.",
         Refusal.CODE_DEAD: "The code is no longer valid; run `potluck pair` there for a new one.",
         Refusal.MALFORMED: "The other machine could not read our message; "
-        "install the same version of potluck on both.",
+        "upgrade Potluck on the older one: "
+        f"{UPGRADE}",
         Refusal.SAME_MACHINE: "Both ends of this pairing are the same machine.",
         Refusal.TOO_SLOW: "The other machine gave up waiting for this one.",
-        Refusal.VERSION: "The other machine uses another version of the pairing protocol; "
-        "install the same version of potluck on both.",
+        Refusal.VERSION: "The other machine uses a version of Potluck that cannot pair with this "
+        f"one; upgrade the older one: {UPGRADE}",
         Refusal.WRONG_CODE: "The other machine did not accept the code; read it once more, "
         "or run `potluck pair` there for a new one.",
         Refusal.WRONG_IDENTITY: "The other machine could not check our identity.",
@@ -516,6 +550,7 @@ class PairingHost:
         self.code = code
         self.tries_left = TRIES
         self._bad_shares = 0
+        self._strangers = 0  # callers of versions that cannot pair with this one
         self.is_over = False
         self._me = me
         self._namespace = namespace
@@ -596,9 +631,8 @@ class PairingHost:
     def _on_hello(
         self, exchange: _Exchange, hello: PairingHello, raw: bytes, now: float
     ) -> list[Effect]:
-        if hello.version != VERSION:
-            text = f'"{hello.name}" uses pairing version {hello.version}, this machine {VERSION}.'
-            raise RefuseError(Refusal.VERSION, text)
+        if THIS_BUILD.agreed(hello.build) is None:
+            return self._differ(exchange.link, hello)
         if hello.slot != self.code.slot:
             text = f'"{hello.name}" is looking for the code with the number {hello.slot}.'
             raise RefuseError(Refusal.WRONG_SLOT, text)
@@ -681,6 +715,17 @@ class PairingHost:
     ) -> list[Effect]:
         return self._drop(exchange.link, None, SENTENCES[refused.why])
 
+    def _differ(self, link: int, hello: PairingHello) -> list[Effect]:
+        """No protocol version is common: both people are told, the one here a few times at most."""
+        del self._exchanges[link]
+        reason = str(
+            VersionMismatch(self._me.card.name, THIS_BUILD, f'"{hello.name}"', hello.build)
+        )
+        self._strangers += 1
+        told = [CallerDiffers(reason)] if self._strangers <= TRIES else []
+        refused = SendBytes(encode(PairingRefused.of_version(THIS_BUILD)), link)
+        return [*told, refused, HangUp(reason, link)]
+
     def _drop(self, link: int, why: Refusal | None, reason: str) -> list[Effect]:
         exchange = self._exchanges.pop(link)
         return [*_ended(link, why, reason), *self._count(exchange, reason)]
@@ -756,7 +801,15 @@ class PairingGuest:
         self._stage = _GuestStage.START
         self._maker = ShareMaker(PairingRole.GUEST, code, entropy)
         self._hello = encode(
-            PairingHello(VERSION, code.slot, me.node_id, me.card.name, self._maker.share)
+            PairingHello(
+                THIS_BUILD.protocol,
+                code.slot,
+                me.node_id,
+                me.card.name,
+                self._maker.share,
+                THIS_BUILD.oldest,
+                THIS_BUILD.number,
+            )
         )
         self._reply: Reply
         self._session: PairingSession
@@ -880,6 +933,10 @@ class PairingGuest:
         return [Paired(peer, namespace, reason), HangUp(reason)]
 
     def _on_refused(self, refused: PairingRefused, _raw: bytes, _now: float) -> list[Effect]:
+        if refused.why is Refusal.VERSION and (build := refused.build) is not None:
+            mine = self._me.card.name
+            differs = VersionMismatch(mine, THIS_BUILD, "the other machine", build)
+            return self._fail(None, str(differs))
         retry = refused.why is Refusal.BUSY and self._stage is _GuestStage.REPLY
         return self._fail(None, SENTENCES[refused.why], retry=retry)
 

@@ -136,6 +136,7 @@ def listed(names: Iterable[str]) -> str:
 
 MAX_BYTES = 56 << 10  # what fits into a pairing: 16 machines and about 30 rotations
 MAX_FILE_BYTES = 1 << 20  # with what this machine alone remembers
+ROSTER_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,16 @@ class _Trust(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class _File(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    version: Literal[1]
+    version: Literal[1]  # a change raises HOME_FORMAT and OLDEST_PROTOCOL, for it is also sent
     records: RecordFile
     chain: tuple[Digest, ...]
     trust: _Trust | None
+
+
+def _version_of(data: bytes) -> int | None:
+    """The version of a member list that cannot be read, if that can be: its second byte."""
+    is_list = len(data) > 1 and data[0] & 0xF0 == 0x90 and data[1] < 0x80  # noqa: PLR2004
+    return data[1] if is_list else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,9 @@ class Roster:
         try:
             file = decode_msgpack(data, _File)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise MalformedFrame("This is not a member list of a known version") from error
+            raise MalformedFrame(
+                "This is not a member list of a known version", got=_version_of(data)
+            ) from error
         history = RosterHistory(Records.from_file(file.records, verifier))
         for name in file.chain:
             rotation = history.records.rotations.get(name)

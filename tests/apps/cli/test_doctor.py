@@ -26,7 +26,6 @@ ALONE = DoctorFacts(
     node=NodeId("a" * 32),
     namespace="home",
     tag="t" * 26,
-    version=1,
     interfaces=(Interface("eth0", ("10.0.0.1",)),),
     mdns="listening on 10.0.0.1",
     mdns_works=True,

@@ -117,7 +117,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         (b"\x00\xff\x00\xff", "its first line is not a header"),
         (b"[1, 2]\n", "its first line is not a header"),
         (b'{"potluck_trace": 1}\n', "its first line is not a header"),
-        (b'{"potluck_trace": 9, "monotonic": 1, "wall": 2}\n', "its format is 9"),
+        (b'{"potluck_trace": 9, "monotonic": 1, "wall": 2}\n', "in format 9"),
         (
             b'{"potluck_trace": 1, "monotonic": 1e999, "wall": 2}\n',
             "its first line is not a header",

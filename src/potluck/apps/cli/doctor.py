@@ -178,7 +178,14 @@ def look_at_jobs(
         found, waiting = jobs_of(reports), waiting_of(reports)
         if not found and not waiting:
             return [], []
-        story = story_of(observer.namespace.name, None, found, waiting, observer.troubles)
+        story = story_of(
+            observer.namespace.name,
+            None,
+            found,
+            waiting,
+            observer.troubles,
+            differing=observer.differing.values(),
+        )
     return found, story
 
 

@@ -39,12 +39,12 @@ def version(*, json: Json = False) -> None:
     import platform
     from importlib.metadata import version as version_of
 
-    from potluck import __version__
-    from potluck.net.frames import PROTOCOL_VERSION
+    from potluck._version import THIS_BUILD
 
     facts = {
-        "potluck": __version__,
-        "protocol": PROTOCOL_VERSION,
+        "potluck": THIS_BUILD.potluck,
+        "protocol": THIS_BUILD.protocol,
+        "oldest_protocol": THIS_BUILD.oldest,
         "python": platform.python_version(),
         "numpy": version_of("numpy"),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -53,7 +53,7 @@ def version(*, json: Json = False) -> None:
         print_json(facts)
     else:
         typer.echo(
-            f"potluck {facts['potluck']} (protocol {facts['protocol']}, Python {facts['python']}, "
+            f"potluck {facts['potluck']} ({THIS_BUILD.range}, Python {facts['python']}, "
             f"numpy {facts['numpy']}, {facts['platform']})"
         )
 

@@ -13,6 +13,7 @@ from potluck.apps.cli.output import console, print_json, print_line, table, work
 
 if TYPE_CHECKING:
     from potluck._types import NodeId
+    from potluck._version import Build
     from potluck.trust.membership_store import NamespaceMembership
 
 
@@ -76,16 +77,39 @@ def _facts(membership: NamespaceMembership, node_id: NodeId) -> dict[str, Any]:
         "status": membership.roster.status(node_id).value,
         "sponsors": sorted(member.sponsors) if member else [],
         "reason": membership.roster.explain(node_id),
+        **_version_of(membership, node_id),
     }
+
+
+def _version_of(membership: NamespaceMembership, node_id: NodeId) -> dict[str, Any]:
+    """What a machine ran when this one last met it."""
+    build = _builds(membership).get(node_id)
+    return {
+        "version": build.potluck if build else None,
+        "protocol": build.protocol if build else None,
+    }
+
+
+def _builds(membership: NamespaceMembership) -> dict[NodeId, Build]:
+    from potluck._version import THIS_BUILD
+    from potluck.discovery.local import KnownPeers
+
+    known = KnownPeers(membership.home).builds(membership.namespace)
+    return {**known, membership.me.node_id: THIS_BUILD}
 
 
 def _print(membership: NamespaceMembership) -> None:
     from rich.text import Text
 
+    from potluck._version import mixed
     from potluck.apps.cli.membership import how_to_agree
     from potluck.trust.roster_records import ID_SHOWN, Status
 
-    to, found = console(), table(["name", "also called", "id", "status"])
+    builds = _builds(membership)
+    present = {each.name: builds.get(each.node_id) for each in membership.roster.members}
+    mixture = mixed({name: build for name, build in present.items() if build is not None})
+    columns = ["name", "also called", "id", "status", *["version last seen"] * bool(mixture)]
+    to, found = console(), table(columns)
     for column in found.columns[1:3]:
         column.no_wrap = True
     for node_id in _everybody(membership):
@@ -97,6 +121,7 @@ def _print(membership: NamespaceMembership) -> None:
             facts["short_name"],
             facts["id"][:ID_SHOWN],
             f"{facts['reason']}{here}",
+            *[str(builds.get(node_id, ""))] * bool(mixture),
         )
         found.add_row(*(Text(text, style) for text in texts))
     print_line(to, f'Members of "{membership.namespace.name}":\n', "bold")

@@ -11,6 +11,7 @@ from typing import Self
 import typer
 from rich.text import Text
 
+from potluck._version import THIS_BUILD
 from potluck.apps.cli.membership import CannotAsk, can_ask, describe, facts_of, this_machine
 from potluck.apps.cli.output import Display, console, open_display, print_json
 from potluck.discovery.mdns import DiscoveryUnavailable
@@ -29,7 +30,7 @@ from potluck.trust.pairing import (
 )
 from potluck.trust.pairing_code import PairingCode, new_code, parse_code
 from potluck.trust.pairing_net import PAIRING_PORT, PairingDiscovery
-from potluck.trust.pairing_protocol import VERSION, Offered, Paired, TryFailed
+from potluck.trust.pairing_protocol import CallerDiffers, Offered, Paired, TryFailed
 from potluck.trust.roster_records import ID_SHOWN, Signer
 
 LISTEN_FIRST = 0.3
@@ -98,7 +99,7 @@ class _Announcement:
         if self._discovery is None:
             return False
         try:
-            self._discovery.announce(code.slot, port, VERSION)
+            self._discovery.announce(code.slot, port, THIS_BUILD.protocol)
         except DiscoveryUnavailable:
             return False
         return True
@@ -138,6 +139,10 @@ class _Screen:
         self._display.say(sentence, style="yellow", facts=facts)
 
     def notice(self, notice: Notice) -> None:
+        if isinstance(notice, CallerDiffers):
+            said: dict[str, object] = {"event": "other version", "reason": notice.reason}
+            self._display.say(notice.reason, style="yellow", facts=said)
+            return
         if not isinstance(notice, TryFailed):
             self._display.show(_TimeLeft(notice))
             return

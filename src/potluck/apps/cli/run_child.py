@@ -361,20 +361,21 @@ class JobWatcher:
         """Why the others are not here, in sentences; most are not known in the first seconds."""
         if not self._launcher.has_network:
             return [NO_NETWORK]  # what is seen of the others says nothing of them
+        differing = self._launcher.differing  # known at once, and nothing else explains them
         seconds = time.monotonic() - self._began
         if self._observer is None and seconds >= FIRST_LOOK:
             self._observer = self._stack.enter_context(Observer(self._config))
         if self._observer is None or seconds < FIRST_WORDS:
-            return []
-        return list(
-            reasons(
-                gathering,
-                self._observer.reports,
-                self._observer.strangers,
-                self._observer.troubles,
-                command,
-            )
+            return list(differing.values())
+        others = reasons(
+            gathering,
+            self._observer.reports,
+            self._observer.strangers,
+            self._observer.troubles,
+            command,
+            differing,
         )
+        return [*differing.values(), *others]
 
 
 def reasons(
@@ -383,10 +384,12 @@ def reasons(
     strangers: Mapping[str, str],
     troubles: Mapping[str, str],
     command: str,
+    differing: Iterable[str] = (),
 ) -> Iterator[str]:
     """One sentence for each reason; ``command`` is what to type on the others.
 
-    ``strangers`` are machines that were heard and do not know our secret, by id.
+    ``strangers`` are machines that were heard and do not know our secret, by id; of those that
+    are ``differing``, in their version, it is known why they are not here.
     """
     if gathering.is_complete:
         return
@@ -404,7 +407,7 @@ def reasons(
     for node, name in gathering.expected.items():
         if node in strangers and node not in here:
             yield f"{name} runs something since before it was paired: stop that there, {AGAIN}"
-    known = {*here, *elsewhere, *strangers}
+    known = {*here, *elsewhere, *strangers, *differing}
     missing = [name for node, name in gathering.expected.items() if node not in known]
     yield from _silent(missing, troubles, job, command)
     unpaired = [who for node, who in strangers.items() if node not in gathering.expected]

@@ -94,7 +94,7 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
     """What is known now: the jobs, and everything as a program gets it."""
     from potluck.apps.cli.status_facts import jobs_of, story_of, waiting_of
 
-    reports, troubles = observer.reports, observer.troubles
+    reports, troubles, differing = observer.reports, observer.troubles, observer.differing
     journals = observer.history.journals
     figures = {key: journal.figures for key, journal in journals.items()}
     found, waiting = jobs_of(reports), waiting_of(reports)
@@ -104,6 +104,7 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
         "jobs": [each.as_dict(figures) for each in found],
         "waiting": waiting,
         "unreachable": troubles,
+        "other_versions": differing,
         "discovery": observer.discovery_status,
         "story": story_of(
             name,
@@ -113,6 +114,7 @@ def _see(observer: Observer, job: str | None) -> tuple[list[JobStatus], dict[str
             troubles,
             observer.foreigners,
             has_network=observer.has_network,
+            differing=differing.values(),
         ),
     }
 
@@ -195,8 +197,13 @@ def _table(job: JobStatus) -> Table:
     from rich.text import Text
 
     from potluck._types import NodeId, ProcessId
+    from potluck._version import THIS_BUILD, mixed
+    from potluck.apps.cli.status_facts import builds_of
 
-    drawn = table(["rank", "name", "id", "address", "state", "health", "links"])
+    builds = builds_of(job.reports)
+    is_mixed = bool(mixed({**builds, "here": THIS_BUILD}))
+    columns = ["rank", "name", "id", "address", "state", "health", "links"]
+    drawn = table([*columns, *["version"] * is_mixed])
     colours = {"healthy": "green", "degraded": "yellow", "suspect": "yellow", "dead": "red"}
     for node in job.nodes:
         told = node.report
@@ -208,6 +215,7 @@ def _table(job: JobStatus) -> Table:
             told.state if told else "silent",
             node.health,
             _links(told) if told else "",
+            *[str(told.build or "") if told else ""] * is_mixed,
         )
         drawn.add_row(*(Text(cell, colours.get(cell, "")) for cell in cells))
     return drawn

@@ -9,6 +9,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
+from potluck._version import Build, mixed
 from potluck.apps.cli.output import list_names
 from potluck.cluster.reports import HealthLine, StatusReport
 from potluck.net.addresses import NO_NETWORK
@@ -46,6 +47,7 @@ class NodeStatus:
             "address": f"{told.host}:{told.port}" if told else None,
             "pid": told.pid if told else None,
             "version": told.version if told else None,
+            "protocol": told.protocol if told else None,
             "state": told.state if told else "silent",
             "reason": told.reason if told else "it does not answer",
             "health": self.health,
@@ -135,6 +137,8 @@ class JobStatus:
         waiting = waiting_for(self.reports)
         if waiting is not None:
             found += [waiting.story, waiting.advice]
+        if versions := mixed(builds_of(self.reports)):
+            found.append(". ".join(versions))
         for node in self.nodes:
             if node.reason and node.health != "healthy":
                 found.append(f"{node.name} is {node.health}: {node.reason}")
@@ -186,6 +190,12 @@ def jobs_of(reports: Iterable[StatusReport]) -> list[JobStatus]:
     return [_job(job, found) for job, found in sorted(by_job.items())]
 
 
+def builds_of(reports: Iterable[StatusReport]) -> dict[str, Build]:
+    """What each machine runs, by name."""
+    found = {each.name or each.node[:8]: each.build for each in reports}
+    return {name: build for name, build in found.items() if build is not None}
+
+
 def waiting_of(reports: Iterable[StatusReport]) -> list[dict[str, Any]]:
     """Who waits in ``potluck run`` for others, for programs."""
     return [
@@ -230,6 +240,7 @@ def story_of(
     troubles: Mapping[str, str],
     foreigners: Iterable[str] = (),
     *,
+    differing: Iterable[str] = (),
     has_network: bool = True,
 ) -> list[list[str]]:
     """Everything in sentences, in paragraphs: the command and the dashboard say the same.
@@ -245,6 +256,7 @@ def story_of(
     if not has_network:
         headlines = [[f"{namespace}, {each.headline}"] for each in found]
         return [*headlines, [*calls, NO_NETWORK]]
+    calls += sorted(set(differing))[:MAX_TROUBLES]
     if not paragraphs and not calls:
         what = "No job" if job is None else f'No job "{job}"'
         calls = [

@@ -21,6 +21,7 @@ import msgspec
 from potluck import _time
 from potluck._decode import Reader, json_reader
 from potluck._platform import AT_ONCE
+from potluck._version import NewerFile
 from potluck.apps.cli.output import list_names
 from potluck.errors import DistributedError, describe
 from potluck.trace.dump import SUFFIX
@@ -115,6 +116,9 @@ def _read_header(path: Path, line: bytes | None) -> DumpHeader:
     except _WRONG as error:
         what = "it is empty" if line == b"" else f"its first line is not a header ({error})"
         raise UnreadableDump(f"{path} is not a trace file", cause=what, hint=hint) from None
+    if header.potluck_trace > VERSION:
+        newer = NewerFile(path, header.potluck_trace, VERSION, header.potluck)
+        raise UnreadableDump(newer.message, expected=VERSION, got=newer.got, hint=newer.hint)
     if header.potluck_trace != VERSION:
         raise UnreadableDump(
             f"{path} was written by another version of Potluck",

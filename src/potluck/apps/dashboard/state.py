@@ -262,6 +262,8 @@ class DashboardState:
     foreigners: Sequence[str] = ()
     """What is seen of machines in other namespaces, in words."""
     has_network: bool = True
+    differing: Mapping[str, str] = field(default_factory=dict)
+    """Machines of versions with which no work is possible."""
 
 
 def draw(scene: DashboardState) -> dict[str, Any]:
@@ -275,6 +277,7 @@ def draw(scene: DashboardState) -> dict[str, Any]:
         scene.troubles,
         scene.foreigners,
         has_network=scene.has_network,
+        differing=scene.differing.values(),
     )
     journals = scene.history.journals
     gone = lately_gone(scene.history, scene.now)
@@ -287,6 +290,7 @@ def draw(scene: DashboardState) -> dict[str, Any]:
         "jobs": jobs,
         "waiting": waiting,
         "unreachable": dict(scene.troubles),
+        "other_versions": dict(scene.differing),
         "discovery": dict(scene.discovery),
     }
 
@@ -539,6 +543,7 @@ class Watcher(Closing):
                 troubles=observer.troubles,
                 foreigners=observer.foreigners,
                 has_network=observer.has_network,
+                differing=observer.differing,
                 discovery=observer.discovery_status,
                 history=observer.history,
                 gauges=self._gauges,
