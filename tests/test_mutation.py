@@ -141,6 +141,31 @@ def test_a_fault_can_be_there_from_the_import_on(box: ModuleType) -> None:
     assert (box.LIMIT, finder.find_spec("another")) == (3, None)
 
 
+CHOICES = """
+from enum import Enum
+
+LIMIT = 3
+
+class Way(Enum):
+    UP = 1
+
+def choose(way: Way = Way.UP, limit: int = LIMIT, *, other: Way = Way.UP, most: int = LIMIT):
+    return way is other is Way.UP, limit, most
+"""
+
+
+def test_defaults_that_are_data_change_and_others_stay() -> None:
+    """A member of an enumeration that was made a second time would equal none."""
+    module = ModuleType("choices")
+    module.__file__ = "choices.py"
+    exec(CHOICES, vars(module))  # noqa: S102 - the lines above
+    (fault,) = (m.number for m in mutants_of("choices", CHOICES) if m.new == "LIMIT = 4")
+    choose, way = vars(module)["choose"], vars(module)["Way"]
+    plant(module, mutated(CHOICES, fault))
+    assert choose() == (True, 4, 4)
+    assert choose(way.UP, 5) == (True, 5, 4)
+
+
 WRAPPED = """
 from contextlib import contextmanager
 from functools import cache, cached_property

@@ -159,7 +159,17 @@ def _transplant(live: Any, fresh: Any) -> None:
         if live.__code__.co_freevars != fresh.__code__.co_freevars:
             raise CannotPlantError(fresh.__qualname__)
         live.__code__ = fresh.__code__
-        live.__defaults__, live.__kwdefaults__ = fresh.__defaults__, fresh.__kwdefaults__
+        _transplant_defaults(live, fresh)
+
+
+def _transplant_defaults(live: Any, fresh: Any) -> None:
+    """Those that are data: an object that a second source has made is a stranger here."""
+    if fresh.__defaults__:
+        pairs = zip(live.__defaults__, fresh.__defaults__, strict=True)
+        live.__defaults__ = tuple(new if is_plain(new) else old for old, new in pairs)
+    if fresh.__kwdefaults__:
+        data = {name: value for name, value in fresh.__kwdefaults__.items() if is_plain(value)}
+        live.__kwdefaults__ = {**live.__kwdefaults__, **data}
 
 
 def _replace(name: str, old: Any, new: Any) -> None:

@@ -98,6 +98,14 @@ def test_what_was_saved_comes_back(tmp_path: Path, world_size: int) -> None:
     assert repr(found) == f"<Checkpoint of step 3, written by {world_size} ranks>"
 
 
+def test_the_beginning_can_be_saved_too(tmp_path: Path) -> None:
+    """Before the first step, in the first view."""
+    save(tmp_path, 1, 0)
+    found = latest(tmp_path, verify=True)
+    assert found is not None
+    assert (found.epoch, found.step) == (0, 0)
+
+
 @pytest.mark.parametrize("readers", [1, 2, 3, 8])
 def test_any_number_of_ranks_can_read_it(tmp_path: Path, readers: int) -> None:
     """Saved by 4, each of 2, 3 or 8 reads its own part; together they have everything once."""
