@@ -55,6 +55,16 @@ def test_everybody_has_a_line_and_a_sentence(desk: Home, tmp_path: Path) -> None
     assert desk.me.node_id[:8] in first
 
 
+def test_a_list_may_not_be_the_latest_and_says_when_it_will_be(desk: Home, tmp_path: Path) -> None:
+    """Another member may have brought in a machine that this one has not heard of."""
+    assert "paired elsewhere" not in members(desk).stdout  # there is no other member
+    pair(desk, Home(tmp_path, "laptop"))
+    assert (
+        "A machine that was paired elsewhere is listed once this one has met a machine that "
+        "knows it: in a job, or with --host." in members(desk).stdout
+    )
+
+
 def test_a_program_gets_all_of_it(desk: Home, tmp_path: Path) -> None:
     """Whole ids, sponsors, who has left, and what waits for signatures."""
     laptop, nas = Home(tmp_path, "laptop"), Home(tmp_path, "nas")
