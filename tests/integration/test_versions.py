@@ -22,7 +22,7 @@ from support.hosts import Hosts
 from support.ports import free_port
 from support.threads import PATIENCE, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(12 * PATIENCE)]
 
 TRAIN = """
 import contextlib
