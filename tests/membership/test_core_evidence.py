@@ -88,6 +88,25 @@ def test_an_excluded_process_never_begins_alone() -> None:
     assert net.cores[b].missing(net.now) == ()
 
 
+def test_a_member_that_missed_a_view_has_not_been_there_from_the_beginning() -> None:
+    """Those who stayed have; they also have when they begin a child together."""
+    net, (a, b, c, d) = excluded()
+    assert [net.cores[who].is_constant for who in (a, b, c, d)] == [True, False, True, True]
+    net.heal()
+    net.run(12)
+    assert sorted(net.agreed()) == list("abcd")
+    assert [net.cores[who].is_constant for who in (a, b, c, d)] == [True, False, True, True]
+    net.cut_off([a], [b, c, d])
+    net.cut_off([b], [c, d])
+    net.cut_off([c], [d])
+    net.run(3)
+    for who in (b, c):
+        net.do(who, net.cores[who].continue_without_missing(net.now))
+    net.run(3)
+    assert [net.agreed_by([who]) for who in (b, c)] == ["b", "c"]
+    assert [net.cores[who].is_constant for who in (b, c)] == [False, True]
+
+
 def test_it_probes_those_it_waits_for() -> None:
     """It keeps their cards, so it can learn that they have ended."""
     net, (a, b, c, d) = excluded()

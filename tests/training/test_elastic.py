@@ -1010,17 +1010,13 @@ def test_what_was_ended_in_an_earlier_view_is_not_held_against_a_member() -> Non
 
 
 def test_who_has_been_there_from_the_beginning() -> None:
-    """In the first view of this lineage, and of all its ancestors."""
-    parent, child = "a" * 32, "b" * 32
-    with clusters(1) as (node,):
-        assert node.view is not None
-        ground = ViewScope(node)
-        assert ground.has_founded(node.view)
-        assert not ground.has_founded(View(parent, 3, ()))
-        assert ground.has_founded(View(parent, 1, ()))
-        assert ground.has_founded(View(parent, 4, ()))
-        assert not ground.has_founded(View(child, 1, (), (Branch("c" * 32, 2),)))
-        assert ground.has_founded(View(child, 1, (), (Branch(parent, 4),)))
+    """A member that joined later is not, nor one whose own group gave way to that one."""
+    job = new_job()
+    with clusters(1, job) as (first,):
+        assert ViewScope(first).is_constant
+        with clusters(1, job) as (later,):
+            eventually(lambda: first.world_size == later.world_size == 2)
+            assert [ViewScope(each).is_constant for each in (first, later)].count(True) == 1
 
 
 def test_records_survive_the_way_and_odd_ones_are_refused() -> None:

@@ -74,9 +74,10 @@ class Stage(ViewScope):
         del timeout
         yield self.view
 
-    def has_founded(self, view: View) -> bool:
+    @property
+    def is_constant(self) -> bool:
         """As the test says."""
-        return self.has_begun and not view.ancestry
+        return self.has_begun and not self.view.ancestry
 
     def note_progress(
         self, samples: int, origin: tuple[Branch, ...], steps: int, what: str = "step"

@@ -246,6 +246,11 @@ class AutoDiscoveryBackend(InOneView):
         core = self._node.control.core
         return *core.left_out(awaited), core.is_insisting
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether this member was in every view since the founding, so that it missed no step."""
+        return self._node.control.core.is_constant
+
     def note_awaited(self, awaited: Mapping[ProcessId, str]) -> None:
         """Tell people who ask that the training waits for these: one of them may have its state."""
         control, found = self._node.control, dict(awaited)

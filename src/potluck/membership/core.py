@@ -804,6 +804,11 @@ class ClusterCore:
         )
 
     @property
+    def is_constant(self) -> bool:
+        """Whether we were in every view of our lineage, and of those it comes from."""
+        return self._state.is_constant
+
+    @property
     def can_be_let_in(self) -> bool:
         """Whether we hear a member at work of the view that we belong to: then we wait for it."""
         contacts = self._state.contacts

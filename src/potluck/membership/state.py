@@ -478,6 +478,10 @@ class MembershipState:
     processes around."""
     pause_after: float
     """The same without contact until we pause ourselves."""
+    is_constant: bool
+    """Whether we were in every view of our lineage, and of those it comes from, since the founding.
+
+    Then its members have decided nothing without us."""
     left_out: dict[ProcessId, str]
     """Names of members of our lineage that a later view left out, though they may be alive."""
     is_insisting: bool
@@ -535,7 +539,7 @@ class MembershipState:
         self.interval, self.pause_after = pace(1, config.health)
         self.former_pause = self.pause_after
         self.woke_at = float("-inf")
-        self.left_out, self.is_insisting = {}, False
+        self.left_out, self.is_insisting, self.is_constant = {}, False, False
         self.election = ElectionManager(self.id, config.election)
         self.history = LineageHistory()
         self.view: View | None = None

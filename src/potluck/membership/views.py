@@ -71,6 +71,7 @@ class ViewInstaller:
             s.history.depart(word)
         s.history.record(commit)
         commits = self._since(commit)
+        s.is_constant = self._stays_constant(commits)
         s.view, s.pledge, s.released_at, s.is_insisting = view, None, None, False
         s.bind(commit)
         self._note_left_out(commits)
@@ -93,6 +94,20 @@ class ViewInstaller:
         )
         s.beat()
         s.is_dirty = True
+
+    def _stays_constant(self, commits: Sequence[Commit]) -> bool:
+        """Whether we are in every view of the lineage with these, which we are about to enter."""
+        s = self._state
+        if commits[-1].epoch == 1:
+            return s.bound is None or s.is_constant  # a member of the last view of its parent
+        if s.view is None or s.view.lineage != commits[-1].lineage:
+            return False
+        epochs = [each.epoch for each in commits]
+        return (
+            s.is_constant
+            and epochs == list(range(s.view.epoch + 1, s.view.epoch + 1 + len(epochs)))
+            and all(s.id in each.proposal.members for each in commits)
+        )
 
     def _note_left_out(self, commits: Sequence[Commit]) -> None:
         """Remember who may be alive without us: it may have a state that no one here has."""
@@ -232,7 +247,7 @@ class ViewInstaller:
         s = self._state
         successor = None if commit is None else self._since(commit)[0]
         s.abort(None, reason)
-        s.view = None
+        s.view, s.is_constant = None, False
         s.keep_only_known()
         s.keep_pace(None)
         s.state, s.reason = ClusterState.JOINING, reason

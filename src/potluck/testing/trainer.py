@@ -232,7 +232,6 @@ class SimulatedTrainer:
         self._states = states
         self._watch = watch
         self._find = find
-        self._founded: set[str] = set()
         self._view: View | None = None
         self._next: View | None = None  # the view that the core has entered, and we have not
         self._rank = 0
@@ -261,8 +260,6 @@ class SimulatedTrainer:
         """The core has decided something about the operations of a view."""
         match effect:
             case effects.Installed(view):
-                if view.epoch == 1:  # also if it ends before we begin in it
-                    self._founded.add(view.lineage)
                 self._end()
                 self._next, self._is_paused = view, False
                 # Not before the core has said all: it may have paused, or ended this view, at once.
@@ -279,19 +276,18 @@ class SimulatedTrainer:
         if view is not self._next or rank is None or self.is_lost:
             return
         self._view, self._rank, self._next = view, rank, None
-        self._report_standing(view, 0)
+        self._report_standing(0)
         early, self._early = self._early, []
         for message in early:
             self.take(message)
 
-    def _report_standing(self, view: View, number: int) -> None:
+    def _report_standing(self, number: int) -> None:
         core = self.process.core
         assert core is not None
-        founder = {view.lineage, *(lineage for lineage, _ in view.ancestry)} <= self._founded
         missing, ended = core.left_out(self.awaited)
         self.report = replace(
             self.report,
-            founder=founder,
+            founder=core.is_constant,
             missing=tuple(missing.items()),
             insists=core.is_insisting,
             ended=ended,
@@ -301,7 +297,7 @@ class SimulatedTrainer:
     def _report_again(self, view: View, number: int) -> None:
         """See whether those who may have the state are still missing."""
         if self._view is view and not self._is_settled:
-            self._report_standing(view, number)
+            self._report_standing(number)
 
     def _end(self) -> None:
         """Nothing that belongs to the present view counts any more."""

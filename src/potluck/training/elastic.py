@@ -43,7 +43,6 @@ from potluck.errors import (
     ViewChanged,
 )
 from potluck.logs import NOTICE, get_logger
-from potluck.membership.events import MembershipEvent
 from potluck.membership.messages import Ancestry, Count, Label, Lineage, MembershipMessage
 from potluck.trace.recorder import log_of
 from potluck.training.averaging import (
@@ -99,7 +98,6 @@ class ViewScope:
     def __init__(self, group: DistributedContext) -> None:
         self.group = group
         self._cluster = group if isinstance(group, Cluster) else None
-        self._founded: set[str] = set()
         self._session: ViewSession | None = None
         self._steps = Steps()
         self._alarms: list[set[int]] = []  # who ended tries since the last step, in this view
@@ -206,18 +204,13 @@ class ViewScope:
             return ()
         return tuple(map(min, group.links.up, group.links.down))
 
-    def has_founded(self, view: View) -> bool:
-        """Whether this member was in the first view of this lineage and of all its ancestors."""
-        if self._cluster is None:
-            return True
-        for event in self._cluster.events():
-            told = event.event
-            if isinstance(told, MembershipEvent) and told.view and told.view.epoch == 1:
-                self._founded.add(told.view.lineage)
-        if view.epoch == 1:
-            self._founded.add(view.lineage)
-        ancestors = {lineage for lineage, _ in view.ancestry}
-        return {view.lineage, *ancestors} <= self._founded
+    @property
+    def is_constant(self) -> bool:
+        """Whether this member was in every view of this lineage and of all its ancestors.
+
+        Then no step was made without it, and what it began with is what the training began with.
+        """
+        return self._cluster is None or self._cluster.innermost.is_constant  # type: ignore[attr-defined]
 
     def left_out(
         self, awaited: Mapping[ProcessId, str]
@@ -909,7 +902,7 @@ class ElasticTrainer(Closing):
             missing, ended, insists = self._scope.left_out(self._awaited)
             self._report = replace(
                 self._report,
-                founder=self._scope.has_founded(view),
+                founder=self._scope.is_constant,
                 missing=missing,
                 insists=insists,
                 ended=ended,

@@ -321,7 +321,7 @@ class StepReport:
     holds: bool = False
     """Whether it has the complete result of that."""
     founder: bool = False
-    """Whether it has been in this lineage, and in all its ancestors, from their first view on."""
+    """Whether it was in every view of this lineage and of all its ancestors: it missed no step."""
     ancestry: tuple[Branch, ...] = ()
     """Of the lineage of its position."""
     samples: int = 0
