@@ -36,9 +36,8 @@ from potluck.cluster.topology import (
     knock,
     local_profile,
 )
-from potluck.cluster.views import ViewSession
 from potluck.membership.health import PeerHealth
-from potluck.membership.topology import Accelerator, Battery, Endpoint, RateSource
+from potluck.membership.topology import Accelerator, Battery, Endpoint, LinkSource
 from potluck.wire_messages import RankEndpoint
 from support.clusters import clusters, everywhere
 from support.health import process
@@ -63,21 +62,16 @@ def test_facts_become_a_topology() -> None:
     met = ConnectedPeer(TOPOLOGY_B, NodeProfile(host="attic"), HALL, [TOPOLOGY_ROOM, HALL])
     facts = [TopologyFacts([met], health(HealthStatus.HEALTHY, None))]
     topology_tracker = TopologyTracker(TOPOLOGY_A, lambda: facts[0])
-    topology = topology_tracker.draw(None)
+    topology = topology_tracker.draw()
     assert list(topology) == [TOPOLOGY_A, TOPOLOGY_B]
     assert topology.snapshot().node(TOPOLOGY_A).profile is not None
     assert topology.snapshot().node(TOPOLOGY_B).profile == NodeProfile(host="attic")
     assert topology.addresses(TOPOLOGY_B) == (HALL, TOPOLOGY_ROOM)
     assert topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B) is None
     facts[0] = TopologyFacts([met], health(HealthStatus.SUSPECT, 0.002))
-    assert (
-        topology_tracker.draw(ViewSession(View("f" * 32, 1, (TOPOLOGY_A,)), 0))
-        .snapshot()
-        .connection(TOPOLOGY_A, TOPOLOGY_B)
-        is None
-    )
+    assert topology_tracker.draw().snapshot().connection(TOPOLOGY_A, TOPOLOGY_B) is None
     facts[0] = TopologyFacts([met], health(HealthStatus.DEGRADED, 0.002))
-    assert topology_tracker.draw(None) is topology
+    assert topology_tracker.draw() is topology
     found = topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B)
     assert found is not None
     assert (found.latency, found.jitter, found.address) == (1_000_000, 100_000, HALL)
@@ -113,7 +107,7 @@ def test_the_links_of_a_cluster_can_be_measured_at_will() -> None:
         assert min(first.up + first.down) > 0
         best = found[0].snapshot().connection(nodes[0].process, nodes[1].process)
         assert best is not None
-        assert best.rated_by is RateSource.PROBE
+        assert best.rated_by is LinkSource.PROBE
 
 
 def _view(node: Cluster) -> View:
@@ -269,6 +263,7 @@ def test_a_machine_that_tells_nothing_has_a_profile(
         (psutil, "cpu_count"),
         (psutil, "virtual_memory"),
         (psutil, "sensors_battery"),
+        (psutil, "net_if_addrs"),
         (os, "sched_getaffinity"),
     ]:
         monkeypatch.setattr(module, name, fail, raising=False)
@@ -407,7 +402,11 @@ def test_heartbeats_leave_a_sign_of_life_and_a_latency() -> None:
     assert topology.snapshot().node(B).last_seen == 20.0
     topology.heard(B, round_trip=0.002, jitter=0.001, address=ROOM)
     assert topology.snapshot().connection(A, B) == ConnectionProfile(
-        latency=1_000_000, jitter=500_000, measured_at=20.0, address=ROOM
+        latency=1_000_000,
+        jitter=500_000,
+        measured_at=20.0,
+        measured_by=LinkSource.HEARTBEAT,
+        address=ROOM,
     )
     topology.heard(C, round_trip=0.1)
     assert C not in topology.snapshot()
@@ -423,7 +422,7 @@ def test_probes_and_collectives_fill_the_matrix() -> None:
     assert topology.link_matrix(view) == LinkMatrix((50, 100), (100, 50), ((0, 0), (0, 0)))
     best = topology.snapshot().connection(A, B)
     assert best is not None
-    assert (best.rated_by, best.rated_at) == (RateSource.PROBE, 10.0)
+    assert (best.rated_by, best.rated_at) == (LinkSource.PROBE, 10.0)
     clock.now = 20.0
     links = LinkMatrix((70, 80), (90, 60), ((0, 5), (6, 0)))
     topology.learn(links, view)

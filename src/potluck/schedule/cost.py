@@ -1,9 +1,11 @@
 """Costs: what moving bytes takes, in whole nanoseconds, so that every rank computes the same.
 
 The model is alpha-beta: a piece takes a latency that depends on the pair, and time for its bytes
-that depends on the slower of the sender's up link and the receiver's down link.  To that comes
-what the machines themselves need for each piece (a system call and some Python on either side) and
-for adding it.  Links that are not measured yet count like the median of those that are.
+that depends on the slower of the sender's up link and the receiver's down link.  Those that share
+a radio send and receive one after the other: what each of them moves takes time from all, so a byte
+between two of them counts twice.  To that comes what the machines themselves need for each piece
+(a system call and some Python on either side) and for adding it.  Links that are not measured yet
+count like the median of those that are.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ def completed(links: LinkMatrix) -> LinkMatrix:
             )
             for a in size
         ),
+        links.air,
     )
 
 
@@ -86,11 +89,16 @@ class Network:
             np.array(links.up, np.int64), np.array(links.down, np.int64)
         )
         self._latency = np.array(links.latency, np.int64)
+        self.air = links.air or (0,) * links.size
+        """Which ranks share a radio, by number; 0 for those on a cable."""
 
     @property
     def rates(self) -> list[int]:
-        """Of each rank the slower direction."""
-        return [min(both) for both in zip(self.up, self.down, strict=True)]
+        """Of each rank the slower direction; on a radio, its part of what all move in either."""
+        return [
+            up * down // ((up + down) * self.air.count(air)) if air else min(up, down)
+            for up, down, air in zip(self.up, self.down, self.air, strict=True)
+        ]
 
     def times(self, size: int) -> Table:
         """Nanoseconds for this many bytes between each pair; the diagonal means nothing."""
@@ -203,6 +211,7 @@ class Walk:
         self._up = [SharedResource() for _ in range(size)]
         self._down = [SharedResource() for _ in range(size)]
         self._processor = [SharedResource() for _ in range(size)]
+        self._radios: defaultdict[int, SharedResource] = defaultdict(SharedResource)
         self._free: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._wires: defaultdict[tuple[int, int], deque[Moments]] = defaultdict(deque)
         self.end = 0
@@ -253,6 +262,9 @@ class Walk:
         leaves = max(value.first + turn, self._free[rank, peer])
         left = max(value.last, leaves + costs.flow(rank, peer, size))
         left = max(left, self._up[rank].serve(leaves, costs.up(rank, size)))
+        for end, time in ((rank, costs.up(rank, size)), (peer, costs.down(peer, size))):
+            if costs.network.air[end]:
+                left = max(left, self._radios[costs.network.air[end]].serve(leaves, time))
         self._free[rank, peer] = left
         hop = costs.hop(rank, peer, size)
         late = hop - costs.flow(rank, peer, min(size, costs.piece))
@@ -304,14 +316,15 @@ class Load:
 
     def bound(self, costs: Costs) -> int:
         """No schedule with this load is faster, however well it overlaps."""
-        return max(
-            max(
-                costs.up(rank, self.up[rank]),
-                costs.down(rank, self.down[rank]),
-                self.pieces[rank] * costs.host.piece + costs.adding(self.added[rank]),
-            )
-            for rank in range(len(self.up))
-        )
+        airtime: defaultdict[int, int] = defaultdict(int)
+        longest = 0
+        for rank, air in enumerate(costs.network.air):
+            up, down = costs.up(rank, self.up[rank]), costs.down(rank, self.down[rank])
+            work = self.pieces[rank] * costs.host.piece + costs.adding(self.added[rank])
+            longest = max(longest, up, down, work)
+            if air:
+                airtime[air] += up + down
+        return max(longest, *airtime.values(), 0)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -494,10 +494,18 @@ class Planner:
     def _shares(self, task: Task) -> tuple[int, ...]:
         match task.collective:
             case Collective.REDUCE:
-                return besides(task.root, self.network.down)
+                return besides(task.root, self._off_air(task.root, self.network.down))
             case Collective.BROADCAST:
-                return besides(task.root, self.network.up)
+                return besides(task.root, self._off_air(task.root, self.network.up))
         return of_all_reduce(self.network.rates)
+
+    def _off_air(self, root: int, rates: Sequence[int]) -> Sequence[int]:
+        """The rates of those who may pass on shares: not over a radio if others can."""
+        air = self.network.air
+        has_cable = any(not number for rank, number in enumerate(air) if rank != root)
+        if not has_cable:
+            return rates
+        return [0 if number else rate for rate, number in zip(rates, air, strict=True)]
 
     def _reason(self, task: Task, nbytes: int, chosen: Candidate, priced: list[Candidate]) -> str:
         best, name, layout = chosen
@@ -506,7 +514,10 @@ class Planner:
         if name == "direct" and len(set(layout.shares)) > 1 and not task.collective.has_blocks:
             text += f" with shares {_time.ratio(layout.shares)}"
         rates = self.network.rates
-        if 2 * min(rates) <= max(rates):
+        if any(self.network.air):
+            on_air = ", ".join(str(rank) for rank, air in enumerate(self.network.air) if air)
+            text += f"; on Wi-Fi, where all share the air: rank {on_air}"
+        elif 2 * min(rates) <= max(rates):
             slow = rates.index(min(rates))
             text += (
                 f"; rank {slow} has the slowest link, "
