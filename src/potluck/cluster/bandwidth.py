@@ -357,18 +357,20 @@ def _ping(talk: ProbeSession) -> int:
 def _answer_pings(talk: ProbeSession) -> int:
     """Send back what comes until the peer has seen enough; what it found."""
     for _ in range(PINGS):
-        _, value = _next_word(talk, ProbeMessage.PING)
-        talk.say(ProbeMessage.PING, value)
+        talk.say(ProbeMessage.PING, _next_word(talk, ProbeMessage.PING))
         talk.finish()
-    return min(_next_word(talk, ProbeMessage.LATENCY)[1], LONGEST)
+    return min(_next_word(talk, ProbeMessage.LATENCY), LONGEST)
 
 
-def _next_word(talk: ProbeSession, expected: ProbeMessage) -> tuple[ProbeMessage, int]:
+def _next_word(talk: ProbeSession, expected: ProbeMessage) -> int:
+    """The number of the next word, which must be this one."""
     while True:
         for word, value in talk.heard():
             if word is not expected:
                 talk.refuse(f"{word.name} before the link was timed")
-            return word, value
+            return value
+        if talk.received:
+            talk.refuse("a block before the link was timed")
         talk.wait()
 
 
@@ -573,7 +575,7 @@ class Prober:
         assert backend is not None  # it was built before this began
         deadline = time.monotonic() + within
         opened = backend.open_stream(rank, UNASKED_PURPOSE, deadline, session.look)
-        began = time.monotonic()
+        takes_part = True
         try:
             poller = backend.make_poller()
             try:
@@ -584,11 +586,15 @@ class Prober:
                     limits=LIMITS,
                     is_idle=self._is_idle(),
                 )
+            except Timeout:  # it is busy: hardly a byte was sent
+                takes_part = False
+                raise
             finally:
                 poller.close()
         finally:
             now = time.monotonic()
-            self._budget.spend(now - began, now)
+            if takes_part:
+                self._budget.spend(2 * LIMITS.seconds, now)
             opened.stream.finish(now + LIMITS.patience)
 
     def _is_idle(self) -> Callable[[], bool]:
