@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import socket
@@ -95,7 +94,6 @@ def test_a_cluster_knows_its_machines_and_links() -> None:
         assert min(first.up) > 0
         assert here.topology is before
         assert here.topology.link_matrix(_view(here)) == first
-        assert sorted(here.topology.ring_order(_view(here))) == sorted(_view(here).members)
 
 
 def test_the_links_of_a_cluster_can_be_measured_at_will() -> None:
@@ -437,29 +435,6 @@ def test_the_stale_are_pruned() -> None:
     assert topology.prune() == ()
     clock.now = 131.0
     assert topology.prune() == (B,)
-
-
-@pytest.mark.parametrize("size", [2, 12])
-def test_the_ring_goes_the_shortest_way_round(size: int) -> None:
-    """Members on a circle that joined in any order stand as they do on the circle."""
-    members = tuple(ProcessId(NodeId(chr(ord("a") + n) * 32), 1) for n in range(size))
-    place = {member: 5 * n % size if size > 2 else n for n, member in enumerate(members)}
-    apart = [
-        [min((place[a] - place[b]) % size, (place[b] - place[a]) % size) for b in members]
-        for a in members
-    ]
-    links = LinkMatrix(
-        (10**8,) * size,
-        (10**8,) * size,
-        tuple(tuple(hops * 10**6 for hops in row) for row in apart),
-    )
-    topology = SharedTopology(members[0])
-    view = View("f" * 32, 1, members)
-    topology.learn(links, view)
-    ring = topology.ring_order(view)
-    steps = [(place[b] - place[a]) % size for a, b in itertools.pairwise(ring)]
-    assert sorted(ring) == sorted(members)
-    assert set(steps) in ({1}, {size - 1})
 
 
 def test_threads_do_not_step_on_each_other() -> None:

@@ -243,13 +243,6 @@ class SharedTopology:
         with self._lock:
             return self._topology.link_matrix(view)
 
-    def ring_order(self, view: View) -> tuple[ProcessId, ...]:
-        """The members in the order in which the way round all of them is shortest, as known here.
-
-        Collectives agree on an order of their own.
-        """
-        return self.snapshot().ring_order(view)
-
 
 # --------------------------------------------------------------------------------------------------
 # What this machine is: its profile, found out in a few milliseconds and never with an error.

@@ -614,16 +614,6 @@ class ClusterTopology:
             self.air(members),
         )
 
-    def ring_order(self, view: View) -> tuple[ProcessId, ...]:
-        """The members in the order in which the way round all of them is shortest.
-
-        Optimal up to 12 members, near it up to 64.  It rests on what is known here, so it is for
-        people to look at; collectives agree on their own.
-        """
-        from potluck.schedule.planner import Planner  # takes a moment, and few ask for it
-
-        return tuple(view.members[rank] for rank in Planner(self.link_matrix(view)).ring)
-
     def _rate(self, node: ProcessId, members: tuple[ProcessId, ...], *, sending: bool) -> int:
         """What all agreed on, or the best rate at which it was seen to send or receive since."""
         info = self._nodes.get(node)
