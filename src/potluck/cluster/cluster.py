@@ -544,7 +544,7 @@ class Cluster(InOneView, DistributedContext):
             view = session.view
             chosen = tuple(view.members[part.to_global(rank)] for rank in range(part.world_size))
             links = ViewLinks(self._backend.map, View(view.lineage, view.epoch, chosen))
-            part.services.put(LinkMemory, links)
+            part.services.put(LinkMemory, links.memory)
             context = _Part(part)
         context.session, context.sessions = session, self._sessions
         context._count_in(self._metrics)  # noqa: SLF001 - of our own kind

@@ -223,7 +223,7 @@ class ClusterNode:
         backend.timeout = None  # callers bring their own
         attach(backend, self.flight.recorder)
         links = ViewLinks(self.topology_tracker.shared, session.view)
-        backend.services.put(LinkMemory, links)
+        backend.services.put(LinkMemory, links.memory)
         return backend
 
     def _remember(self, cards: Sequence[ProcessInfo]) -> None:

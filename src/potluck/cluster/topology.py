@@ -170,14 +170,11 @@ class SharedTopology:
             topology.add_node(peer, now=now, profile=profile, addresses=addresses)
             if is_new and peer.node != topology.me.node and peer.node in self._remembered:
                 topology.add_connection(topology.me, peer, self._remembered[peer.node])
-            if interface or peer.node == topology.me.node:
-                known = ConnectionProfile(
-                    interface=interface,
-                    is_local=peer.node == topology.me.node,
-                    address=in_use,
-                )
-                topology.add_connection(topology.me, peer, known)
             if in_use is not None:
+                is_local = is_loopback(in_use[0])
+                link = ConnectionProfile(interface=interface, is_local=is_local, address=in_use)
+                if interface or is_local:
+                    topology.add_connection(topology.me, peer, link)
                 topology.used(peer, in_use)
 
         self.update(change)
@@ -500,7 +497,7 @@ class TopologyTracker:
                 self._store.save(self.shared.snapshot(), node_clock.now())
 
 
-class ViewLinks(LinkMemory):
+class ViewLinks:
     """What the map says of the links of one member of a view, by rank."""
 
     def __init__(self, topology: SharedTopology, view: View) -> None:
@@ -508,6 +505,10 @@ class ViewLinks(LinkMemory):
         self._view = view
 
     @property
+    def memory(self) -> LinkMemory:
+        """The same for the one who makes surveys."""
+        return LinkMemory(self.air, self.known, self.measured, self.agreed)
+
     def air(self) -> tuple[int, int]:
         """By which radio this machine is reached."""
         profile = self._topology.node(self._topology.me).profile

@@ -9,7 +9,7 @@ import contextlib
 import struct
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ from potluck.schedule.reduce import ReduceOp, Reducer, quiet
 from potluck.schedule.task import Collective, Strategy, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from potluck.backend.base import Backend, PeerStream
@@ -105,27 +105,26 @@ UNMEASURED = -1
 """In place of the rate of a link that is not measured."""
 
 
-class LinkMemory:
-    """What a rank knows of its links before a survey, and is told after it.
+def _air_of_this_machine() -> tuple[int, int]:
+    found = attachment()
+    return (0, 0) if found is None else found.air
 
-    This one knows nothing but the machine, and forgets everything; members of a cluster have a map.
+
+@dataclass(frozen=True, slots=True)
+class LinkMemory:
+    """What a rank knows of its links before a survey, and whom it tells what the survey found.
+
+    This one knows nothing but the machine, and tells nobody; members of a cluster have a map.
     """
 
-    @property
-    def air(self) -> tuple[int, int]:
-        """The cell and the network of the radio by which this rank is reached; zeros without."""
-        found = attachment()
-        return (0, 0) if found is None else found.air
-
-    def known(self) -> Array | None:
-        """What :func:`measure` would find; None unless all of it was measured not long ago."""
-        return None
-
-    def measured(self, row: Array) -> None:
-        """This rank has measured its links."""
-
-    def agreed(self, links: LinkMatrix) -> None:
-        """All ranks have told each other what they know."""
+    air: Callable[[], tuple[int, int]] = _air_of_this_machine
+    """The cell and the network of the radio by which this rank is reached; zeros without."""
+    known: Callable[[], Array | None] = lambda: None
+    """What :func:`measure` would find; None unless all of it was measured not long ago."""
+    measured: Callable[[Array], None] = lambda _: None
+    """Told when this rank has measured its links."""
+    agreed: Callable[[LinkMatrix], None] = lambda _: None
+    """Told when all ranks have told each other what they know."""
 
 
 def measure(messenger: SequentialExecutor, rank: int, size: int, air: Sequence[int] = ()) -> Array:
@@ -525,7 +524,7 @@ class ReplanPolicy:
         size, memory = self._world_size, self._memory
         is_first = not self._plans.is_surveyed
         seen = memory.known() if is_first else None  # later, what was known has changed
-        mine = np.array([seen is not None, *memory.air], np.int64)
+        mine = np.array([seen is not None, *memory.air()], np.int64)
         told = self._gather(mine, call, session, deadline).reshape(size, 3)
         air = sharing_air([(int(cell), int(network)) for _, cell, network in told])
         if seen is None or not told[:, 0].all():

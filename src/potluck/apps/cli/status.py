@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck import _time as potluck__time
 from potluck.apps.cli.common import Json, Namespace, OneJob, Peer, Wait, Yes
 from potluck.apps.cli.output import (
     console,
@@ -216,6 +215,8 @@ def _table(job: JobStatus) -> Table:
 
 def _links(report: StatusReport) -> str:
     """Round trips to the others and rates to other machines, each from the best to the worst."""
+    from potluck import _time as potluck__time
+
     trips = sorted(line.round_trip * 1e3 for line in report.peers if line.round_trip is not None)
     links = [line.link for line in report.peers if line.link is not None]
     rates = sorted((link.up for link in links if link.up and not link.is_local), reverse=True)
