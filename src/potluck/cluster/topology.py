@@ -350,12 +350,9 @@ def _battery() -> Battery | None:
 
 def _medium(looking: DiscoveryConfig | None, root: Path) -> Medium | None:
     """What connects this machine to the others."""
-    chosen = () if looking is None else looking.interfaces
-    virtual = looking is not None and looking.virtual
-    found = attachment(virtual=virtual, only=chosen, root=root)
-    if found is None or not found.is_wireless:
-        return None if found is None else Medium()
-    return Medium("wireless", found.cell, found.network)
+    virtual, only = (looking.virtual, looking.interfaces) if looking else (False, ())
+    found = attachment(virtual=virtual, only=only, root=root)
+    return found and Medium("wireless" if found.is_wireless else "wired", *found.air)
 
 
 def _accelerators(root: Path) -> tuple[Accelerator, ...]:
@@ -618,13 +615,14 @@ class KeptLink(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     @classmethod
     def of(cls, node: NodeId, link: ConnectionProfile, now: float, today: float) -> KeptLink:
         """What is worth keeping of a link."""
-        is_timed = link.measured_by not in {LinkSource.UNKNOWN, LinkSource.HEARTBEAT}
+        timing: dict[str, Any] = {}
+        if link.measured_by not in {LinkSource.UNKNOWN, LinkSource.HEARTBEAT}:
+            measured = max(0.0, today - (now - link.measured_at))
+            timing = {"latency": link.latency, "measured": measured}
+            timing |= {"jitter": link.jitter, "measured_by": link.measured_by}
         return cls(
             node=node,
-            latency=link.latency if is_timed else 0,
-            jitter=link.jitter if is_timed else 0,
-            measured=max(0.0, today - (now - link.measured_at)) if is_timed else 0.0,
-            measured_by=link.measured_by if is_timed else LinkSource.UNKNOWN,
+            **timing,
             up=link.up,
             down=link.down,
             rated=max(0.0, today - (now - link.rated_at)) if link.up or link.down else 0.0,

@@ -135,7 +135,9 @@ class ConnectionProfile:
     def updated(self, newer: ConnectionProfile) -> ConnectionProfile:
         """This, with what a newer measurement of the same way found."""
         found = self._rated(newer) if newer.up or newer.down else self
-        if newer.latency and newer.measured_at >= self.measured_at:
+        is_rough = newer.measured_by is LinkSource.HEARTBEAT is not self.measured_by
+        ours_until = self.measured_at + (FRESH if is_rough and self.latency else 0.0)
+        if newer.latency and newer.measured_at >= ours_until:
             found = replace(
                 found,
                 latency=newer.latency,
