@@ -343,9 +343,6 @@ HAS_EPOLL = hasattr(select, "epoll") and hasattr(os, "eventfd")
 REUSES_ADDRESSES = not IS_WINDOWS
 """Whether ``SO_REUSEADDR`` means that a port can be used again soon; on Windows it means theft."""
 
-TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if IS_LINUX else None
-"""What Linux tells about a connection; others have another layout."""
-
 PACING_RATE: int | None = 47 if IS_LINUX else None
 """``SO_MAX_PACING_RATE`` of Linux, which the socket module does not name."""
 

@@ -220,6 +220,10 @@ class Rate:
     """The address of ours that it went through."""
     is_on_battery: bool = False
     """Whether the machine over there runs on its battery."""
+    down: int = 0
+    """Bytes per second from there; 0 if that was not measured."""
+    latency: int = 0
+    """Nanoseconds of a short message, one way; 0 if that was not measured."""
     age: float = 0.0
     """Seconds since it was measured; 0 if that was now."""
     source: str = "doctor"

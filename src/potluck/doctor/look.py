@@ -194,7 +194,13 @@ class _Look:
                 peer = ProcessId(target.node, 0)
                 topology.add_node(peer, now=now)
                 measured = ConnectionProfile(
-                    up=rate.bytes_per_second, rated_at=now, rated_by=LinkSource.DOCTOR
+                    up=rate.bytes_per_second,
+                    down=rate.down,
+                    rated_at=now,
+                    rated_by=LinkSource.DOCTOR,
+                    latency=rate.latency,
+                    measured_at=now,
+                    measured_by=LinkSource.DOCTOR,
                 )
                 topology.add_connection(topology.me, peer, measured)
             elif link is not None and link.up and len(used) == 1:  # else it is not known by which

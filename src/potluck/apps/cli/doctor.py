@@ -106,6 +106,7 @@ def _facts(
                 "to": target.node,
                 "name": target.name,
                 "up": target.rate.bytes_per_second,
+                "down": target.rate.down or None,
                 "rate_age": target.rate.age,
                 "rate_source": target.rate.source,
             }
