@@ -581,6 +581,7 @@ def measure_links(
 MAX_KEPT = 64
 LINKS_MAX_SIZE = 64 << 10  # bytes of the file; 64 machines take about 16 KiB
 KEPT_FOR = 30 * 86400.0  # seconds
+STORE_PATIENCE = 2.0  # seconds to wait for another process that writes
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _When = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
@@ -671,10 +672,6 @@ class LinkStore:
             kept = [KeptLink.of(node, link, now, today) for node, link in merged.items()]
             kept.sort(key=lambda each: -max(each.rated, each.measured))
             replace_private(self._path, msgspec.json.encode(kept[:MAX_KEPT]))
-
-
-STORE_PATIENCE = 2.0
-"""Seconds to wait for another process that writes."""
 
 
 # --------------------------------------------------------------------------------------------------
