@@ -18,7 +18,7 @@ from potluck.net.unix_socket import SLOT_SIZE
 from potluck.schedule import planner as schedule_planner
 from potluck.schedule import verify
 from potluck.schedule.algorithms import central
-from potluck.schedule.cost import Host, Network
+from potluck.schedule.cost import ESTIMATES, Costs, Host, Network, price
 from potluck.schedule.planner import (
     EXACT,
     GAIN,
@@ -658,3 +658,54 @@ def test_what_are_no_two_levels_is_refused(wish: str) -> None:
             Task.whole(Collective.ALL_REDUCE, 4, 100),
             strategy=Strategy(within, None, Strategy(among)),
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Machines that share a radio: what they move takes time from all of them.
+
+RADIO = 25_000_000  # bytes per second
+
+
+def on_air(air: tuple[int, ...]) -> LinkMatrix:
+    """Links of which some share radios, as each is when it is alone."""
+    rates = tuple(RADIO if number else GIGABIT for number in air)
+    return LinkMatrix(rates, rates, even(len(air)).latency, air=air)
+
+
+@pytest.mark.parametrize("air", [(0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 2, 2), (0, 1, 1, 1, 1)])
+def test_machines_on_cables_make_the_sums_for_those_on_a_radio(air: tuple[int, ...]) -> None:
+    """Each of these sends its part and receives the sum, and nothing passes through it."""
+    nbytes = 16 << 20
+    plan = all_reduce(on_air(air), nbytes)
+    assert plan.algorithm == "direct"
+    assert [bool(share) for share in plan.shares] == [not number for number in air]
+    busiest = max(air.count(number) for number in air if number)
+    bound = 1e9 * 2 * busiest * nbytes / RADIO
+    assert bound <= plan.price < 1.1 * bound
+    radios = ", ".join(str(rank) for rank, number in enumerate(air) if number)
+    assert f"on Wi-Fi, where all share the air: rank {radios}" in plan.reason
+
+
+@pytest.mark.parametrize("collective", [Collective.REDUCE, Collective.BROADCAST])
+def test_shares_are_passed_on_by_cable(collective: Collective) -> None:
+    """Where there is one beside the root; else by those there are."""
+    task = Task.whole(collective, 4, 4 << 20, root=0)
+    strategy = Strategy("direct")
+    plan = Planner(on_air((0, 0, 1, 1))).plan(task, strategy=strategy)
+    assert plan.shares[1] > 0
+    assert plan.shares[2:] == (0, 0)
+    plan = Planner(on_air((0, 1, 1, 1))).plan(task, strategy=strategy)
+    assert plan.shares[0] == 0
+    assert all(plan.shares[1:])
+
+
+def test_a_walk_and_an_estimate_price_the_air_alike() -> None:
+    """A byte between two on one radio takes twice the time of one that leaves it."""
+    task = Task.whole(Collective.ALL_REDUCE, 3, 4 << 20)
+    for air in ((0, 1, 1), (1, 1, 1)):
+        costs = Costs(Network(on_air(air)))
+        for name in ("ring", "direct"):
+            layout = AlgorithmSettings.plain(3, piece=1 << 16)
+            walked = price(schedule_planner.schedule(name, task, layout), costs)
+            estimated = ESTIMATES[name, task.collective](task, layout, costs)
+            assert estimated == pytest.approx(walked, rel=0.1)

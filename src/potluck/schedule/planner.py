@@ -232,6 +232,17 @@ def besides(root: int, rates: Sequence[int]) -> tuple[int, ...]:
     return rounded([0 if rank == root else rate for rank, rate in enumerate(rates)])
 
 
+def off_air(root: int, rates: Sequence[int], air: Sequence[int]) -> Sequence[int]:
+    """The rates of those who may pass on shares: not over a radio, if others than the root can.
+
+    >>> off_air(0, [100, 100, 50], air=[0, 0, 1])
+    [100, 100, 0]
+    """
+    if all(number for rank, number in enumerate(air) if rank != root):
+        return rates
+    return [0 if number else rate for rate, number in zip(rates, air, strict=True)]
+
+
 # --------------------------------------------------------------------------------------------------
 # The algorithms there are.  A new one is one file that declares it, and its name in this list.
 
@@ -623,7 +634,8 @@ class Planner:
         if task.collective is not Collective.BROADCAST:
             return of_all_reduce([network.rates[place] for place in places])
         root = places.index(network.machines[task.root])
-        return besides(root, [network.up[place] for place in places])
+        up, air = ([of[place] for place in places] for of in (network.up, network.air))
+        return besides(root, off_air(root, up, air))
 
     @cached_property
     def ring(self) -> tuple[int, ...]:
@@ -665,9 +677,9 @@ class Planner:
 
         match task.collective:
             case Collective.REDUCE:
-                return besides(task.root, each(network.down))
+                return besides(task.root, each(off_air(task.root, network.down, network.air)))
             case Collective.BROADCAST:
-                return besides(task.root, each(network.up))
+                return besides(task.root, each(off_air(task.root, network.up, network.air)))
         return of_all_reduce(each(network.rates))
 
     def _reason(self, task: Task, nbytes: int, chosen: Candidate, priced: list[Candidate]) -> str:
@@ -680,7 +692,10 @@ class Planner:
         if name == "direct" and len(set(layout.shares)) > 1 and not task.collective.has_blocks:
             text += f" with shares {_time.ratio(layout.shares)}"
         rates = self.network.rates
-        if 2 * min(rates) <= max(rates):
+        if any(self.network.air):
+            on_air = ", ".join(str(rank) for rank, air in enumerate(self.network.air) if air)
+            text += f"; on Wi-Fi, where all share the air: rank {on_air}"
+        elif 2 * min(rates) <= max(rates):
             slow = rates.index(min(rates))
             text += (
                 f"; rank {slow} has the slowest link, "
