@@ -41,11 +41,11 @@ def test_nobody_has_no_links() -> None:
 
 def test_radios_are_told_for_all_ranks_or_for_none() -> None:
     """Numbers that are not negative."""
-    matrix = LinkMatrix((1, 1), (1, 1), ((0, 1), (1, 0)), (0, 3))
+    matrix = LinkMatrix((1, 1), (1, 1), ((0, 1), (1, 0)), air=(0, 3))
     assert matrix.air == (0, 3)
     for wrong in ((1,), (0, -1)):
         with pytest.raises(ValueError, match="2 ranks need as many numbers of radios"):
-            LinkMatrix((1, 1), (1, 1), ((0, 1), (1, 0)), wrong)
+            LinkMatrix((1, 1), (1, 1), ((0, 1), (1, 0)), air=wrong)
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,24 @@ def test_of_those_on_a_radio_one_rate_is_enough(at: Clock) -> None:
     assert known.tolist() == [[0, 60, UNMEASURED], [0, 5000, 5000], [0, 0, 0]]
 
 
+def test_on_another_way_a_link_is_measured_anew(at: Clock) -> None:
+    """As when a laptop is unplugged and comes back by Wi-Fi; not when nothing has changed."""
+    facts = [
+        TopologyFacts([ConnectedPeer(B, None, ROOM, [ROOM], here)], HealthSummary((), 0.0))
+        for here in ("10.0.0.1", "10.0.0.1", "10.0.1.1")
+    ]
+    left = iter(facts)
+    tracker = TopologyTracker(A, lambda: next(left), NodeProfile())
+    tracker.shared = SharedTopology(A, clock=at)
+    links = ViewLinks(tracker.draw(), View("f" * 32, 1, (A, B)))
+    tracker.shared.rated(B, Bandwidth(up=100, down=90, latency=5000))
+    at.now += 1.0
+    tracker.draw()
+    assert links.known() is not None
+    tracker.draw()
+    assert links.known() is None
+
+
 def no_facts() -> TopologyFacts:
     """Of a node without connections."""
     return TopologyFacts([], HealthSummary((), 0.0))
@@ -572,6 +590,7 @@ def test_links_are_remembered_by_the_next_run(tmp_path: Path, at: Clock) -> None
     assert (link.rated_by, link.measured_by) == (LinkSource.DOCTOR, LinkSource.DOCTOR)
     assert (link.rated_at, link.measured_at) == (5.0 - 60, 5.0 - 60)
     assert again.is_rated(reborn)
+    assert ViewLinks(again.shared, View("f" * 32, 1, (A, reborn))).known() is None  # of today
     store.save(SharedTopology(A, clock=at).snapshot(), at.now)
     assert list(store.load(at.now)) == [B.node]
     today.now += 31 * 86400

@@ -168,6 +168,7 @@ class ClusterNode:
         rank = view.rank_of(self.card.process)
         assert rank is not None
         session = ViewSession(view, rank)
+        self.topology_tracker.observe(collect_facts(self.control))
         session.complain = lambda rank, why: self._make_sure_of(session, rank, why)
         session.accuse = lambda rank, why: self._expel(session, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}

@@ -91,6 +91,7 @@ class SharedTopology:
         remembered: Mapping[NodeId, ConnectionProfile] = MappingProxyType({}),
     ) -> None:
         self._clock = clock
+        self.began = clock()
         self._remembered = remembered
         self._lock = threading.Lock()
         self._topology = ClusterTopology(me, profile, now=clock())
@@ -453,6 +454,7 @@ class TopologyTracker:
         self._collect = collect
         self._store = store
         self._interfaces: dict[str, str] = {}
+        self._connected: dict[ProcessId, tuple[Endpoint, str]] = {}
         remembered = {} if store is None else store.load(node_clock.now())
         self.shared = SharedTopology(me, profile or local_profile(), remembered=remembered)
 
@@ -465,6 +467,9 @@ class TopologyTracker:
     def observe(self, facts: TopologyFacts) -> None:
         """Write down what the control thread knows."""
         for each in facts.acquaintances:
+            way = each.in_use, each.here
+            if self._connected.get(each.process, way) != way:  # such as Wi-Fi instead of a cable
+                self.shared.update(lambda topology, who=each.process: topology.forget_figures(who))  # type: ignore[misc]
             self.shared.introduce(
                 each.process,
                 profile=each.profile,
@@ -473,6 +478,7 @@ class TopologyTracker:
                 here=each.here,
                 interface=self._interface_of(each.here),
             )
+        self._connected |= {each.process: (each.in_use, each.here) for each in facts.acquaintances}
         in_use = {each.process: each.in_use for each in facts.acquaintances}
         self.shared.observe(facts.health, in_use)
         self.shared.prune()
@@ -514,7 +520,10 @@ class ViewLinks:
         return (0, 0) if profile is None else profile.air
 
     def known(self) -> Array | None:
-        """What a survey would see of all other ranks; None unless all of it is fresh."""
+        """What a survey would see of all other ranks; None unless all of it is fresh.
+
+        Figures of an earlier run do not count: the machines may be elsewhere now.
+        """
         now, members = node_clock.now(), self._view.members
         air = self._topology.snapshot().air(members) or (0,) * len(members)
         here = members.index(self._topology.me)
@@ -527,6 +536,10 @@ class ViewLinks:
             # Of a rank on a radio one link says how fast that is.
             is_needed = not (air[here] or air[rank]) or frozenset((here, rank)) in turns
             if link is None or not link.is_fresh(now, rated=is_needed):
+                return None
+            if link.measured_at < self._topology.began or (
+                is_needed and not link.is_local and link.rated_at < self._topology.began
+            ):
                 return None
             rate = link.down if is_needed else UNMEASURED
             row[:, rank] = 0 if link.is_local else rate, link.latency, link.is_local

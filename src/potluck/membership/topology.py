@@ -543,6 +543,11 @@ class ClusterTopology:
         newer = profile if known is None else known.updated(profile)
         self._links[source, target] = {**ways, profile.address: newer}
 
+    def forget_figures(self, target: ProcessId) -> None:
+        """What was measured of the link to a process was measured on another way."""
+        ways = self._ways(self.me, target)
+        self._links[self.me, target] = {at: way for at, way in ways.items() if at is not None}
+
     def _ways(self, source: ProcessId, target: ProcessId) -> _Ways:
         return self._links.get((source, target), {})
 
