@@ -236,7 +236,7 @@ def besides(root: int, rates: Sequence[int]) -> tuple[int, ...]:
 # The algorithms there are.  A new one is one file that declares it, and its name in this list.
 
 # Those that come first are preferred where they cost the same.
-ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, TREE, CENTRAL, LEVELS)}
+ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, LEVELS, TREE, CENTRAL)}
 
 
 def find(name: str) -> Algorithm:
@@ -256,7 +256,7 @@ def offering(collective: Collective) -> list[Algorithm]:
     """The algorithms that can do this.
 
     >>> [each.name for each in offering(Collective.BARRIER)]
-    ['doubling', 'tree', 'central', 'levels']
+    ['doubling', 'levels', 'tree', 'central']
     """
     return [each for each in ALGORITHMS.values() if collective in each.offers]
 
