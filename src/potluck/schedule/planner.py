@@ -804,8 +804,8 @@ class CollectiveConfig:
     def machines(self, world_size: int) -> tuple[int, ...]:
         """For each rank the lowest rank of its machine, as ``num_nodes`` and ``num_devices`` say.
 
-        Empty if they say nothing, or not of so many ranks: some of a group, or a cluster that has
-        lost a machine.
+        Empty if they say nothing, or describe a group of another size: this one may be a subgroup,
+        or a cluster that has lost a machine.
         """
         if (self.num_nodes or 1) * self.num_devices != world_size:
             return ()
@@ -814,7 +814,7 @@ class CollectiveConfig:
         return tuple(rank - rank % self.num_devices for rank in range(world_size))
 
     def check_world_size(self, world_size: int) -> None:
-        """Raise if the machines that are written down cannot be those of so many ranks."""
+        """Raise if ``num_nodes`` and ``num_devices`` do not make up a group of this size."""
         told = (self.num_nodes or 1) * self.num_devices
         if told > 1 and told != world_size:
             raise InvalidWorldSize(
