@@ -483,7 +483,7 @@ def test_every_collective_is_offered_by_somebody() -> None:
 
 def test_an_unknown_algorithm_is_refused() -> None:
     """The error lists those that exist."""
-    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, tree"):
+    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, levels, tree"):
         schedule_planner.find("star")
 
 
