@@ -263,3 +263,18 @@ def test_what_passes_between_two_on_one_radio_shows_half_of_it() -> None:
     assert links.air == (1, 1, 0)
     assert set(links.up) == set(links.down) == {100_000_000}
     assert agree(seen(million), (1, 2, 0)).up == (50_000_000, 90_000_000, 90_000_000)
+
+
+def test_ranks_of_a_machine_share_its_radio() -> None:
+    """Its rate is what any of them saw, doubled where the other end was on the same air."""
+    rate = 50_000_000
+    left_out = executor.UNMEASURED
+    rates = [
+        [0, 0, rate, left_out],
+        [0, 0, rate, left_out],
+        [rate, rate, 0, 0],
+        [left_out] * 2 + [0, 0],
+    ]
+    links = agree(seen(rates), (1, 1, 1, 1))
+    assert (links.machines, links.air) == ((0, 0, 2, 2), (1, 1, 1, 1))
+    assert set(links.up) == set(links.down) == {2 * rate}

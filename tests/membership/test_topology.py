@@ -164,6 +164,20 @@ def test_a_newer_probe_goes_before_what_was_agreed_earlier() -> None:
     assert topology.link_matrix(view(A, B)).down == (100, 80)
 
 
+def test_the_matrix_says_who_shares_a_machine() -> None:
+    """As agreed, in the order of any view; rates within a machine say nothing of its cable."""
+    topology = three()
+    times = ((0, 5, 9), (5, 0, 9), (9, 9, 0))
+    links = LinkMatrix((100,) * 3, (100,) * 3, times, machines=(0, 0, 2))
+    topology.learn(links, view(A, B, C), now=10.0)
+    near = ConnectionProfile(up=10**10, down=10**10, rated_at=11.0, rated_by=LinkSource.BENCH)
+    topology.add_connection(A, B, near)
+    assert topology.link_matrix(view(A, B, C)) == links
+    assert topology.link_matrix(view(B, C, A)).machines == (0, 1, 0)
+    assert topology.link_matrix(view(A, C)).machines == ()
+    assert topology.link_matrix(view(A, B)).up == (10**10, 10**10)
+
+
 def test_only_what_was_measured_is_learned() -> None:
     """Zeros change nothing; a matrix of another size is a mistake."""
     topology = three()

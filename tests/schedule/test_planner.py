@@ -483,7 +483,7 @@ def test_every_collective_is_offered_by_somebody() -> None:
 
 def test_an_unknown_algorithm_is_refused() -> None:
     """The error lists those that exist."""
-    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, tree"):
+    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, levels, tree"):
         schedule_planner.find("star")
 
 
@@ -709,3 +709,44 @@ def test_a_walk_and_an_estimate_price_the_air_alike() -> None:
             walked = price(schedule_planner.schedule(name, task, layout), costs)
             estimated = ESTIMATES[name, task.collective](task, layout, costs)
             assert estimated == pytest.approx(walked, rel=0.1)
+
+
+def machines_on_air(air: tuple[int, ...], ranks: int = 2) -> LinkMatrix:
+    """So many ranks on each machine, of which some share radios."""
+    links = on_air(tuple(number for number in air for _ in range(ranks)))
+    return replace(links, machines=tuple(rank - rank % ranks for rank in range(links.size)))
+
+
+def test_ranks_of_a_machine_share_its_radio_and_sum_up_before() -> None:
+    """One share of each laptop goes up and one comes down, however many ranks it has."""
+    nbytes = 16 << 20
+    links = machines_on_air((0, 1, 1))
+    assert Planner(links).network.rates == [GIGABIT] * 2 + [RADIO // 4] * 4
+    plan = all_reduce(links, nbytes)
+    assert str(plan.strategy) == "direct/direct"
+    assert plan.levels is not None
+    assert dict(zip((0, 2, 4), plan.levels.shares, strict=True)) == {0: 1, 2: 0, 4: 0}
+    bound = 1e9 * 4 * nbytes / RADIO
+    assert bound <= plan.price < 1.1 * bound
+    flat = all_reduce(replace(links, machines=()), nbytes)
+    assert flat.price > 1.9 * plan.price
+
+
+def test_what_stays_within_a_machine_is_not_on_the_air() -> None:
+    """Four ranks of one laptop plan as those of a desktop do."""
+    task = Task.whole(Collective.ALL_REDUCE, 4, 4 << 20)
+    laptop = replace(on_air((1, 1, 1, 1)), machines=(0,) * 4)
+    assert Planner(laptop).plan(task) == Planner(replace(laptop, air=())).plan(task)
+
+
+def test_a_walk_and_an_estimate_price_the_air_of_machines_alike() -> None:
+    """In flat plans and in two levels."""
+    task = Task.whole(Collective.ALL_REDUCE, 6, 4 << 20)
+    planner = Planner(machines_on_air((0, 1, 1)))
+    costs = Costs(planner.network, piece=1 << 18)
+    for strategy in ("ring", "direct", "direct/direct", "direct/ring", "centralized/direct"):
+        plan = planner.plan(task, strategy=AllReduceStrategy.named(strategy))
+        layout = plan.layout(4)
+        walked = price(schedule_planner.schedule(plan.algorithm, task, layout), costs)
+        estimated = ESTIMATES[plan.algorithm, task.collective](task, layout, costs)
+        assert estimated == pytest.approx(walked, rel=0.15), strategy

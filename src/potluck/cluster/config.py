@@ -77,7 +77,8 @@ class AutoDiscoveryConfig:
     and those for cables on others."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
     probes: bool | None = None
-    """Measure the links in quiet moments; unless given, what ``POTLUCK_PROBES`` says, or yes."""
+    """Measure the links in quiet moments; unless given, what ``POTLUCK_PROBES`` says, or yes.
+    Collectives look at their links all the same: ``CollectiveConfig.measure_links``."""
     collectives: CollectiveConfig | None = None
     """How collectives shall run, for those who want a say in it."""
     schema: str = ""

@@ -247,7 +247,7 @@ def off_air(root: int, rates: Sequence[int], air: Sequence[int]) -> Sequence[int
 # The algorithms there are.  A new one is one file that declares it, and its name in this list.
 
 # Those that come first are preferred where they cost the same.
-ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, TREE, CENTRAL, LEVELS)}
+ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, LEVELS, TREE, CENTRAL)}
 
 
 def find(name: str) -> Algorithm:
@@ -267,7 +267,7 @@ def offering(collective: Collective) -> list[Algorithm]:
     """The algorithms that can do this.
 
     >>> [each.name for each in offering(Collective.BARRIER)]
-    ['doubling', 'tree', 'central', 'levels']
+    ['doubling', 'levels', 'tree', 'central']
     """
     return [each for each in ALGORITHMS.values() if collective in each.offers]
 
@@ -754,8 +754,9 @@ class CollectiveConfig:
     """Whether the planner may let machines add up first, and send one share each; False leaves
     plans that treat all ranks alike, though in an order that fits machines."""
     measure_links: bool = True
-    """Whether links are measured before the first large operation.  Without that, machines are
-    known only where ``num_nodes`` says them."""
+    """Whether ranks survey their links before the first large operation.  Without that all links
+    count as alike, and machines are known only where ``num_nodes`` says them.  (Probes in quiet
+    moments are another thing: ``AutoDiscoveryConfig.probes``.)"""
     timeout: float | None = None
     """Seconds until a collective gives up; unless given, the limit of the backend."""
 
@@ -819,8 +820,8 @@ class CollectiveConfig:
     def machines(self, world_size: int) -> tuple[int, ...]:
         """For each rank the lowest rank of its machine, as ``num_nodes`` and ``num_devices`` say.
 
-        Empty if they say nothing, or not of so many ranks: some of a group, or a cluster that has
-        lost a machine.
+        Empty if they say nothing, or describe a group of another size: this one may be a subgroup,
+        or a cluster that has lost a machine.
         """
         if (self.num_nodes or 1) * self.num_devices != world_size:
             return ()
@@ -829,7 +830,7 @@ class CollectiveConfig:
         return tuple(rank - rank % self.num_devices for rank in range(world_size))
 
     def check_world_size(self, world_size: int) -> None:
-        """Raise if the machines that are written down cannot be those of so many ranks."""
+        """Raise if ``num_nodes`` and ``num_devices`` do not make up a group of this size."""
         told = (self.num_nodes or 1) * self.num_devices
         if told > 1 and told != world_size:
             raise InvalidWorldSize(
