@@ -135,7 +135,7 @@ def wireless_among(names: Iterable[str], root: Path = Path("/")) -> list[str]:
 
 def access_point_of(name: str) -> bytes:
     """The hardware address of the access point of a radio; empty where the system does not tell."""
-    if not IS_LINUX:
+    if sys.platform != "linux":
         return b""
     import fcntl
 
