@@ -53,6 +53,7 @@ def wishes_of(options: argparse.Namespace, missing: dict[str, str]) -> Wishes:
         rounds=options.rounds,
         is_quick=options.quick,
         is_bare=options.executor,
+        megabits=options.megabits,
         strategies=tuple(options.strategies.split(",")) if options.strategies else (),
     )
 
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--executor", action="store_true", help="Potluck without its outer layer")
     made.add_argument("--peers", default="gloo,openmpi", help="with whom to compare")
     made.add_argument("--strategies", help="what to compare on machines: ring,direct/doubling,...")
+    made.add_argument("--megabits", type=int, help="of cables between machines; usually 1000")
     made.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     made.add_argument("--plot", nargs="?", const=PLOT, type=Path, help=f"draw into {PLOT.name}")
     return made

@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "potluck"
 # Module -> why it is longer than 800 lines.  1,300 is the most.
 LONG_FILES: dict[str, str] = {
     "potluck.cluster.connections": "control connections: which to dial, open, keep and close",
+    "potluck.cluster.topology": "one map: its writers, its file, and the machine it is on",
     "potluck.cluster.views": "a view as calls see it, from its building to its end",
     "potluck.collective.collectives": "one class: every collective of the public interface",
     "potluck.doctor.checks": "one table of checks, each a short function",

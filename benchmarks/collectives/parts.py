@@ -48,6 +48,8 @@ class Wishes:
     is_bare: bool = False
     strategies: tuple[str, ...] = ()
     """What is compared among machines; none means the usual flat ones."""
+    megabits: int | None = None
+    """Of cables between machines; slower ones are the limit on a busy computer too."""
 
     def sizes_or(self, usual: tuple[int, ...]) -> tuple[int, ...]:
         """The wanted sizes, or the usual ones; large ones take too long for a glance."""
@@ -125,8 +127,9 @@ def on_machines(run: Run) -> Tables:
     pinned = wishes.strategies or ("ring", "tree:1", "direct")
     names = (PLAIN, FLAT, *(f"{PINNED}{each}" for each in pinned))
     names += tuple(name for name in wishes.peers if name == GLOO)
-    for place, which in MACHINES.items():
-        title = f"All-reduce among {place}"
+    for place, usual in MACHINES.items():
+        which = replace(usual, megabits=wishes.megabits or usual.megabits)
+        title = f"All-reduce among {place}, {which.megabits} Mbit/s"
         cases = tuple(wishes.case(size, at_most=9) for size in wishes.sizes_or(MACHINE_SIZES))
         try:
             with machines(which) as (hosts, bound, source):

@@ -30,7 +30,7 @@ __all__ = [
 
 LOOPBACK = "loopback"
 EQUAL, UNEQUAL = "four hosts, 1 Gbit/s", "four hosts, 1, 1, 1, 0.2 Gbit/s"
-TWO, THREE = "two machines, 3 ranks each, 1 Gbit/s", "three machines, 4, 2, 1 ranks, 1 Gbit/s"
+TWO, THREE = "two machines, 3 ranks each", "three machines, 4, 2, 1 ranks"
 LIMIT = "limit"
 """The name under which the time that nobody can undercut stands beside the contenders."""
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import select
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 _Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -106,6 +108,45 @@ def windows_machine_id() -> str:
 
     with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key:
         return str(winreg.QueryValueEx(key, "MachineGuid")[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Radios.
+
+_WINDOWS_WIRELESS = re.compile(r"wi-?fi|wlan|wireless", re.IGNORECASE)
+
+_GET_ACCESS_POINT = 0x8B15  # SIOCGIWAP of Linux
+_NO_ACCESS_POINTS = {bytes(6), bytes([0xFF] * 6), bytes([0x44] * 6)}  # what drivers say without one
+
+
+def wireless_among(names: Iterable[str], root: Path = Path("/")) -> list[str]:
+    """The network interfaces that are radios, as far as the system says so."""
+    if IS_LINUX:
+        return [name for name in names if (root / "sys/class/net" / name / "wireless").exists()]
+    if IS_MACOS:
+        import subprocess
+
+        command = ["/usr/sbin/networksetup", "-listallhardwareports"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)  # noqa: S603
+        radios = re.findall(r"Hardware Port: (?:Wi-Fi|AirPort)\s+Device: (\S+)", told.stdout)
+        return [name for name in names if name in radios]
+    return [name for name in names if _WINDOWS_WIRELESS.search(name)]
+
+
+def access_point_of(name: str) -> bytes:
+    """The hardware address of the access point of a radio; empty where the system does not tell."""
+    if sys.platform != "linux":
+        return b""
+    import fcntl
+
+    request = struct.pack("16s16x", name.encode()[:15])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer: bytes = fcntl.ioctl(sock.fileno(), _GET_ACCESS_POINT, request)
+    except OSError:
+        return b""
+    address = answer[18:24]
+    return b"" if address in _NO_ACCESS_POINTS else address
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,9 +342,6 @@ HAS_EPOLL = hasattr(select, "epoll") and hasattr(os, "eventfd")
 
 REUSES_ADDRESSES = not IS_WINDOWS
 """Whether ``SO_REUSEADDR`` means that a port can be used again soon; on Windows it means theft."""
-
-TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if IS_LINUX else None
-"""What Linux tells about a connection; others have another layout."""
 
 PACING_RATE: int | None = 47 if IS_LINUX else None
 """``SO_MAX_PACING_RATE`` of Linux, which the socket module does not name."""

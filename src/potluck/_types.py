@@ -148,12 +148,20 @@ class LinkMatrix:
     """Nanoseconds that a short message takes from each rank (row) to each (column)."""
     machines: tuple[int, ...] = ()
     """For each rank the lowest rank of its machine; empty if that is not known."""
+    air: tuple[int, ...] = ()
+    """Which ranks share a radio: equal numbers from 1 on, 0 for a rank on a cable.
+
+    Empty if none is known to be on a radio.
+    """
 
     def __post_init__(self) -> None:
         """Refuse what is not a matrix of numbers of a bounded size."""
         size = len(self.up)
         if size == 0:
             raise InvalidWorldSize(0)
+        if len(self.air) not in {0, size} or min(self.air, default=0) < 0:
+            msg = f"{size} ranks need as many numbers of radios, none negative; got {self.air}"
+            raise ValueError(msg)
         if {len(self.down), len(self.latency), *map(len, self.latency)} != {size}:
             msg = f"{size} ranks need as many rates up and down and rows of latencies"
             raise ValueError(msg)
@@ -177,3 +185,28 @@ class LinkMatrix:
     def size(self) -> int:
         """How many ranks."""
         return len(self.up)
+
+
+def sharing_air(told: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Which ranks share a radio, from the cell and the network that each tells; see ``LinkMatrix``.
+
+    Zero means not known, two zeros mean a cable.  Equal cells share the air.  Who does not know its
+    cell shares the air of its network.
+
+    >>> sharing_air([(0, 0), (7, 1), (7, 1), (0, 1), (8, 2)])
+    (0, 1, 1, 1, 2)
+    >>> sharing_air([(0, 0), (0, 0)])
+    ()
+    """
+    groups = list(range(1, len(told) + 1))
+    for rank, (cell, network) in enumerate(told):
+        for other, (their_cell, their_network) in enumerate(told[:rank]):
+            by_cell = cell == their_cell if cell and their_cell else network == their_network != 0
+            if by_cell:
+                old, new = groups[rank], groups[other]
+                groups = [new if group == old else group for group in groups]
+    on_air = [group if any(facts) else 0 for group, facts in zip(groups, told, strict=True)]
+    if not any(on_air):
+        return ()
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(filter(None, on_air)), 1)}
+    return tuple(numbers.get(group, 0) for group in on_air)

@@ -14,6 +14,7 @@ from potluck.backend.base import PeerStream
 from potluck.cluster.bandwidth import (
     BLOCK,
     NEVER_MORE,
+    PINGS,
     Bandwidth,
     ProbeLimits,
     ProbeMessage,
@@ -40,6 +41,23 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield left, right
 
 
+def answer_pings(sock: socket.socket) -> int:
+    """Say of each ping that it came, as the other side of a probe; the latency that was found."""
+    while True:
+        word, value = HEAD.unpack(sock.recv(HEAD.size, socket.MSG_WAITALL))
+        if word == ProbeMessage.LATENCY:
+            return int(value)
+        sock.sendall(HEAD.pack(ProbeMessage.PING, value))
+
+
+def ping(sock: socket.socket) -> None:
+    """Time the link, as the first side of a probe."""
+    for number in range(PINGS):
+        sock.sendall(HEAD.pack(ProbeMessage.PING, number))
+        assert HEAD.unpack(sock.recv(HEAD.size, socket.MSG_WAITALL)) == (ProbeMessage.PING, number)
+    sock.sendall(HEAD.pack(ProbeMessage.LATENCY, 1000))
+
+
 def measure(opened: PeerStream, *, first: bool, limits: ProbeLimits = SHORT) -> Bandwidth:
     """One side of a probe."""
     poller = make_poller()
@@ -62,7 +80,8 @@ def test_both_sides_find_the_same(sealed: bool) -> None:
         here, there = together(
             lambda: measure(opened[0], first=True), lambda: measure(opened[1], first=False)
         )
-    assert (here.up, here.down) == (there.down, there.up)
+    assert (here.up, here.down, here.latency) == (there.down, there.up, there.latency)
+    assert 0 < here.latency < 1_000_000_000
     assert min(here.up, here.down) > 1_000_000
 
 
@@ -109,7 +128,7 @@ def test_a_probe_ends_when_the_link_is_needed(busy: int) -> None:
             lambda: probe_link(backends[0], 1, limits=limits, is_idle=lambda: busy != 0),
             lambda: probe_link(backends[1], 0, limits=limits, is_idle=lambda: busy != 1),
         )
-        assert found == [Bandwidth(0, 0)] * 2
+        assert {(each.up, each.down) for each in found} == {(0, 0)}
         assert time.monotonic() - begin < 10
     finally:
         for backend in backends:
@@ -120,25 +139,27 @@ def test_bytes_are_bounded() -> None:
     """A fast link is not filled for longer than the bytes last."""
     with sockets() as (left, right):
         other = Background(lambda: measure(PeerStream(TcpStream(left)), first=True))
+        latency = answer_pings(right)
         received = bytearray()
         while HEAD.pack(ProbeMessage.END, 1) not in received[-64:]:
             received += right.recv(1 << 20)
             right.sendall(HEAD.pack(ProbeMessage.ARRIVED, len(received)))
         assert len(received) <= SHORT.max_bytes + SHORT.max_bytes // BLOCK * 64
         right.sendall(HEAD.pack(ProbeMessage.RATE, 77) + HEAD.pack(ProbeMessage.END, 1))
-        assert other.result() == Bandwidth(77, 0)
+        assert other.result() == Bandwidth(77, 0, latency)
 
 
 def test_no_more_is_on_its_way_than_is_answered() -> None:
     """Without an answer two blocks are sent, so a slow link has no long queue."""
     with sockets() as (left, right):
         other = Background(lambda: measure(PeerStream(TcpStream(left)), first=True))
+        latency = answer_pings(right)
         received = bytearray()
         while HEAD.pack(ProbeMessage.END, 1) not in received[-64:]:
             received += right.recv(1 << 20)
         assert len(received) == 2 * (BLOCK + HEAD.size) + HEAD.size
         right.sendall(HEAD.pack(ProbeMessage.RATE, 1) + HEAD.pack(ProbeMessage.END, 0))
-        assert other.result() == Bandwidth(1, 0)
+        assert other.result() == Bandwidth(1, 0, latency)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +170,10 @@ def test_no_more_is_on_its_way_than_is_answered() -> None:
         HEAD.pack(ProbeMessage.RATE, 1 << 63),
         HEAD.pack(ProbeMessage.STOP, 0) * 5000,
         b"GET / HTTP/1.1\r\n\r\n",
+        HEAD.pack(ProbeMessage.BLOCK, 1) + b"x",
+        HEAD.pack(ProbeMessage.LATENCY, 1),
     ],
-    ids=["word", "block", "number", "flood", "stranger"],
+    ids=["word", "block", "number", "flood", "stranger", "early-block", "early-latency"],
 )
 def test_nonsense_is_refused(said: bytes) -> None:
     """Words that do not exist, numbers out of bounds, a flood of words."""
@@ -164,9 +187,11 @@ def test_a_peer_that_sends_without_end_is_refused(monkeypatch: pytest.MonkeyPatc
     """Whatever limits it believes in."""
     monkeypatch.setattr("potluck.cluster.bandwidth.NEVER_MORE", 4 * BLOCK)
     with sockets() as (left, right):
+        other = Background(lambda: measure(PeerStream(TcpStream(left)), first=False))
+        ping(right)
         right.sendall((HEAD.pack(ProbeMessage.BLOCK, BLOCK) + bytes(BLOCK)) * 5)
         with pytest.raises(MalformedFrame, match="more than 262144 bytes"):
-            measure(PeerStream(TcpStream(left)), first=False)
+            other.result()
 
 
 def test_a_peer_that_takes_no_part_is_given_up() -> None:

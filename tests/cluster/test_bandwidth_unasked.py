@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from potluck import SimulatedBackend
 from potluck._types import ProcessId, View
 from potluck.cluster import bandwidth
-from potluck.cluster.bandwidth import TRIES, Bandwidth, ProbeLimits, Prober
+from potluck.cluster.bandwidth import Bandwidth, ProbeBudget, ProbeLimits, Prober
 from potluck.cluster.views import ViewSession
-from potluck.membership.topology import RateSource
+from potluck.membership.topology import LinkSource
 from support.clusters import clusters
 from support.health import process
 from support.threads import Background, eventually
@@ -51,6 +52,7 @@ class Counting(ViewSession):
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "QUIET", 0.0)
     monkeypatch.setattr(bandwidth, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(bandwidth, "AGAIN", 0.01)
     limits = ProbeLimits(seconds=0.02, max_bytes=1 << 20, patience=0.2)
     monkeypatch.setattr(bandwidth, "LIMITS", limits)
 
@@ -76,11 +78,14 @@ def test_both_ends_of_a_link_learn_its_rate(sessions: list[Counting]) -> None:
         Prober(session, book.is_rated, book.rate)
         for session, book in zip(sessions, books, strict=True)
     ]
-    for running in [Background(prober.run) for prober in probers]:
-        running.result()
+    running = [Background(prober.run) for prober in probers]
+    eventually(lambda: MEMBERS[1] in books[0].known and MEMBERS[0] in books[1].known)
     there, here = books[0].known[MEMBERS[1]], books[1].known[MEMBERS[0]]
-    assert (there.up, there.down) == (here.down, here.up)
-    assert min(there.up, there.down) > 0
+    assert (there.up, there.down, there.latency) == (here.down, here.up, here.latency)
+    assert min(there.up, there.down, there.latency) > 0
+    for session, thread in zip(sessions, running, strict=True):
+        session.stopped.set()
+        thread.result()
 
 
 def test_a_busy_view_is_left_alone(sessions: list[Counting]) -> None:
@@ -92,7 +97,7 @@ def test_a_busy_view_is_left_alone(sessions: list[Counting]) -> None:
     assert book.asked == 0
     session.end_use()
     eventually(lambda: book.asked > 0)
-    session.over.set()
+    session.stopped.set()
     running.result()
 
 
@@ -100,16 +105,41 @@ def test_a_known_link_is_not_measured_again(sessions: list[Counting]) -> None:
     """Views follow each other quickly at times."""
     book = Notebook()
     book.known[MEMBERS[0]] = Bandwidth(1, 1)
-    Background(Prober(sessions[1], book.is_rated, book.rate).run).result()
+    running = Background(Prober(sessions[1], book.is_rated, book.rate).run)
+    eventually(lambda: book.asked > 3)
+    sessions[1].stopped.set()
+    running.result()
     assert book.known[MEMBERS[0]] == Bandwidth(1, 1)
 
 
-def test_whoever_takes_no_part_is_given_up(sessions: list[Counting]) -> None:
-    """After a few tries, each of which has an end."""
-    book = Notebook()
-    Background(Prober(sessions[1], book.is_rated, book.rate).run).result()
-    assert book.asked == TRIES
+def test_whoever_takes_no_part_is_asked_less_and_less_often(sessions: list[Counting]) -> None:
+    """Each try has an end, and each pause is twice as long as the one before."""
+    book, began = Notebook(), time.monotonic()
+    running = Background(Prober(sessions[1], book.is_rated, book.rate).run)
+    eventually(lambda: book.asked >= 4)
+    assert time.monotonic() - began > 3 * bandwidth.LIMITS.patience + 0.01 + 0.02 + 0.04
     assert book.known == {}
+    sessions[1].stopped.set()
+    running.result()
+
+
+def test_probing_takes_a_hundredth_of_the_time(sessions: list[Counting]) -> None:
+    """After a probe this process begins none, and takes part in none, until 99 times its length."""
+    budget, books = ProbeBudget(), [Notebook(), Notebook()]
+    probers = [
+        Prober(session, lambda _: False, book.rate, own)
+        for session, book, own in zip(sessions, books, (ProbeBudget(), budget), strict=True)
+    ]
+    running = [Background(prober.run) for prober in probers]
+    eventually(lambda: bool(books[1].known))
+    now, looks = time.monotonic(), sessions[1].looks
+    assert not budget.allows(now + 99 * 2 * 0.02 * 0.9)  # it sends and receives for 0.02 s each
+    books[1].known.clear()
+    eventually(lambda: sessions[1].looks > looks + 20)
+    assert books[1].known == {}
+    for session, thread in zip(sessions, running, strict=True):
+        session.stopped.set()
+        thread.result()
 
 
 def test_a_cluster_measures_its_links_by_itself() -> None:
@@ -119,6 +149,6 @@ def test_a_cluster_measures_its_links_by_itself() -> None:
 
             def is_rated(one: ProcessId = here.process, other: ProcessId = there.process) -> bool:
                 found = here.topology.snapshot().connection(one, other)  # noqa: B023
-                return found is not None and found.rated_by is RateSource.PROBE
+                return found is not None and found.rated_by is LinkSource.PROBE
 
             eventually(is_rated)

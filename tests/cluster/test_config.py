@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from potluck import AutoDiscoveryConfig
+from potluck import AutoDiscoveryConfig, HealthConfig, NodeProfile
+from potluck.membership.topology import Medium
 
 
 def test_a_node_is_called_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +59,31 @@ def test_machines_that_begin_together_wait_for_each_other(monkeypatch: pytest.Mo
     assert AutoDiscoveryConfig(min_nodes=2).wanted_nodes == 3
     assert AutoDiscoveryConfig(min_nodes=4).wanted_nodes == 4
     assert AutoDiscoveryConfig().wanted_nodes == 3
+
+
+def test_deadlines_follow_the_medium_unless_given() -> None:
+    """On Wi-Fi a healthy laptop is silent for a second or two."""
+    wireless, wired = (NodeProfile(medium=Medium(kind)) for kind in ("wireless", "wired"))
+    config = AutoDiscoveryConfig()
+    assert config.cluster(wireless).health == HealthConfig.wifi()
+    assert config.cluster(wired).health == config.cluster().health == HealthConfig.wired()
+    given = AutoDiscoveryConfig(health=HealthConfig.loopback())
+    assert given.cluster(wireless).health == HealthConfig.loopback()
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "probes"),
+    [
+        (None, "", True),
+        (None, "0", False),
+        (None, "Off", False),
+        (True, "0", True),
+        (False, "1", False),
+    ],
+)
+def test_one_setting_switches_probes_off(
+    monkeypatch: pytest.MonkeyPatch, given: bool | None, variable: str, probes: bool
+) -> None:
+    """What the program says goes before the environment."""
+    monkeypatch.setenv("POTLUCK_PROBES", variable)
+    assert AutoDiscoveryConfig(probes=given).probes_links is probes

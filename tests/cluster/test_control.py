@@ -81,7 +81,7 @@ def test_a_system_without_such_a_clock_gets_the_usual_one(monkeypatch: pytest.Mo
         telemetry.Reporter,
         topology.ConnectedPeer,
         topology.TopologyFacts,
-        topology.facts_of,
+        topology.collect_facts,
         topology.TopologyTracker,
         topology.measure_links,
         topology.SharedTopology,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import socket
@@ -26,19 +25,22 @@ from potluck import (
     SharedTopology,
     _platform,
 )
+from potluck import _time as node_clock
 from potluck._types import LinkMatrix, NodeId, ProcessId, View
 from potluck.cluster.bandwidth import Bandwidth
 from potluck.cluster.topology import (
     AddressRanking,
     ConnectedPeer,
+    LinkStore,
     TopologyFacts,
     TopologyTracker,
+    ViewLinks,
     knock,
     local_profile,
 )
-from potluck.cluster.views import ViewSession
+from potluck.collective.executor import UNMEASURED
 from potluck.membership.health import PeerHealth
-from potluck.membership.topology import Accelerator, Battery, Endpoint, RateSource
+from potluck.membership.topology import Accelerator, Battery, Endpoint, LinkSource, Medium
 from potluck.wire_messages import RankEndpoint
 from support.clusters import clusters, everywhere
 from support.health import process
@@ -63,21 +65,16 @@ def test_facts_become_a_topology() -> None:
     met = ConnectedPeer(TOPOLOGY_B, NodeProfile(host="attic"), HALL, [TOPOLOGY_ROOM, HALL])
     facts = [TopologyFacts([met], health(HealthStatus.HEALTHY, None))]
     topology_tracker = TopologyTracker(TOPOLOGY_A, lambda: facts[0])
-    topology = topology_tracker.draw(None)
+    topology = topology_tracker.draw()
     assert list(topology) == [TOPOLOGY_A, TOPOLOGY_B]
     assert topology.snapshot().node(TOPOLOGY_A).profile is not None
     assert topology.snapshot().node(TOPOLOGY_B).profile == NodeProfile(host="attic")
     assert topology.addresses(TOPOLOGY_B) == (HALL, TOPOLOGY_ROOM)
     assert topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B) is None
     facts[0] = TopologyFacts([met], health(HealthStatus.SUSPECT, 0.002))
-    assert (
-        topology_tracker.draw(ViewSession(View("f" * 32, 1, (TOPOLOGY_A,)), 0))
-        .snapshot()
-        .connection(TOPOLOGY_A, TOPOLOGY_B)
-        is None
-    )
+    assert topology_tracker.draw().snapshot().connection(TOPOLOGY_A, TOPOLOGY_B) is None
     facts[0] = TopologyFacts([met], health(HealthStatus.DEGRADED, 0.002))
-    assert topology_tracker.draw(None) is topology
+    assert topology_tracker.draw() is topology
     found = topology.snapshot().connection(TOPOLOGY_A, TOPOLOGY_B)
     assert found is not None
     assert (found.latency, found.jitter, found.address) == (1_000_000, 100_000, HALL)
@@ -101,7 +98,6 @@ def test_a_cluster_knows_its_machines_and_links() -> None:
         assert min(first.up) > 0
         assert here.topology is before
         assert here.topology.link_matrix(_view(here)) == first
-        assert sorted(here.topology.ring_order(_view(here))) == sorted(_view(here).members)
 
 
 def test_the_links_of_a_cluster_can_be_measured_at_will() -> None:
@@ -113,7 +109,7 @@ def test_the_links_of_a_cluster_can_be_measured_at_will() -> None:
         assert min(first.up + first.down) > 0
         best = found[0].snapshot().connection(nodes[0].process, nodes[1].process)
         assert best is not None
-        assert best.rated_by is RateSource.PROBE
+        assert best.rated_by is LinkSource.PROBE
 
 
 def _view(node: Cluster) -> View:
@@ -269,6 +265,7 @@ def test_a_machine_that_tells_nothing_has_a_profile(
         (psutil, "cpu_count"),
         (psutil, "virtual_memory"),
         (psutil, "sensors_battery"),
+        (psutil, "net_if_addrs"),
         (os, "sched_getaffinity"),
     ]:
         monkeypatch.setattr(module, name, fail, raising=False)
@@ -407,7 +404,11 @@ def test_heartbeats_leave_a_sign_of_life_and_a_latency() -> None:
     assert topology.snapshot().node(B).last_seen == 20.0
     topology.heard(B, round_trip=0.002, jitter=0.001, address=ROOM)
     assert topology.snapshot().connection(A, B) == ConnectionProfile(
-        latency=1_000_000, jitter=500_000, measured_at=20.0, address=ROOM
+        latency=1_000_000,
+        jitter=500_000,
+        measured_at=20.0,
+        measured_by=LinkSource.HEARTBEAT,
+        address=ROOM,
     )
     topology.heard(C, round_trip=0.1)
     assert C not in topology.snapshot()
@@ -423,7 +424,7 @@ def test_probes_and_collectives_fill_the_matrix() -> None:
     assert topology.link_matrix(view) == LinkMatrix((50, 100), (100, 50), ((0, 0), (0, 0)))
     best = topology.snapshot().connection(A, B)
     assert best is not None
-    assert (best.rated_by, best.rated_at) == (RateSource.PROBE, 10.0)
+    assert (best.rated_by, best.rated_at) == (LinkSource.PROBE, 10.0)
     clock.now = 20.0
     links = LinkMatrix((70, 80), (90, 60), ((0, 5), (6, 0)))
     topology.learn(links, view)
@@ -438,29 +439,6 @@ def test_the_stale_are_pruned() -> None:
     assert topology.prune() == ()
     clock.now = 131.0
     assert topology.prune() == (B,)
-
-
-@pytest.mark.parametrize("size", [2, 12])
-def test_the_ring_goes_the_shortest_way_round(size: int) -> None:
-    """Members on a circle that joined in any order stand as they do on the circle."""
-    members = tuple(ProcessId(NodeId(chr(ord("a") + n) * 32), 1) for n in range(size))
-    place = {member: 5 * n % size if size > 2 else n for n, member in enumerate(members)}
-    apart = [
-        [min((place[a] - place[b]) % size, (place[b] - place[a]) % size) for b in members]
-        for a in members
-    ]
-    links = LinkMatrix(
-        (10**8,) * size,
-        (10**8,) * size,
-        tuple(tuple(hops * 10**6 for hops in row) for row in apart),
-    )
-    topology = SharedTopology(members[0])
-    view = View("f" * 32, 1, members)
-    topology.learn(links, view)
-    ring = topology.ring_order(view)
-    steps = [(place[b] - place[a]) % size for a, b in itertools.pairwise(ring)]
-    assert sorted(ring) == sorted(members)
-    assert set(steps) in ({1}, {size - 1})
 
 
 def test_threads_do_not_step_on_each_other() -> None:
@@ -482,3 +460,148 @@ def test_threads_do_not_step_on_each_other() -> None:
 
     together(*(lambda letter=letter: write(letter) for letter in "xyz"), read)
     assert all(topology.snapshot().connection(A, node) for node in topology if node != A)
+
+
+# --------------------------------------------------------------------------------------------------
+# What collectives, probes and earlier runs know is in one map, with its age and its source.
+
+
+def test_after_a_job_the_map_says_how_fast_each_link_is() -> None:
+    """Which figures, from when, and by what; also after the node has left."""
+    with clusters(2, probes=False) as nodes:
+        before = node_clock.now()
+        everywhere(nodes, lambda node: node.all_reduce(np.ones(1 << 16, "f4")))
+        maps = [(node.process, node.topology) for node in nodes]
+    (here, mine), (there, theirs) = maps
+    for known, one, other in ((mine, here, there), (theirs, there, here)):
+        link = known.snapshot().connection(one, other)
+        assert link is not None
+        assert link.latency > 0
+        assert link.measured_by is LinkSource.COLLECTIVES
+        assert before <= link.measured_at <= node_clock.now()
+        assert link.is_local
+        assert known.snapshot().node(other).rated_at >= before  # as the ranks agreed
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of day of a node."""
+    clock = Clock()
+    monkeypatch.setattr(node_clock, "now", clock)
+    return clock
+
+
+def test_a_stale_rate_is_replaced_by_a_fresh_one(at: Clock) -> None:
+    """Traffic that was slower within a minute may have been limited by something else."""
+    topology = shared(at)
+    topology.rated(B, Bandwidth(up=100, down=90, latency=5000), source=LinkSource.BENCH)
+    links = ViewLinks(topology, View("f" * 32, 1, (A, B)))
+    found = np.array([[0, 40], [0, 7000], [0, 0]], np.int64)
+    at.now += 30.0
+    links.measured(found)
+    link = topology.connection(B)
+    assert link is not None
+    assert (link.down, link.rated_by, link.latency) == (90, LinkSource.BENCH, 7000)
+    at.now += 60.0
+    links.measured(found)
+    link = topology.connection(B)
+    assert link is not None
+    assert (link.down, link.rated_by, link.rated_at) == (40, LinkSource.COLLECTIVES, at.now)
+    assert link.up == 100  # nobody has measured that direction since
+
+
+def test_a_survey_is_spared_what_is_known_and_fresh(at: Clock) -> None:
+    """From a probe or from collectives, not from heartbeats; for ten minutes."""
+    topology = shared(at)
+    links = ViewLinks(topology, View("f" * 32, 1, (B, A)))
+    assert links.known() is None
+    topology.heard(B, round_trip=0.001, address=ROOM)
+    assert links.known() is None
+    topology.rated(B, Bandwidth(up=100, down=90, latency=5000))
+    known = links.known()
+    assert known is not None
+    assert known.tolist() == [[90, 0], [5000, 0], [0, 0]]
+    topology.heard(B, round_trip=0.001, address=ROOM)
+    assert links.known() is not None
+    at.now += 599.0
+    assert links.known() is not None
+    at.now += 2.0
+    assert links.known() is None
+
+
+def test_of_those_on_a_radio_one_rate_is_enough(at: Clock) -> None:
+    """As in a survey: that of the link to one on a cable; short messages are timed by all."""
+    wireless = NodeProfile(medium=Medium("wireless", 1, 2))
+    topology = SharedTopology(A, wireless, clock=at)
+    for peer, profile in ((B, NodeProfile(medium=Medium())), (C, wireless)):
+        topology.introduce(peer, profile=profile)
+        topology.rated(peer, Bandwidth(up=0, down=0, latency=5000))
+    links = ViewLinks(topology, View("f" * 32, 1, (A, B, C)))
+    assert links.air() == (1, 2)
+    assert links.known() is None
+    topology.rated(B, Bandwidth(up=70, down=60, latency=5000))
+    known = links.known()
+    assert known is not None
+    assert known.tolist() == [[0, 60, UNMEASURED], [0, 5000, 5000], [0, 0, 0]]
+
+
+def test_on_another_way_a_link_is_measured_anew(at: Clock) -> None:
+    """As when a laptop is unplugged and comes back by Wi-Fi; not when nothing has changed."""
+    facts = [
+        TopologyFacts([ConnectedPeer(B, None, ROOM, [ROOM], here)], HealthSummary((), 0.0))
+        for here in ("10.0.0.1", "10.0.0.1", "10.0.1.1")
+    ]
+    left = iter(facts)
+    tracker = TopologyTracker(A, lambda: next(left), NodeProfile())
+    tracker.shared = SharedTopology(A, clock=at)
+    links = ViewLinks(tracker.draw(), View("f" * 32, 1, (A, B)))
+    tracker.shared.rated(B, Bandwidth(up=100, down=90, latency=5000))
+    at.now += 1.0
+    tracker.draw()
+    assert links.known() is not None
+    tracker.draw()
+    assert links.known() is None
+
+
+def no_facts() -> TopologyFacts:
+    """Of a node without connections."""
+    return TopologyFacts([], HealthSummary((), 0.0))
+
+
+def test_links_are_remembered_by_the_next_run(tmp_path: Path, at: Clock) -> None:
+    """By machine, with the age they have by then; the newer figure of two runs stays."""
+    today = Clock()
+    today.now = 1e9
+    store = LinkStore("tag", tmp_path, clock=today)
+    topology = SharedTopology(A, clock=at)
+    topology.introduce(B, in_use=ROOM)
+    topology.rated(B, Bandwidth(up=100, down=90, latency=5000), source=LinkSource.DOCTOR)
+    topology.heard(B, round_trip=1.0)
+    tracker = TopologyTracker(A, no_facts, NodeProfile(), store)
+    tracker.shared = topology
+    tracker.close()
+    at.now, today.now = 5.0, 1e9 + 60  # a restart, a minute later
+    again = TopologyTracker(A, no_facts, NodeProfile(), LinkStore("tag", tmp_path, clock=today))
+    reborn = ProcessId(B.node, B.incarnation + 1)
+    again.shared.introduce(reborn, in_use=ROOM)
+    link = again.shared.connection(reborn)
+    assert link is not None
+    assert (link.up, link.down, link.latency) == (100, 90, 5000)
+    assert (link.rated_by, link.measured_by) == (LinkSource.DOCTOR, LinkSource.DOCTOR)
+    assert (link.rated_at, link.measured_at) == (5.0 - 60, 5.0 - 60)
+    assert again.is_rated(reborn)
+    assert ViewLinks(again.shared, View("f" * 32, 1, (A, reborn))).known() is None  # of today
+    store.save(SharedTopology(A, clock=at).snapshot(), at.now)
+    assert list(store.load(at.now)) == [B.node]
+    today.now += 31 * 86400
+    assert store.load(at.now) == {}
+
+
+def test_a_damaged_memory_is_as_good_as_none(tmp_path: Path) -> None:
+    """Nothing in it is believed."""
+    store = LinkStore("tag", tmp_path)
+    (tmp_path / "links").mkdir(mode=0o700)
+    for text in (b"{", b"[1]", b"[" + b" " * (1 << 17) + b"]", b'[{"node": "x", "up": -1}]'):
+        (tmp_path / "links" / "tag").write_bytes(text)
+        (tmp_path / "links" / "tag").chmod(0o600)
+        assert store.load(0.0) == {}

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from potluck._types import LinkMatrix
 from potluck.collective import executor
 from potluck.collective.executor import (
     EVERY,
     LARGE,
     SEEN,
+    LinkMemory,
     OperationTimes,
     agree,
     have_changed,
@@ -181,3 +183,98 @@ def test_operations_that_become_slow_lead_to_another_survey(
 
     assert in_world(2, action) == [None, None]
     assert sorted(surveys) == [0, 0, 0, 1, 1, 1]
+
+
+# --------------------------------------------------------------------------------------------------
+# What ranks know already, and radios that some of them share.
+
+
+def row(rank: int, size: int, rate: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """What a rank knows: the same of all others."""
+    found = np.array([[rate] * size, [100_000] * size, [0] * size], np.int64)
+    found[:, rank] = 0
+    return found
+
+
+@pytest.mark.parametrize("forgetful", [None, 1])
+def test_links_are_measured_unless_all_ranks_know_theirs(
+    monkeypatch: pytest.MonkeyPatch, forgetful: int | None
+) -> None:
+    """What is known goes into the survey; what was measured and agreed on is told to each rank."""
+    measured: list[int] = []
+    agreed: list[LinkMatrix] = []
+
+    def find(messenger: object, rank: int, size: int, air: object) -> object:
+        del messenger, air
+        return row(rank, size, GIGABIT // 2)
+
+    monkeypatch.setattr(executor, "measure", find)
+
+    def action(group: Group) -> LinkMatrix:
+        known = None if group.rank == forgetful else row(group.rank, 3, GIGABIT)
+        memory = LinkMemory(
+            known=lambda: known,
+            measured=lambda found: measured.append(int(found.max())),
+            agreed=agreed.append,
+        )
+        group._executor._surveyor._memory = memory
+        group.run(sum_call(np.ones(LARGE, "f4"), 3), LIMIT)
+        return group.links
+
+    first, *others = in_world(3, action)
+    assert isinstance(first, LinkMatrix)
+    assert others == [first, first]
+    assert agreed == [first] * 3
+    rate = GIGABIT if forgetful is None else GIGABIT // 2
+    assert set(first.up) == set(first.down) == {rate}
+    assert measured == ([] if forgetful is None else [rate] * 3)
+
+
+def test_ranks_tell_each_other_which_radio_they_are_on() -> None:
+    """Then all know who shares the air; each on it is measured with one on a cable."""
+
+    def action(group: Group) -> tuple[LinkMatrix, list[int]]:
+        rates: list[int] = []
+        cell = (0, 0) if group.rank == 1 else (7, 9)
+        group._executor._surveyor._memory = LinkMemory(
+            air=lambda: cell, measured=lambda found: rates.extend(found[0].tolist())
+        )
+        group.run(sum_call(np.ones(LARGE, "f4"), 3), LIMIT)
+        return group.links, rates
+
+    found = in_world(3, action)
+    links = [each[0] for each in found if isinstance(each, tuple)]
+    assert [each.air for each in links] == [(1, 0, 1)] * 3
+    assert links[0] == links[1] == links[2]
+    rates = [each[1] for each in found if isinstance(each, tuple)]
+    assert [[rate > 0 for rate in each] for each in rates] == [
+        [False, True, False],
+        [True, False, True],
+        [False, True, False],
+    ]
+    assert rates[0][2] == rates[2][0] == executor.UNMEASURED
+
+
+def test_what_passes_between_two_on_one_radio_shows_half_of_it() -> None:
+    """It crosses the air twice; what was not measured counts for nothing."""
+    rates = [[0, 50, executor.UNMEASURED], [50, 0, 80], [executor.UNMEASURED, 90, 0]]
+    million = [[rate * 1_000_000 if rate > 0 else rate for rate in line] for line in rates]
+    links = agree(seen(million), (1, 1, 0))
+    assert links.air == (1, 1, 0)
+    assert set(links.up) == set(links.down) == {100_000_000}
+    assert agree(seen(million), (1, 2, 0)).up == (50_000_000, 90_000_000, 90_000_000)
+
+
+def test_ranks_of_a_machine_share_its_radio() -> None:
+    """Its rate is what any of them saw, doubled where the other end was on the same air."""
+    rate = 50_000_000
+    left_out = executor.UNMEASURED
+    rates = [
+        [0, 0, rate, left_out],
+        [0, 0, rate, left_out],
+        [rate, rate, 0, 0],
+        [left_out] * 2 + [0, 0],
+    ]
+    links = agree(seen(rates), (1, 1, 1, 1))
+    assert (links.machines, links.air) == ((0, 0, 2, 2), (1, 1, 1, 1))
+    assert set(links.up) == set(links.down) == {2 * rate}

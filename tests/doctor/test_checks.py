@@ -422,6 +422,10 @@ def test_a_link_slower_than_its_interface_says() -> None:
     finding = only(seen(MET, rate=slow))
     assert (finding.check, finding.severity) == ("speed", Severity.NOTE)
     assert finding.evidence == ("88 Mbit/s went through; eth0 says it carries 1000 Mbit/s.",)
+    remembered = Rate(11_000_000, "10.0.0.1", age=90.0, source="bench")
+    assert only(seen(MET, rate=remembered)).evidence == (
+        "88 Mbit/s went through 90 s ago (bench); eth0 says it carries 1000 Mbit/s.",
+    )
     silent = replace(OF_THE_WAY_HEALTHY.machine, speeds=())
     assert diagnose(replace(seen(MET, rate=slow), machine=silent)) == []
     hundred = replace(OF_THE_WAY_HEALTHY.machine, speeds=(("eth0", 100),))

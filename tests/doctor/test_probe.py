@@ -12,6 +12,7 @@ import pytest
 
 from potluck._version import Build
 from potluck.backend.port import NodePort
+from potluck.cluster.bandwidth import Bandwidth, ProbeLimits
 from potluck.doctor import probe
 from potluck.doctor.facts import ProbeOutcome
 from potluck.doctor.probe import PeerThroughput
@@ -21,7 +22,7 @@ from potluck.identity.node import NodeIdentity
 from potluck.membership.topology import Battery, NodeProfile
 from potluck.net.addresses import Address
 from potluck.net.frames import encode_opening
-from potluck.net.secure_socket import Security
+from potluck.net.secure_socket import OpeningSocket, Security
 from potluck.trust.membership_store import TrustStore
 from support.threads import PATIENCE
 
@@ -46,11 +47,13 @@ def where(one: PeerThroughput) -> list[Address]:
 
 def test_a_rate_is_measured_and_the_battery_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a moment; on loopback it is more than any cable at home carries."""
-    monkeypatch.setattr(probe, "SENDING", 0.05)
+    monkeypatch.setattr(probe, "LIMITS", ProbeLimits(seconds=0.05, patience=PATIENCE))
     with doctor("a") as one, doctor("b", plugged=False) as other:
         rate = one.ask(where(other))
         assert rate is not None
         assert rate.bytes_per_second > 1_000_000
+        assert rate.down > 1_000_000
+        assert 0 < rate.latency < 1_000_000_000
         assert rate.host == "127.0.0.1"
         assert rate.is_on_battery
 
@@ -66,13 +69,22 @@ def test_those_who_do_something_else_are_not_measured(monkeypatch: pytest.Monkey
 
 
 def test_one_who_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides have a deadline; what got away until then is the rate."""
-    monkeypatch.setattr(probe, "PATIENCE", 0.3)
-    monkeypatch.setattr(probe, "_count", lambda sock, _deadline: sock.recv(1) and [])
-    monkeypatch.setattr(probe, "SENDING", 0.1)
+    """Both sides have a deadline."""
+    monkeypatch.setattr(probe, "LIMITS", ProbeLimits(seconds=0.1, patience=1.0))
+    measure = probe._measure
+
+    def stop(sock: OpeningSocket, *, first: bool) -> Bandwidth:
+        if first:
+            return measure(sock, first=True)
+        assert sock.recv(1)
+        asked.wait(PATIENCE)
+        return Bandwidth(0, 0)
+
+    asked = threading.Event()
+    monkeypatch.setattr(probe, "_measure", stop)
     with doctor("a") as one, doctor("b") as other:
-        rate = one.ask(where(other))
-        assert rate is None or rate.bytes_per_second > 0
+        assert one.ask(where(other)) is None
+        asked.set()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from potluck.membership.topology import (
     Accelerator,
     Battery,
     Endpoint,
+    LinkSource,
     Paths,
-    RateSource,
 )
 from support.health import process
 
@@ -155,13 +155,27 @@ def test_a_newer_probe_goes_before_what_was_agreed_earlier() -> None:
     topology = three()
     links = LinkMatrix((100, 100), (100, 100), ((0, 5), (5, 0)))
     topology.learn(links, view(A, B), now=10.0)
-    old = ConnectionProfile(up=70, rated_at=9.0, rated_by=RateSource.PROBE, address=ROOM)
+    old = ConnectionProfile(up=70, rated_at=9.0, rated_by=LinkSource.PROBE, address=ROOM)
     topology.add_connection(A, B, old)
     assert topology.link_matrix(view(A, B)).up[0] == 100
-    new = ConnectionProfile(up=80, rated_at=11.0, rated_by=RateSource.PROBE, address=ROOM)
+    new = ConnectionProfile(up=80, rated_at=11.0, rated_by=LinkSource.PROBE, address=ROOM)
     topology.add_connection(A, B, new)
     assert topology.link_matrix(view(A, B)).up == (80, 100)
     assert topology.link_matrix(view(A, B)).down == (100, 80)
+
+
+def test_the_matrix_says_who_shares_a_machine() -> None:
+    """As agreed, in the order of any view; rates within a machine say nothing of its cable."""
+    topology = three()
+    times = ((0, 5, 9), (5, 0, 9), (9, 9, 0))
+    links = LinkMatrix((100,) * 3, (100,) * 3, times, machines=(0, 0, 2))
+    topology.learn(links, view(A, B, C), now=10.0)
+    near = ConnectionProfile(up=10**10, down=10**10, rated_at=11.0, rated_by=LinkSource.BENCH)
+    topology.add_connection(A, B, near)
+    assert topology.link_matrix(view(A, B, C)) == links
+    assert topology.link_matrix(view(B, C, A)).machines == (0, 1, 0)
+    assert topology.link_matrix(view(A, C)).machines == ()
+    assert topology.link_matrix(view(A, B)).up == (10**10, 10**10)
 
 
 def test_only_what_was_measured_is_learned() -> None:
@@ -195,29 +209,6 @@ def test_what_was_learned_is_given_back_for_any_part(data: st.DataObject, size: 
     assert found.latency == tuple(tuple(links.latency[a][b] for b in part) for a in part)
 
 
-# --- as a graph ---
-
-
-def test_the_graph_is_a_copy_to_compute_with() -> None:
-    """It knows profiles and connections, and may be changed without harm."""
-    topology = three()
-    topology.add_connection(A, B, ConnectionProfile(latency=100))
-    graph = topology.graph
-    assert sorted(graph.nodes) == [A, B, C]
-    assert graph.nodes[B]["info"] == topology.node(B)
-    assert graph.edges[A, B] == {"connection": ConnectionProfile(latency=100)}
-    graph.remove_node(B)
-    assert topology.connection(A, B) == ConnectionProfile(latency=100)
-
-
-def test_islands_are_those_between_whom_nothing_is_known() -> None:
-    """The largest first."""
-    topology = three()
-    topology.add_node(process("d"), now=1.0)
-    topology.add_connection(B, C, ConnectionProfile(latency=100))
-    assert topology.islands() == [frozenset({B, C}), frozenset({A}), frozenset({process("d")})]
-
-
 def test_a_copy_lives_its_own_life() -> None:
     """Whatever happens to the one."""
     topology = three()
@@ -238,7 +229,7 @@ def test_a_copy_lives_its_own_life() -> None:
 CABLE, RADIO, OTHER = ("10.0.0.2", 5000), ("10.0.1.2", 5000), ("fd00::2", 5000)
 
 
-def rated(up: int, at: float, by: RateSource = RateSource.TRAFFIC) -> ConnectionProfile:
+def rated(up: int, at: float, by: LinkSource = LinkSource.COLLECTIVES) -> ConnectionProfile:
     """A measurement of a rate."""
     return ConnectionProfile(up=up, rated_at=at, rated_by=by)
 
@@ -263,7 +254,7 @@ def test_negative_figures_are_refused() -> None:
 def test_a_newer_measurement_changes_what_it_measured() -> None:
     """A latency keeps the rate, a rate keeps the latency."""
     first = ConnectionProfile(latency=100, jitter=10, measured_at=1.0, interface="eth0")
-    second = first.updated(rated(1000, at=2.0, by=RateSource.PROBE))
+    second = first.updated(rated(1000, at=2.0, by=LinkSource.PROBE))
     assert (second.latency, second.up, second.measured_at, second.rated_at) == (100, 1000, 1.0, 2.0)
     third = second.updated(ConnectionProfile(latency=50, measured_at=3.0, interface="eth1"))
     assert (third.latency, third.jitter, third.up, third.interface) == (50, 0, 1000, "eth1")
@@ -276,7 +267,7 @@ def test_traffic_lowers_a_rate_only_after_a_while() -> None:
     assert known.updated(rated(400, at=20.0)) == known
     assert known.updated(rated(1500, at=20.0)).up == 1500
     assert known.updated(rated(400, at=70.0)).up == 400
-    assert known.updated(rated(400, at=20.0, by=RateSource.PROBE)).up == 400
+    assert known.updated(rated(400, at=20.0, by=LinkSource.PROBE)).up == 400
 
 
 def test_each_direction_has_its_own_rate() -> None:

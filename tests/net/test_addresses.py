@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -10,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck import _platform
+from potluck.net import addresses
 from potluck.net.addresses import (
     Address,
+    Attachment,
+    attachment,
     by_preference,
     interfaces,
     is_loopback,
@@ -253,3 +258,73 @@ def test_real_interfaces_are_used(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {name: [v4("10.9.9.9")]})
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: Stats(True)})
     assert usable_hosts() == ["10.9.9.9"]
+
+
+# -- by what it is connected -----------------------------------------------------------------------
+
+
+class Masked(NamedTuple):
+    """An address with its network, as psutil tells of it."""
+
+    family: int
+    address: str
+    netmask: str | None = None
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, root: Path, **names: str) -> None:
+    """A machine with these interfaces, each with an address; those called ``wl…`` are radios."""
+    told = {name: [Masked(socket.AF_INET, host, "255.255.255.0")] for name, host in names.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    monkeypatch.setattr(_platform, "IS_LINUX", True)
+    for name in names:
+        path = root / "sys/class/net" / name
+        (path / "wireless" if name.startswith("wl") else path).mkdir(parents=True)
+
+
+def test_a_machine_without_a_cable_is_on_wifi(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of one network share the air, as long as no access point is known."""
+    monkeypatch.setattr(addresses, "access_point_of", lambda _: b"")
+    found = []
+    for number, host in enumerate(("192.168.1.10", "192.168.1.20", "192.168.2.10")):
+        machine(monkeypatch, tmp_path / str(number), wlan0=host)
+        found.append(attachment(root=tmp_path / str(number)))
+    first, second, other = found
+    assert first is not None
+    assert first.is_wireless
+    assert first.cell == 0
+    assert first == second
+    assert other is not None
+    assert other.air[1] not in {0, first.air[1]}
+
+
+def test_an_access_point_has_a_number_that_does_not_tell_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Equal for equal ones."""
+    machine(monkeypatch, tmp_path, wlp3s0="10.0.0.1")
+    monkeypatch.setattr(addresses, "access_point_of", {"wlp3s0": b"radio1"}.__getitem__)
+    found = attachment(root=tmp_path)
+    assert found is not None
+    assert found.cell not in {0, int.from_bytes(b"radio1")}
+    assert attachment(root=tmp_path) == found
+
+
+def test_a_cable_counts_before_a_radio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unless the radio alone is to be used."""
+    machine(monkeypatch, tmp_path, eth0="192.168.1.10", wlan0="192.168.1.11")
+    assert attachment(root=tmp_path) == Attachment(is_wireless=False)
+    alone = attachment(only=["wlan0"], root=tmp_path)
+    assert alone is not None
+    assert alone.is_wireless
+    assert Attachment(is_wireless=False, cell=5, network=6).air == (0, 0)
+
+
+def test_without_a_network_nothing_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither a cable nor a radio."""
+    machine(monkeypatch, tmp_path)
+    assert attachment(root=tmp_path) is None

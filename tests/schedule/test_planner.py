@@ -18,7 +18,7 @@ from potluck.net.unix_socket import SLOT_SIZE
 from potluck.schedule import planner as schedule_planner
 from potluck.schedule import verify
 from potluck.schedule.algorithms import central
-from potluck.schedule.cost import Host, Network
+from potluck.schedule.cost import ESTIMATES, Costs, Host, Network, price
 from potluck.schedule.planner import (
     EXACT,
     GAIN,
@@ -483,7 +483,7 @@ def test_every_collective_is_offered_by_somebody() -> None:
 
 def test_an_unknown_algorithm_is_refused() -> None:
     """The error lists those that exist."""
-    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, tree"):
+    with pytest.raises(UnsupportedOperation, match=r"'star'.*direct, doubling, ring, levels, tree"):
         schedule_planner.find("star")
 
 
@@ -658,3 +658,95 @@ def test_what_are_no_two_levels_is_refused(wish: str) -> None:
             Task.whole(Collective.ALL_REDUCE, 4, 100),
             strategy=Strategy(within, None, Strategy(among)),
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Machines that share a radio: what they move takes time from all of them.
+
+RADIO = 25_000_000  # bytes per second
+
+
+def on_air(air: tuple[int, ...]) -> LinkMatrix:
+    """Links of which some share radios, as each is when it is alone."""
+    rates = tuple(RADIO if number else GIGABIT for number in air)
+    return LinkMatrix(rates, rates, even(len(air)).latency, air=air)
+
+
+@pytest.mark.parametrize("air", [(0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 2, 2), (0, 1, 1, 1, 1)])
+def test_machines_on_cables_make_the_sums_for_those_on_a_radio(air: tuple[int, ...]) -> None:
+    """Each of these sends its part and receives the sum, and nothing passes through it."""
+    nbytes = 16 << 20
+    plan = all_reduce(on_air(air), nbytes)
+    assert plan.algorithm == "direct"
+    assert [bool(share) for share in plan.shares] == [not number for number in air]
+    busiest = max(air.count(number) for number in air if number)
+    bound = 1e9 * 2 * busiest * nbytes / RADIO
+    assert bound <= plan.price < 1.1 * bound
+    radios = ", ".join(str(rank) for rank, number in enumerate(air) if number)
+    assert f"on Wi-Fi, where all share the air: rank {radios}" in plan.reason
+
+
+@pytest.mark.parametrize("collective", [Collective.REDUCE, Collective.BROADCAST])
+def test_shares_are_passed_on_by_cable(collective: Collective) -> None:
+    """Where there is one beside the root; else by those there are."""
+    task = Task.whole(collective, 4, 4 << 20, root=0)
+    strategy = Strategy("direct")
+    plan = Planner(on_air((0, 0, 1, 1))).plan(task, strategy=strategy)
+    assert plan.shares[1] > 0
+    assert plan.shares[2:] == (0, 0)
+    plan = Planner(on_air((0, 1, 1, 1))).plan(task, strategy=strategy)
+    assert plan.shares[0] == 0
+    assert all(plan.shares[1:])
+
+
+def test_a_walk_and_an_estimate_price_the_air_alike() -> None:
+    """A byte between two on one radio takes twice the time of one that leaves it."""
+    task = Task.whole(Collective.ALL_REDUCE, 3, 4 << 20)
+    for air in ((0, 1, 1), (1, 1, 1)):
+        costs = Costs(Network(on_air(air)))
+        for name in ("ring", "direct"):
+            layout = AlgorithmSettings.plain(3, piece=1 << 16)
+            walked = price(schedule_planner.schedule(name, task, layout), costs)
+            estimated = ESTIMATES[name, task.collective](task, layout, costs)
+            assert estimated == pytest.approx(walked, rel=0.1)
+
+
+def machines_on_air(air: tuple[int, ...], ranks: int = 2) -> LinkMatrix:
+    """So many ranks on each machine, of which some share radios."""
+    links = on_air(tuple(number for number in air for _ in range(ranks)))
+    return replace(links, machines=tuple(rank - rank % ranks for rank in range(links.size)))
+
+
+def test_ranks_of_a_machine_share_its_radio_and_sum_up_before() -> None:
+    """One share of each laptop goes up and one comes down, however many ranks it has."""
+    nbytes = 16 << 20
+    links = machines_on_air((0, 1, 1))
+    assert Planner(links).network.rates == [GIGABIT] * 2 + [RADIO // 4] * 4
+    plan = all_reduce(links, nbytes)
+    assert str(plan.strategy) == "direct/direct"
+    assert plan.levels is not None
+    assert dict(zip((0, 2, 4), plan.levels.shares, strict=True)) == {0: 1, 2: 0, 4: 0}
+    bound = 1e9 * 4 * nbytes / RADIO
+    assert bound <= plan.price < 1.1 * bound
+    flat = all_reduce(replace(links, machines=()), nbytes)
+    assert flat.price > 1.9 * plan.price
+
+
+def test_what_stays_within_a_machine_is_not_on_the_air() -> None:
+    """Four ranks of one laptop plan as those of a desktop do."""
+    task = Task.whole(Collective.ALL_REDUCE, 4, 4 << 20)
+    laptop = replace(on_air((1, 1, 1, 1)), machines=(0,) * 4)
+    assert Planner(laptop).plan(task) == Planner(replace(laptop, air=())).plan(task)
+
+
+def test_a_walk_and_an_estimate_price_the_air_of_machines_alike() -> None:
+    """In flat plans and in two levels."""
+    task = Task.whole(Collective.ALL_REDUCE, 6, 4 << 20)
+    planner = Planner(machines_on_air((0, 1, 1)))
+    costs = Costs(planner.network, piece=1 << 18)
+    for strategy in ("ring", "direct", "direct/direct", "direct/ring", "centralized/direct"):
+        plan = planner.plan(task, strategy=AllReduceStrategy.named(strategy))
+        layout = plan.layout(4)
+        walked = price(schedule_planner.schedule(plan.algorithm, task, layout), costs)
+        estimated = ESTIMATES[plan.algorithm, task.collective](task, layout, costs)
+        assert estimated == pytest.approx(walked, rel=0.15), strategy

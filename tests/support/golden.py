@@ -17,17 +17,19 @@ import msgspec
 import numpy as np
 
 from potluck import _values as potluck__values
+from potluck._decode import decode_json
 from potluck._types import Branch, NodeId, ProcessId
 from potluck.arrays import trees
 from potluck.cluster import reports
-from potluck.cluster.reports import EpochLine, EventLine, Journal
+from potluck.cluster.reports import EpochLine, EventLine, Journal, LinkLine
+from potluck.cluster.topology import KeptLink
 from potluck.collective.fingerprint import Notice, NoticeKind
 from potluck.discovery.local import KnownPeers
 from potluck.discovery.records import Advert, Sighting, job_tag
 from potluck.identity.namespace import NetworkNamespace
 from potluck.membership import messages as membership
 from potluck.membership.messages import ProcessInfo
-from potluck.membership.topology import Accelerator, NodeProfile
+from potluck.membership.topology import Accelerator, Battery, LinkSource, Medium, NodeProfile
 from potluck.net import frames
 from potluck.net.addresses import Address
 from potluck.net.tcp import EndpointHint
@@ -255,6 +257,27 @@ def _values() -> Iterator[Example]:
     profile = NodeProfile(host="attic", cores=8, accelerators=(Accelerator("cuda"),))
     yield Example(
         "node-profile", profile.to_bytes(), lambda d: NodeProfile.from_bytes(d).to_bytes()
+    )
+    wireless = NodeProfile(host="couch", medium=Medium("wireless", 7, 9), battery=Battery(80))
+    yield Example(
+        "node-profile-wireless", wireless.to_bytes(), lambda d: NodeProfile.from_bytes(d).to_bytes()
+    )
+    line = LinkLine(5, 1, 0.25, 2.0, "probe", 7, 8, 3.0, "bench", interface="wlan0")
+    report = reports.StatusReport(
+        node="b" * 32,
+        incarnation=3,
+        peers=[reports.HealthLine("a" * 32, 1, "desk", link=line)],
+        medium=Medium("wireless", 7, 9),
+        battery=Battery(80),
+    )
+    yield Example(
+        "control-report-links", reports.write(report), lambda d: reports.write(reports.read_said(d))
+    )
+    link = KeptLink("a" * 32, 5, 1, 1e9, LinkSource.PROBE, 7, 8, 1e9, LinkSource.COLLECTIVES)
+    yield Example(
+        "kept-links",
+        msgspec.json.encode([link]),
+        lambda d: msgspec.json.encode(decode_json(d, list[KeptLink])),
     )
     where = EndpointHint("m", ["10.0.0.5"], [29500])
     yield Example(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from typing import Self
 
 NETWORK_4, NETWORK_6 = "10.66.0", "fd66:"
 INTERFACE = "eth0"
+AIR = "air"
 
 _OURS = re.compile(r"potluck-(\d+)-\d+-\w+")
 _FILES = Path("/etc/netns")  # what lies here under a namespace's name replaces /etc/… inside it
@@ -39,12 +41,17 @@ class Host:
         self.namespace = namespace
         self.ipv4 = f"{NETWORK_4}.{number}"
         self.ipv6 = f"{NETWORK_6}:{number:x}"
+        self.is_wireless = False
+        """Whether programs on it find that its interface is a radio."""
         self._port = f"port{number}"  # the other end of its cable, at the switch
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The command line that runs a program on this host, as its user's shell would."""
         # The shell sets the host's own name, which is part of the namespace that unshare makes.
         script = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+        if self.is_wireless:  # the mounts of this namespace are its own
+            radio = f"/sys/class/net/{INTERFACE}/wireless"
+            script = f"mount -t tmpfs air /sys/class/net && mkdir -p {radio} && {script}"
         inside = ["unshare", "--uts", "sh", "-c", script, self.name, *arguments]
         return ["ip", "netns", "exec", self.namespace, *inside]
 
@@ -175,6 +182,35 @@ class Hosts(Mapping[str, Host]):
         shape = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
         _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", INTERFACE, *shape)
         _run("tc", "-n", self._switch, "qdisc", "replace", "dev", host._port, *shape)
+
+    def share_air(self, names: Sequence[str], rate: str) -> None:
+        """Put hosts on one access point: whatever one of them sends or receives takes its time.
+
+        The bridge is the access point.  What enters and what leaves it by the ports of these hosts
+        waits in one queue: a packet between two of them twice, in and out.
+        """
+        inside = ["-n", self._switch]
+        _run("ip", *inside, "link", "add", AIR, "type", "ifb")
+        _run("ip", *inside, "link", "set", AIR, "up")
+        shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        _run("tc", *inside, "qdisc", "add", "dev", AIR, "root", *shape)
+        everything = ["protocol", "all", "u32", "match", "u32", "0", "0"]
+        redirect = ["action", "mirred", "egress", "redirect", "dev", AIR]
+        for host in map(self.__getitem__, names):
+            host.is_wireless = True
+            port = ["dev", host._port]
+            _run("tc", *inside, "qdisc", "add", *port, "ingress")
+            _run("tc", *inside, "qdisc", "add", *port, "root", "handle", "1:", "htb")
+            for parent in ("ffff:", "1:"):
+                _run(
+                    "tc", *inside, "filter", "add", *port, "parent", parent, *everything, *redirect
+                )
+
+    @property
+    def airtime(self) -> int:
+        """Bytes that have crossed the air so far."""
+        shown = _run("tc", "-n", self._switch, "-s", "-j", "qdisc", "show", "dev", AIR).stdout
+        return int(json.loads(shown)[0]["bytes"])
 
 
 def remove_leftovers() -> None:

@@ -1,10 +1,10 @@
-"""Bandwidth: a short measurement of one link, both directions, that keeps out of training's way.
+"""One link, measured in a moment: latency and both rates, and always out of training's way.
 
-First one side sends and the other counts, then the other way round.  The receiver acknowledges what
-came, and no more is on its way than arrived within the last moments: the queue in front of a slow
-link stays short, so that the next user of the link does not wait.  The rate is that of the second
-half of the time: in the first, connections speed up and shapers let a burst pass.  Time and bytes
-are bounded, and either side stops as soon as it has something better to do.
+Short words go there and back.  Then one side sends and the other counts, then the other way round.
+The receiver acknowledges what came, and no more is on its way than arrived within the last moments:
+the queue in front of a slow link stays short, so that the next user of the link does not wait.  The
+rate is that of the second half of the time: in the first, connections speed up and shapers let a
+burst pass.  Time and bytes are bounded, and either side stops when it has something better to do.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class ProbeMessage(IntEnum):
     """Bytes per second at which they came."""
     STOP = 5
     """I am needed elsewhere."""
+    PING = 6
+    """Answer this at once with the same."""
+    LATENCY = 7
+    """Nanoseconds that a word takes one way."""
 
 
 _KNOWN = frozenset(int(word) for word in ProbeMessage)
@@ -206,6 +210,12 @@ MOMENT = 0.02
 
 LEAST_WINDOW = 2 * BLOCK
 
+PINGS = 9
+"""Words there and back; the quickest counts, since any other had to wait for something."""
+
+LONGEST = 10_000_000_000
+"""Nanoseconds of a latency that is believed; more than any patience."""
+
 NEVER_MORE = 1 << 28
 """Bytes; a peer that sends more in one direction, whatever its limits, is refused."""
 
@@ -238,6 +248,8 @@ class Bandwidth:
     """From here to the peer."""
     down: int
     """From the peer to here."""
+    latency: int = 0
+    """Nanoseconds of a short message, one way; 0 if it was not measured."""
 
 
 def probe_link(
@@ -319,11 +331,47 @@ def measure_bandwidth(
     limits = limits or ProbeLimits()
     talk = ProbeSession(opened, poller, limits.patience)
     try:
+        latency = _ping(talk) if first else _answer_pings(talk)
         up = _send(talk, limits, is_idle) if first else None
         down = _receive(talk, is_idle)
-        return Bandwidth(_send(talk, limits, is_idle) if up is None else up, down)
+        return Bandwidth(_send(talk, limits, is_idle) if up is None else up, down, latency)
     finally:
         talk.end()
+
+
+def _ping(talk: ProbeSession) -> int:
+    """Nanoseconds of a word, one way, which the peer is told as well."""
+    trips = []
+    for number in range(PINGS):
+        began = time.perf_counter_ns()
+        talk.say(ProbeMessage.PING, number)
+        talk.finish()
+        _next_word(talk, ProbeMessage.PING)
+        trips.append(time.perf_counter_ns() - began)
+    latency = max(1, min(trips) // 2)
+    talk.say(ProbeMessage.LATENCY, latency)
+    talk.finish()
+    return latency
+
+
+def _answer_pings(talk: ProbeSession) -> int:
+    """Send back what comes until the peer has seen enough; what it found."""
+    for _ in range(PINGS):
+        talk.say(ProbeMessage.PING, _next_word(talk, ProbeMessage.PING))
+        talk.finish()
+    return min(_next_word(talk, ProbeMessage.LATENCY), LONGEST)
+
+
+def _next_word(talk: ProbeSession, expected: ProbeMessage) -> int:
+    """The number of the next word, which must be this one."""
+    while True:
+        for word, value in talk.heard():
+            if word is not expected:
+                talk.refuse(f"{word.name} before the link was timed")
+            return value
+        if talk.received:
+            talk.refuse("a block before the link was timed")
+        talk.wait()
 
 
 class _Window:
@@ -408,13 +456,12 @@ def steady_rate(arrivals: Sequence[tuple[float, int]]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Links that are measured without being asked: once for each pair of members, in a quiet moment.
+# Links that are measured without being asked, in quiet moments: what has not been for ten minutes.
 #
 # Quiet is a view in which no call has run here for a while.  Of two members the one of the higher
 # rank begins; the other takes part as soon as it is quiet there too.  A probe takes some tenths of
 # a second and a few megabytes, and is broken off within 10 ms when a call begins.  Collectives
-# measure what they need by themselves; this is for users who want to know before, or call nothing
-# large.
+# measure what they need by themselves, and take over what is known already.
 
 logger = get_logger(__name__)
 
@@ -429,11 +476,32 @@ QUIET = 1.0
 LOOK_EVERY = 0.5
 """Seconds between two looks."""
 
-TRIES = 3
-"""For each link, in one view."""
+AGAIN = 5.0
+"""Seconds after which a probe that failed is tried again; twice as long after each failure."""
 
-UNTIL = 120.0
-"""Seconds of a view after which the links that are left stay unmeasured."""
+SHARE = 0.01
+"""Of its time a process probes at most: after a probe of a second it rests for 99."""
+
+
+class ProbeBudget:
+    """Keeps a process from probing for more than its share of the time; its views have one in all.
+
+    >>> budget = ProbeBudget()
+    >>> budget.spend(0.3, now=100.0)
+    >>> budget.allows(129.0), budget.allows(130.0)
+    (False, True)
+    """
+
+    def __init__(self) -> None:
+        self._free_at = float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Whether a probe may begin."""
+        return now >= self._free_at
+
+    def spend(self, seconds: float, now: float) -> None:
+        """A probe has ended that took this long."""
+        self._free_at = now + seconds * (1 / SHARE - 1)
 
 
 class Probes:
@@ -448,55 +516,58 @@ class Probes:
         self._connector = connector
         self._is_rated = is_rated
         self._rate = rate
+        self._budget = ProbeBudget()
 
     def begin(self, session: ViewSession) -> None:
         """A view is connected."""
         if session.world_size > 1:
-            prober = Prober(session, self._is_rated, self._rate)
+            prober = Prober(session, self._is_rated, self._rate, self._budget)
             self._connector.start(prober.run, f"potluck-probe-{session.view.epoch}")
 
 
 class Prober:
-    """Measures the links of one view that were not rated yet, and rates them."""
+    """Measures the links of one view that were not rated lately, and rates them."""
 
     def __init__(
         self,
         session: ViewSession,
         is_rated: Callable[[ProcessId], bool],
         rate: Callable[[ProcessId, Bandwidth], None],
+        budget: ProbeBudget | None = None,
     ) -> None:
         self._session = session
         self._is_rated = is_rated
         self._rate = rate
-        self._tries = {rank: TRIES for rank in range(session.world_size) if rank != session.rank}
+        self._budget = budget or ProbeBudget()
+        self._failures = dict.fromkeys(range(session.world_size), 0)
+        self._not_before = dict.fromkeys(range(session.world_size), 0.0)
 
     def run(self) -> None:
-        """Until everything is measured, or the view is over, or it takes too long."""
-        end = time.monotonic() + UNTIL
-        while self._tries and time.monotonic() < end and not self._session.stopped.wait(LOOK_EVERY):
-            for rank in list(self._tries):
-                if not self._session.is_quiet(QUIET):
+        """Until the view is over."""
+        others = [rank for rank in range(self._session.world_size) if rank != self._session.rank]
+        while not self._session.stopped.wait(LOOK_EVERY):
+            for rank in others:
+                now = time.monotonic()
+                if not (self._session.is_quiet(QUIET) and self._budget.allows(now)):
                     break
-                self._look_at(rank)
+                self._look_at(rank, now)
 
-    def _look_at(self, rank: int) -> None:
+    def _look_at(self, rank: int, now: float) -> None:
         dials = rank < self._session.rank
         process = self._session.view.members[rank]
-        if dials and self._is_rated(process):
-            del self._tries[rank]
+        if dials and (now < self._not_before[rank] or self._is_rated(process)):
             return
         try:
             found = self._probe(rank, within=LIMITS.patience if dials else 0.0)
             if found.up and found.down:
                 self._rate(process, found)
-                self._tries[rank] = 1  # the last
+                self._failures[rank] = 0
+                return
         except (DistributedError, OSError) as error:
             logger.debug("the link to rank %d was not measured: %s", rank, error)
-            if not dials:
-                return  # most likely there was no call: that does not count
-        self._tries[rank] -= 1
-        if not self._tries[rank]:
-            del self._tries[rank]
+        if dials:
+            self._not_before[rank] = time.monotonic() + AGAIN * 2 ** self._failures[rank]
+            self._failures[rank] = min(self._failures[rank] + 1, 7)
 
     def _probe(self, rank: int, within: float) -> Bandwidth:
         session = self._session
@@ -504,6 +575,7 @@ class Prober:
         assert backend is not None  # it was built before this began
         deadline = time.monotonic() + within
         opened = backend.open_stream(rank, UNASKED_PURPOSE, deadline, session.look)
+        takes_part = True
         try:
             poller = backend.make_poller()
             try:
@@ -514,10 +586,16 @@ class Prober:
                     limits=LIMITS,
                     is_idle=self._is_idle(),
                 )
+            except Timeout:  # it is busy: hardly a byte was sent
+                takes_part = False
+                raise
             finally:
                 poller.close()
         finally:
-            opened.stream.finish(time.monotonic() + LIMITS.patience)
+            now = time.monotonic()
+            if takes_part:
+                self._budget.spend(2 * LIMITS.seconds, now)
+            opened.stream.finish(now + LIMITS.patience)
 
     def _is_idle(self) -> Callable[[], bool]:
         return lambda: self._session.is_quiet(0.0)

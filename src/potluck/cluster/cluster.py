@@ -18,15 +18,17 @@ import msgspec
 
 from potluck import _time
 from potluck._time import read_timeout
-from potluck._types import Branch, Seconds
+from potluck._types import Branch, Seconds, View
 from potluck.backend.base import WORLD, Backend
 from potluck.backend.operation import DONE
 from potluck.backend.sub import SubBackend
 from potluck.cluster.config import AutoDiscoveryConfig
 from potluck.cluster.node import ClusterNode
+from potluck.cluster.topology import ViewLinks, measure_links
 from potluck.cluster.views import InOneView, ViewMessageErrors, ViewOperation, explain
 from potluck.collective.collectives import CallScope
 from potluck.collective.context import DistributedContext
+from potluck.collective.executor import LinkMemory
 from potluck.errors import Disconnected, DistributedError, Timeout
 from potluck.logs import get_logger, speak_up
 from potluck.membership.messages import Ancestry, Count
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
-    from potluck._types import NodeId, ProcessId, View
+    from potluck._types import NodeId, ProcessId
     from potluck.backend.base import PeerStream
     from potluck.backend.operation import Operation
     from potluck.cluster.events import ClusterEvent, ViewChange
@@ -197,7 +199,12 @@ class AutoDiscoveryBackend(InOneView):
     @property
     def topology(self) -> SharedTopology:
         """Machines and measured links, with what is known now."""
-        return self._node.topology_tracker.draw(self.sessions.latest)
+        return self._node.topology_tracker.draw()
+
+    @property
+    def map(self) -> SharedTopology:
+        """The same, without asking what is new."""
+        return self._node.topology_tracker.shared
 
     def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view and connected."""
@@ -473,9 +480,9 @@ class Cluster(InOneView, DistributedContext):
 
         Collectives measure what they need by themselves; this is for people who want to know.
         """
-        from potluck.cluster.topology import measure_links
-
-        return measure_links(self._backend, self.topology, self.wait_until_active())
+        topology = self.topology
+        measure_links(self._backend, topology, self.wait_until_active())
+        return topology
 
     def wait_for_peers(self, count: int, timeout: Seconds | None = None) -> View:
         """Wait until at least ``count`` others are in the view."""
@@ -535,7 +542,12 @@ class Cluster(InOneView, DistributedContext):
         """
         with self._sessions.visit(self.timeout) as session:
             assert session.backend is not None
-            context = _Part(SubBackend(session.backend, members, name=name))
+            part = SubBackend(session.backend, members, name=name)
+            view = session.view
+            chosen = tuple(view.members[part.to_global(rank)] for rank in range(part.world_size))
+            links = ViewLinks(self._backend.map, View(view.lineage, view.epoch, chosen))
+            part.services.put(LinkMemory, links.memory)
+            context = _Part(part)
         context.session, context.sessions = session, self._sessions
         context._count_in(self._metrics)  # noqa: SLF001 - of our own kind
         context._whole = self  # noqa: SLF001

@@ -23,6 +23,7 @@ from potluck.net.addresses import MAX_PORT
 if TYPE_CHECKING:
     from potluck.discovery.records import DiscoveryConfig
     from potluck.identity.namespace import NetworkNamespace
+    from potluck.membership.topology import NodeProfile
     from potluck.schedule.planner import CollectiveConfig
 
 
@@ -71,10 +72,13 @@ class AutoDiscoveryConfig:
     """With "any", machines that are cut off from the majority continue by themselves."""
     solo_delay: float = 1.0
     """Seconds that a node which finds no other one looks around before it starts alone."""
-    health: HealthConfig = field(default_factory=HealthConfig)
+    health: HealthConfig | None = None
+    """Deadlines of failure detection; unless given, those for Wi-Fi on a machine that is on Wi-Fi,
+    and those for cables on others."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
-    probes: bool = True
-    """Measure the links once, in a quiet moment of each view."""
+    probes: bool | None = None
+    """Measure the links in quiet moments; unless given, what ``POTLUCK_PROBES`` says, or yes.
+    Collectives look at their links all the same: ``CollectiveConfig.measure_links``."""
     collectives: CollectiveConfig | None = None
     """How collectives shall run, for those who want a say in it."""
     schema: str = ""
@@ -101,9 +105,9 @@ class AutoDiscoveryConfig:
         _check_port("port", self.port)
         _check_port("metrics_port", self.metrics_port)
         for field_name, kind in (("health", HealthConfig), ("election", ElectionConfig)):
-            if not isinstance(getattr(self, field_name), kind):
-                got = repr(getattr(self, field_name))
-                msg = f"{field_name} must be of type {kind.__name__}, got {got}"
+            given = getattr(self, field_name)
+            if not isinstance(given, kind) and (given is not None or field_name != "health"):
+                msg = f"{field_name} must be of type {kind.__name__}, got {given!r}"
                 raise TypeError(msg)
         if not hasattr(self.namespace, "secret"):  # a NetworkNamespace, which is dear to import
             _check_text("namespace", self.namespace)
@@ -185,13 +189,31 @@ class AutoDiscoveryConfig:
         except msgspec.DecodeError:
             return {}
 
-    def cluster(self) -> ClusterConfig:
-        """What the members agree by."""
+    @property
+    def probes_links(self) -> bool:
+        """Whether to measure links in quiet moments, wherever it is said."""
+        if self.probes is not None:
+            return self.probes
+        return os.environ.get("POTLUCK_PROBES", "").strip().lower() not in {"0", "no", "off"}
+
+    def cluster(self, machine: NodeProfile | None = None) -> ClusterConfig:
+        """What the members agree by; ``machine`` is the one this node runs on.
+
+        The longest pause that a member asks for holds for a view, so one member on Wi-Fi makes all
+        of them patient.
+
+        >>> from potluck import NodeProfile
+        >>> from potluck.membership.topology import Medium
+        >>> on_wifi = NodeProfile(medium=Medium("wireless"))
+        >>> AutoDiscoveryConfig().cluster(on_wifi).health == HealthConfig.wifi()
+        True
+        """
+        usual = HealthConfig.wifi() if machine and machine.is_wireless else HealthConfig()
         return ClusterConfig(
             min_nodes=self.wanted_nodes,
             quorum=self.quorum,
             solo_delay=self.solo_delay,
-            health=self.health,
+            health=self.health or usual,
             election=self.election,
         )
 

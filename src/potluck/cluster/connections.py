@@ -35,7 +35,7 @@ from potluck.errors import (
 )
 from potluck.identity.node import is_slot_free
 from potluck.logs import get_logger
-from potluck.membership.health import TokenBucket
+from potluck.membership.health import HealthConfig, TokenBucket
 from potluck.membership.messages import MAX_MEMBERS, ProcessInfo, ProcessRole
 from potluck.membership.topology import NodeProfile
 from potluck.metrics.registry import DiscoveryMetrics
@@ -76,6 +76,8 @@ class OpenedConnection:
     """The hardware address behind it, where one is known."""
     profile: NodeProfile | None = None
     """What its machine can do, if it told."""
+    here: str = ""
+    """Our own end: an address of this machine."""
 
 
 class ConnectionTable:
@@ -635,7 +637,8 @@ class ControlHandshake:
         with contextlib.suppress(OSError, DistributedError):
             link = link_address(host)
         connection = ControlConnection(sock, f"{card} at {address}")
-        return OpenedConnection(connection, card, dialler, address, link, profile)
+        here = unmapped(str(sock.getsockname()[0]))
+        return OpenedConnection(connection, card, dialler, address, link, profile, here)
 
 
 def _read_profile(said: ControlRequest | ControlReply) -> NodeProfile | None:
@@ -1051,8 +1054,13 @@ def _port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def make_card(port: NodePort, config: AutoDiscoveryConfig, role: ProcessRole) -> ProcessInfo:
-    """What this process says of itself."""
+def make_card(
+    port: NodePort,
+    config: AutoDiscoveryConfig,
+    role: ProcessRole,
+    health: HealthConfig | None = None,
+) -> ProcessInfo:
+    """What this process says of itself; ``health`` are the deadlines that a member has chosen."""
     introduction = port.introduction()
     hosts = [config.host] if config.host else _hosts(config)
     return ProcessInfo(
@@ -1066,7 +1074,7 @@ def make_card(port: NodePort, config: AutoDiscoveryConfig, role: ProcessRole) ->
         port=port.port,
         role=role,
         schema=config.schema,
-        pause_after=config.health.pause_after,
+        pause_after=(health or HealthConfig()).pause_after,
         quorum=config.quorum,
         place=config.wished_rank,
         versions=(THIS_BUILD.potluck, THIS_BUILD.protocol, THIS_BUILD.oldest),

@@ -22,8 +22,16 @@ from potluck.cluster.control import ControlThread
 from potluck.cluster.events import Announcer, EventLog, ViewChange
 from potluck.cluster.reports import ContinueRequest, StatusRequest, read_said, write
 from potluck.cluster.telemetry import ClusterRecorder, JournalBuilder, NodeMetrics, Reporter
-from potluck.cluster.topology import AddressRanking, TopologyTracker, facts_of, local_profile
+from potluck.cluster.topology import (
+    AddressRanking,
+    LinkStore,
+    TopologyTracker,
+    ViewLinks,
+    collect_facts,
+    local_profile,
+)
 from potluck.cluster.views import Look, ViewConnector, ViewSession, ViewSessions, clear_away
+from potluck.collective.executor import LinkMemory
 from potluck.discovery.records import Advert, Sighting
 from potluck.discovery.service import Discovery
 from potluck.errors import BackendUnavailable, DistributedError
@@ -51,6 +59,7 @@ if TYPE_CHECKING:
     from potluck._types import View
     from potluck.cluster.config import AutoDiscoveryConfig
     from potluck.cluster.io import ControlConnection
+    from potluck.cluster.topology import TopologyFacts
     from potluck.membership.messages import Cause, Commit
 
 
@@ -69,7 +78,9 @@ class ClusterNode:
     def __init__(self, config: AutoDiscoveryConfig) -> None:
         self.config = config
         self.job = config.job_name
-        settings, discovery = config.cluster(), config.discovery()
+        discovery = config.discovery()
+        profile = local_profile(discovery)
+        settings = config.cluster(profile)
         self.sessions = ViewSessions()
         self.event_log = EventLog()
         self._view: View | None = None
@@ -78,7 +89,7 @@ class ClusterNode:
         self._closed = False
         self.port = open_port(config, discovery.rendezvous.listen_port)
         try:
-            self.card = make_card(self.port, config, ProcessRole.MEMBER)
+            self.card = make_card(self.port, config, ProcessRole.MEMBER, settings.health)
             self._pool = DialPool()
             self._announcer = Announcer(self.card.process, has_launcher="POTLUCK_RUN" in os.environ)
             core = ClusterCore(self.card, settings, _time.now())
@@ -95,7 +106,12 @@ class ClusterNode:
             raise
         self._connector = ViewConnector(self.sessions, self._make, config.collectives)
         self.flight = ClusterRecorder(self.control, self.job)
-        self._reporter = Reporter(self.control, self.job, config.known_facts)
+        self._advert = self._make_advert()
+        store = LinkStore(self._advert.tag, discovery.home) if config.known else None
+        self.topology_tracker = tracker = TopologyTracker(
+            self.card.process, self._ask_facts, profile, store
+        )
+        self._reporter = Reporter(self.control, self.job, config.known_facts, tracker.shared)
         self._counting = NodeMetrics(
             config.registry() or DistributedMetrics(), self.control, self.port
         )
@@ -107,13 +123,11 @@ class ClusterNode:
         links = self.control.links
         links.counts = self.metrics.discovery
         links.handshake = ControlHandshake(
-            self.port, self.job, self.card, links.opened, links.objection, profile=local_profile()
+            self.port, self.job, self.card, links.opened, links.objection, profile=profile
         )
-        tracker = TopologyTracker(self.card.process, lambda: facts_of(self.control))
-        self.topology_tracker = tracker
-        if config.probes:
-            self.sessions.follow(Probes(self._connector, tracker.is_rated, tracker.rate).begin)
-        self._advert = self._make_advert()
+        if config.probes_links:
+            probes = Probes(self._connector, tracker.is_rated, tracker.shared.rated)
+            self.sessions.follow(probes.begin)
         self.control.start()
         try:
             links.discovery = Discovery(self._advert, discovery, links.wake)
@@ -126,6 +140,9 @@ class ClusterNode:
     def _make_advert(self) -> Advert:
         namespace = self.port.members.security.namespace
         return Advert.of(namespace, self.card.process, job=self.job, port=self.port.port)
+
+    def _ask_facts(self) -> TopologyFacts:
+        return self.control.ask(lambda: collect_facts(self.control))
 
     # -- called by the control thread ----------------------------------------------------------
 
@@ -151,6 +168,7 @@ class ClusterNode:
         rank = view.rank_of(self.card.process)
         assert rank is not None
         session = ViewSession(view, rank)
+        self.topology_tracker.observe(collect_facts(self.control))
         session.complain = lambda rank, why: self._make_sure_of(session, rank, why)
         session.accuse = lambda rank, why: self._expel(session, rank, why)
         self._peers = {view.epoch: [self._peer(card) for card in cards]}
@@ -205,6 +223,8 @@ class ClusterNode:
         backend = ViewBackend(self.port, session.view, me, peers, deadline=deadline, look=look)
         backend.timeout = None  # callers bring their own
         attach(backend, self.flight.recorder)
+        links = ViewLinks(self.topology_tracker.shared, session.view)
+        backend.services.put(LinkMemory, links.memory)
         return backend
 
     def _remember(self, cards: Sequence[ProcessInfo]) -> None:
@@ -283,6 +303,7 @@ class ClusterNode:
         """Now and then: the secret may have changed, and what we show follows from it."""
         self._counting.look()
         self._announcer.look()
+        self.topology_tracker.observe(collect_facts(self.control))
         advert, discovery = self._make_advert(), self.control.links.discovery
         if advert != self._advert and discovery is not None:
             self._advert = advert
@@ -304,6 +325,7 @@ class ClusterNode:
             self.control.continue_without_missing()
             send(connection, write(self._reporter.report()), REPORTS)
         if isinstance(said, StatusRequest):
+            self.topology_tracker.observe(collect_facts(self.control))
             send(connection, write(self._reporter.report()), REPORTS)
             if said.news_after >= 0:
                 send(connection, write(self._journals.journal(said.news_after)), REPORTS)
@@ -389,6 +411,7 @@ class ClusterNode:
         if self.control.links.discovery is not None:
             self.control.links.discovery.close()
         self.port.close()
+        self.topology_tracker.close()
         self._pool.close(LEAVE_WITHIN)
         self.control.clear()
         self.event_log.close(LEAVE_WITHIN)

@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from potluck._version import Build
+from potluck.membership.topology import Battery, ConnectionProfile, Medium
 from potluck.wire_messages import pack, unpack
 
 # --------------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ Line = Annotated[str, msgspec.Meta(max_length=255)]
 Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class StatusRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="ask"):
@@ -157,6 +159,46 @@ class MemberLine(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Line = ""
 
 
+class LinkLine(msgspec.Struct, frozen=True, array_like=True):
+    """The link to a peer as the map of the one who reports has it; zero means: not measured."""
+
+    latency: Count = 0
+    """Nanoseconds of a short message, one way."""
+    jitter: Count = 0
+    loss: Share = 0.0
+    timed: Seconds = 0.0
+    """Seconds since latency and jitter were measured."""
+    timed_by: Line = ""
+    up: Count = 0
+    """Bytes per second to the peer."""
+    down: Count = 0
+    rated: Seconds = 0.0
+    """Seconds since the rates were measured."""
+    rated_by: Line = ""
+    is_local: bool = False
+    """Both are on one machine."""
+    interface: Line = ""
+    """By which interface of the one who reports."""
+
+    @classmethod
+    def of(cls, link: ConnectionProfile, now: float) -> LinkLine:
+        """A link of a map, at a moment of its clock."""
+        is_rated = bool(link.up or link.down)
+        return cls(
+            latency=link.latency,
+            jitter=link.jitter,
+            loss=min(1.0, link.loss),
+            timed=max(0.0, now - link.measured_at) if link.latency else 0.0,
+            timed_by=link.measured_by.value if link.latency else "",
+            up=link.up,
+            down=link.down,
+            rated=max(0.0, now - link.rated_at) if is_rated else 0.0,
+            rated_by=link.rated_by.value if is_rated else "",
+            is_local=link.is_local,
+            interface=link.interface[:255],
+        )
+
+
 class HealthLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A peer as the one who reports sees it: the link to it, and how it is."""
 
@@ -168,6 +210,7 @@ class HealthLine(msgspec.Struct, frozen=True, omit_defaults=True):
     round_trip: Seconds | None = None
     silence: Seconds | None = None
     address: Line = ""
+    link: LinkLine | None = None
 
 
 class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="report", kw_only=True):
@@ -195,6 +238,10 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"
     """Whom it waits for before it can continue."""
     facts: Annotated[dict[Line, Sentence], msgspec.Meta(max_length=32)] = {}
     """What a launcher compares: script, arguments, versions."""
+    medium: Medium | None = None
+    """What connects its machine to the others; None where that is not known."""
+    battery: Battery | None = None
+    """Of its machine; None where there is none."""
 
     @property
     def build(self) -> Build | None:

@@ -30,6 +30,7 @@ from potluck.cluster.reports import (
     EventLine,
     HealthLine,
     Journal,
+    LinkLine,
     MemberLine,
     MissingLine,
     StatusReport,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from potluck.backend.port import NodePort
     from potluck.cluster.control import ControlThread
     from potluck.cluster.events import EventLog, ViewChange
+    from potluck.cluster.topology import SharedTopology
     from potluck.cluster.views import ViewSession, ViewSessions
     from potluck.membership.health import HealthSummary, PeerHealth
     from potluck.membership.messages import ProcessInfo
@@ -309,9 +311,12 @@ class Steps:
 class Reporter:
     """Describes one node."""
 
-    def __init__(self, control: ControlThread, job: str, facts: Mapping[str, str]) -> None:
+    def __init__(
+        self, control: ControlThread, job: str, facts: Mapping[str, str], topology: SharedTopology
+    ) -> None:
         self._control = control
         self._job = job
+        self._topology = topology
         self._facts = bounded_facts(facts)
 
     def report(self) -> StatusReport:
@@ -321,6 +326,7 @@ class Reporter:
         members = view.members[:MAX_LINES] if view else ()
         rank = view.rank_of(card.process) if view else None
         health = core.health.summary(_time.now()).peers[:MAX_LINES]
+        machine = self._topology.node(card.process).profile
         return StatusReport(
             node=card.node,
             incarnation=card.incarnation,
@@ -341,6 +347,8 @@ class Reporter:
             peers=[self._peer(each) for each in health],
             missing=self._missing({each.peer: max(0.0, each.silence) for each in health}),
             facts=self._facts,
+            medium=None if machine is None else machine.medium,
+            battery=None if machine is None else machine.battery,
         )
 
     def _missing(self, silences: Mapping[ProcessId, float]) -> list[MissingLine]:
@@ -365,6 +373,7 @@ class Reporter:
 
     def _peer(self, health: PeerHealth) -> HealthLine:
         addresses = self._control.links.addresses_of(health.peer)
+        link = self._topology.connection(health.peer)
         return HealthLine(
             node=health.peer.node,
             incarnation=health.peer.incarnation,
@@ -374,6 +383,7 @@ class Reporter:
             round_trip=health.round_trip,
             silence=max(0.0, health.silence),
             address=str(addresses[0])[:255] if addresses else "",
+            link=None if link is None else LinkLine.of(link, _time.now()),
         )
 
 

@@ -1,8 +1,8 @@
-"""One topology for several threads: a thread that learns something writes it, readers get a copy.
+"""The map of one node, for several threads and for the next run.
 
-The control thread records heartbeats and profiles, the thread of a collective what it measured, a
-dashboard looks.  Changes happen one at a time; a snapshot never changes, and costs nothing as long
-as there is nothing new.
+The control thread writes heartbeats and profiles, the thread of a collective what it measured, a
+probe what it found.  Changes happen one at a time; a snapshot never changes, and costs nothing as
+long as there is nothing new.  Figures of links are kept in a file when the node ends.
 """
 
 from __future__ import annotations
@@ -18,34 +18,49 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
+import numpy as np
 from msgspec import structs
 
 from potluck import _platform, _process
 from potluck import _time as node_clock
-from potluck._decode import printable
-from potluck._types import LinkMatrix, ProcessId, Seconds, View
+from potluck._decode import decode_json, printable
+from potluck._types import LinkMatrix, NodeId, ProcessId, Seconds, View
 from potluck.cluster.bandwidth import probe_links
+from potluck.collective.executor import SEEN, UNMEASURED, LinkMemory, radio_turns
+from potluck.errors import BackendUnavailable, DistributedError
+from potluck.identity.private_files import (
+    ensure_private_directory,
+    exclusive_lock,
+    potluck_home,
+    read_private,
+    replace_private,
+)
 from potluck.membership.topology import (
     Accelerator,
     Battery,
     ClusterTopology,
     ConnectionProfile,
     Endpoint,
+    LinkSource,
+    Medium,
+    NodeInfo,
     NodeProfile,
     Paths,
-    RateSource,
 )
-from potluck.net.addresses import is_loopback
+from potluck.net.addresses import attachment, interfaces, is_loopback
 from potluck.wire_messages import RankEndpoint
 
 if TYPE_CHECKING:
     from potluck.backend.base import Backend
-    from potluck.cluster.bandwidth import Bandwidth
+    from potluck.cluster.bandwidth import Bandwidth, ProbeLimits
     from potluck.cluster.control import ControlThread
-    from potluck.cluster.views import ViewSession
+    from potluck.discovery.records import DiscoveryConfig
     from potluck.membership.health import HealthSummary
+    from potluck.schedule.reduce import Array
 
 
 Result = TypeVar("Result")
@@ -73,11 +88,24 @@ class SharedTopology:
         profile: NodeProfile | None = None,
         *,
         clock: Callable[[], float] = node_clock.now,
+        remembered: Mapping[NodeId, ConnectionProfile] = MappingProxyType({}),
     ) -> None:
         self._clock = clock
+        self.began = clock()
+        self._remembered = remembered
         self._lock = threading.Lock()
         self._topology = ClusterTopology(me, profile, now=clock())
         self._snapshot: ClusterTopology | None = None
+
+    @property
+    def me(self) -> ProcessId:
+        """Whose map it is."""
+        return self._topology.me
+
+    def node(self, process: ProcessId) -> NodeInfo:
+        """What is known of a process; KeyError for a stranger."""
+        with self._lock:
+            return self._topology.node(process)
 
     def update(self, change: Callable[[ClusterTopology], Result]) -> Result:
         """Change the topology; no reader sees it half done.  ``change`` must be quick."""
@@ -107,6 +135,7 @@ class SharedTopology:
         *,
         round_trip: float | None = None,
         jitter: float = 0.0,
+        loss: float = 0.0,
         address: Endpoint | None = None,
     ) -> None:
         """A peer that is known gave a sign of life, perhaps with a measured round trip."""
@@ -116,7 +145,7 @@ class SharedTopology:
             topology.seen(peer, now)
             if round_trip is not None:
                 profile = ConnectionProfile.from_round_trip(
-                    round_trip, now, jitter=jitter, address=address
+                    round_trip, now, jitter=jitter, loss=loss, address=address
                 )
                 topology.add_connection(topology.me, peer, profile)
 
@@ -129,13 +158,25 @@ class SharedTopology:
         profile: NodeProfile | None = None,
         addresses: Iterable[Endpoint] | None = None,
         in_use: Endpoint | None = None,
+        here: str = "",
+        interface: str = "",
     ) -> None:
-        """There is a connection to a peer, which has told what it is and where."""
+        """There is a connection to a peer, which has told what it is and where.
+
+        It ends here at an address of ours, that of ``interface``.
+        """
         now = self._clock()
 
         def change(topology: ClusterTopology) -> None:
+            is_new = peer not in topology
             topology.add_node(peer, now=now, profile=profile, addresses=addresses)
+            if is_new and peer.node != topology.me.node and peer.node in self._remembered:
+                topology.add_connection(topology.me, peer, self._remembered[peer.node])
             if in_use is not None:
+                is_local = in_use[0] == here or is_loopback(in_use[0])
+                link = ConnectionProfile(interface=interface, is_local=is_local, address=in_use)
+                if interface or is_local:
+                    topology.add_connection(topology.me, peer, link)
                 topology.used(peer, in_use)
 
         self.update(change)
@@ -150,19 +191,36 @@ class SharedTopology:
                     peer.peer,
                     round_trip=peer.round_trip,
                     jitter=peer.jitter or 0.0,
+                    loss=peer.loss,
                     address=(in_use or {}).get(peer.peer),
                 )
 
-    def rated(self, peer: ProcessId, found: Bandwidth, *, address: Endpoint | None = None) -> None:
+    def rated(
+        self,
+        peer: ProcessId,
+        found: Bandwidth,
+        *,
+        address: Endpoint | None = None,
+        source: LinkSource = LinkSource.PROBE,
+    ) -> None:
         """A probe measured the link to a peer."""
+        now = self._clock()
         profile = ConnectionProfile(
+            latency=found.latency,
+            measured_at=now,
+            measured_by=source if found.latency else LinkSource.UNKNOWN,
             up=found.up,
             down=found.down,
-            rated_at=self._clock(),
-            rated_by=RateSource.PROBE,
+            rated_at=now,
+            rated_by=source,
             address=address,
         )
         self.update(lambda topology: topology.add_connection(topology.me, peer, profile))
+
+    def connection(self, peer: ProcessId) -> ConnectionProfile | None:
+        """The link from this node to a peer."""
+        with self._lock:
+            return self._topology.connection(self._topology.me, peer)
 
     def learn(self, links: LinkMatrix, view: View) -> None:
         """Collectives measured the links of a view together."""
@@ -184,17 +242,6 @@ class SharedTopology:
         with self._lock:
             return self._topology.link_matrix(view)
 
-    def ring_order(self, view: View) -> tuple[ProcessId, ...]:
-        """The members in the order in which the way round all of them is shortest.
-
-        Optimal up to 12 members, near it up to 64.  It rests on what this node knows, so it is for
-        people to look at; collectives agree on their own.
-        """
-        from potluck.schedule.planner import Planner
-
-        ring = Planner(self.link_matrix(view)).ring
-        return tuple(view.members[rank] for rank in ring)
-
 
 # --------------------------------------------------------------------------------------------------
 # What this machine is: its profile, found out in a few milliseconds and never with an error.
@@ -211,8 +258,11 @@ _MOST = 16  # accelerators in a profile
 _CPU_INFO = 4096  # bytes of /proc/cpuinfo that hold the first processor
 
 
-def local_profile(*, root: Path = Path("/")) -> NodeProfile:
-    """The profile of this machine; ``root`` is where its files are."""
+def local_profile(looking: DiscoveryConfig | None = None, *, root: Path = Path("/")) -> NodeProfile:
+    """The profile of this machine, which is reached as ``looking`` says.
+
+    ``root`` is where its files are.
+    """
     return NodeProfile(
         host=_clean(_try(socket.gethostname, "")),
         system=_clean(_try(_system, "")),
@@ -225,6 +275,7 @@ def local_profile(*, root: Path = Path("/")) -> NodeProfile:
         available_memory=_try(lambda: _memory(root)[1], 0),
         accelerators=_try(lambda: _accelerators(root), ()),
         battery=_try(_battery, None),
+        medium=_try(lambda: _medium(looking, root), None),
     )
 
 
@@ -299,6 +350,13 @@ def _battery() -> Battery | None:
     return Battery(min(100, max(0, round(state.percent))), plugged=bool(state.power_plugged))
 
 
+def _medium(looking: DiscoveryConfig | None, root: Path) -> Medium | None:
+    """What connects this machine to the others."""
+    virtual, only = (looking.virtual, looking.interfaces) if looking else (False, ())
+    found = attachment(virtual=virtual, only=only, root=root)
+    return found and Medium("wireless" if found.is_wireless else "wired", *found.air)
+
+
 def _accelerators(root: Path) -> tuple[Accelerator, ...]:
     """What the drivers show; from torch also how much memory, if it is in use anyway."""
     nothing: list[Accelerator] = []
@@ -340,14 +398,7 @@ def _from_amd(root: Path) -> list[Accelerator]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The topology of a running cluster: what connections, heartbeats and collectives know, put
-# together.
-#
-# It is drawn on request, on the thread that asks; the control thread only hands out what it
-# has.  What earlier views taught about the links is kept.
-
-FRESH = 600.0
-"""Seconds after which a link is probed again, in the next view."""
+# The map of a running node: what connections, heartbeats, probes and collectives know.
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +411,8 @@ class ConnectedPeer:
     """The address of the connection."""
     addresses: Sequence[Endpoint]
     """All it is known to have, best first."""
+    here: str = ""
+    """Our own end of the connection: an address of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,82 +423,270 @@ class TopologyFacts:
     health: HealthSummary
 
 
-def facts_of(control: ControlThread) -> TopologyFacts:
-    """What a control thread knows; waits for its answer."""
-
-    def collect() -> TopologyFacts:
-        links = control.links
-        return TopologyFacts(
-            [
-                ConnectedPeer(
-                    connection.card.process,
-                    connection.profile,
-                    connection.address,
-                    links.addresses_of(connection.card.process),
-                )
-                for connection in links.opened_connections
-            ],
-            control.core.health.summary(node_clock.now()),
-        )
-
-    return control.ask(collect)
+def collect_facts(control: ControlThread) -> TopologyFacts:
+    """What a control thread knows; on that thread."""
+    links = control.links
+    return TopologyFacts(
+        [
+            ConnectedPeer(
+                connection.card.process,
+                connection.profile,
+                connection.address,
+                links.addresses_of(connection.card.process),
+                connection.here,
+            )
+            for connection in links.opened_connections
+        ],
+        control.core.health.summary(node_clock.now()),
+    )
 
 
 class TopologyTracker:
-    """Keeps the topology of one node up to date; any thread."""
+    """Keeps the map of one node up to date; any thread."""
 
-    def __init__(self, me: ProcessId, collect: Callable[[], TopologyFacts]) -> None:
-        self._me = me
+    def __init__(
+        self,
+        me: ProcessId,
+        collect: Callable[[], TopologyFacts],
+        profile: NodeProfile | None = None,
+        store: LinkStore | None = None,
+    ) -> None:
         self._collect = collect
-        self._lock = threading.Lock()
-        self._shared: SharedTopology | None = None
-        self._learned: LinkMatrix | None = None
-        self._rated: dict[ProcessId, float] = {}
+        self._store = store
+        self._interfaces: dict[str, str] = {}
+        self._connected: dict[ProcessId, tuple[Endpoint, str]] = {}
+        remembered = {} if store is None else store.load(node_clock.now())
+        self.shared = SharedTopology(me, profile or local_profile(), remembered=remembered)
 
-    def draw(self, session: ViewSession | None) -> SharedTopology:
-        """The topology, with what is known now; ``session`` is the view that holds."""
-        facts = self._collect()
-        with self._lock:
-            if self._shared is None:
-                self._shared = SharedTopology(self._me, local_profile(), clock=node_clock.now)
-            shared = self._shared
-            for each in facts.acquaintances:
-                shared.introduce(
-                    each.process,
-                    profile=each.profile,
-                    addresses=each.addresses,
-                    in_use=each.in_use,
-                )
-            in_use = {each.process: each.in_use for each in facts.acquaintances}
-            shared.observe(facts.health, in_use)
-            self._learn(shared, session)
-            shared.prune()
-            return shared
+    def draw(self) -> SharedTopology:
+        """The map, with what is known now; as it was at the end where the node has ended."""
+        with contextlib.suppress(BackendUnavailable):
+            self.observe(self._collect())
+        return self.shared
+
+    def observe(self, facts: TopologyFacts) -> None:
+        """Write down what the control thread knows."""
+        for each in facts.acquaintances:
+            way = each.in_use, each.here
+            if self._connected.get(each.process, way) != way:  # such as Wi-Fi instead of a cable
+                self.shared.update(lambda topology, who=each.process: topology.forget_figures(who))  # type: ignore[misc]
+            self.shared.introduce(
+                each.process,
+                profile=each.profile,
+                addresses=each.addresses,
+                in_use=each.in_use,
+                here=each.here,
+                interface=self._interface_of(each.here),
+            )
+        self._connected |= {each.process: (each.in_use, each.here) for each in facts.acquaintances}
+        in_use = {each.process: each.in_use for each in facts.acquaintances}
+        self.shared.observe(facts.health, in_use)
+        self.shared.prune()
+
+    def _interface_of(self, host: str) -> str:
+        """The name of the interface with an address of ours; empty where it is not found."""
+        if host and host not in self._interfaces:
+            found = {at: each.name for each in interfaces(virtual=True) for at in each.hosts}
+            self._interfaces |= {"": "", host: "", **found}
+        return self._interfaces.get(host, "")
 
     def is_rated(self, process: ProcessId) -> bool:
-        """Whether the link to a process was probed not long ago."""
-        at = self._rated.get(process)
-        return at is not None and node_clock.now() - at < FRESH
+        """Whether the link to a process was measured not long ago."""
+        known = self.shared.connection(process)
+        return known is not None and known.is_fresh(node_clock.now())
 
-    def rate(self, process: ProcessId, found: Bandwidth) -> None:
-        """A probe has measured the link to a process."""
-        self._rated[process] = node_clock.now()
-        self.draw(None).rated(process, found)
+    def close(self) -> None:
+        """Keep what is known of the links for the next run."""
+        if self._store is not None:
+            with contextlib.suppress(DistributedError, OSError):  # then the next run measures anew
+                self._store.save(self.shared.snapshot(), node_clock.now())
 
-    def _learn(self, shared: SharedTopology, session: ViewSession | None) -> None:
-        if session is None or session.group is None:
+
+class ViewLinks:
+    """What the map says of the links of one member of a view, by rank."""
+
+    def __init__(self, topology: SharedTopology, view: View) -> None:
+        self._topology = topology
+        self._view = view
+
+    @property
+    def memory(self) -> LinkMemory:
+        """The same for the one who makes surveys."""
+        return LinkMemory(self.air, self.known, self.measured, self.agreed)
+
+    def air(self) -> tuple[int, int]:
+        """By which radio this machine is reached."""
+        profile = self._topology.node(self._topology.me).profile
+        return (0, 0) if profile is None else profile.air
+
+    def known(self) -> Array | None:
+        """What a survey would see of all other ranks; None unless all of it is fresh.
+
+        Figures of an earlier run do not count: the machines may be elsewhere now.
+        """
+        now, members = node_clock.now(), self._view.members
+        air = self._topology.snapshot().air(members) or (0,) * len(members)
+        here = members.index(self._topology.me)
+        turns = {frozenset(pair) for pair in radio_turns(air)}
+        row = np.zeros((SEEN, len(members)), np.int64)
+        for rank, member in enumerate(members):
+            if rank == here:
+                continue
+            link = self._topology.connection(member)
+            # Of a rank on a radio one link says how fast that is.
+            is_needed = not (air[here] or air[rank]) or frozenset((here, rank)) in turns
+            if link is None or not link.is_fresh(now, rated=is_needed):
+                return None
+            if link.measured_at < self._topology.began or (
+                is_needed and not link.is_local and link.rated_at < self._topology.began
+            ):
+                return None
+            rate = link.down if is_needed else UNMEASURED
+            row[:, rank] = 0 if link.is_local else rate, link.latency, link.is_local
+        return row
+
+    def measured(self, row: Array) -> None:
+        """Collectives have measured the links of this rank."""
+        now, me = node_clock.now(), self._topology.me
+
+        def change(topology: ClusterTopology) -> None:
+            for rank, member in enumerate(self._view.members):
+                rate = max(0, int(row[0, rank]))
+                topology.add_node(member, now=now)
+                found = ConnectionProfile(
+                    latency=int(row[1, rank]),
+                    measured_at=now,
+                    measured_by=LinkSource.COLLECTIVES,
+                    down=rate,
+                    rated_at=now if rate else 0.0,
+                    rated_by=LinkSource.COLLECTIVES if rate else LinkSource.UNKNOWN,
+                    is_local=bool(row[2, rank]),
+                )
+                topology.add_connection(me, member, found)
+
+        self._topology.update(change)
+
+    def agreed(self, links: LinkMatrix) -> None:
+        """The ranks have agreed on their links."""
+        self._topology.learn(links, self._view)
+
+
+def measure_links(
+    backend: Backend,
+    topology: SharedTopology,
+    view: View,
+    *,
+    limits: ProbeLimits | None = None,
+    source: LinkSource = LinkSource.PROBE,
+) -> dict[int, Bandwidth]:
+    """Probe the links of all members of a view, who must do so together; by rank."""
+    found = probe_links(backend, limits=limits)
+    for rank, bandwidth in found.items():
+        topology.rated(view.members[rank], bandwidth, source=source)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# What is known of links, kept for the next run, whatever job it is.
+#
+# ::
+#
+#     ~/.potluck/links/<tag of the namespace>     at most 64 machines, newest first, for 30 days
+
+MAX_KEPT = 64
+LINKS_MAX_SIZE = 64 << 10  # bytes of the file; 64 machines take about 16 KiB
+KEPT_FOR = 30 * 86400.0  # seconds
+STORE_PATIENCE = 2.0  # seconds to wait for another process that writes
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_When = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+
+
+class KeptLink(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The link to one machine; times in seconds since 1970."""
+
+    node: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{32}$")]
+    latency: _Whole = 0
+    jitter: _Whole = 0
+    measured: _When = 0.0
+    measured_by: LinkSource = LinkSource.UNKNOWN
+    up: _Whole = 0
+    down: _Whole = 0
+    rated: _When = 0.0
+    rated_by: LinkSource = LinkSource.UNKNOWN
+
+    def profile(self, now: float, today: float) -> ConnectionProfile:
+        """The same by the clock of a node: ``now`` there is ``today`` here."""
+        return ConnectionProfile(
+            latency=self.latency,
+            jitter=self.jitter,
+            measured_at=now - max(0.0, today - self.measured),
+            measured_by=self.measured_by,
+            up=self.up,
+            down=self.down,
+            rated_at=now - max(0.0, today - self.rated),
+            rated_by=self.rated_by,
+        )
+
+    @classmethod
+    def of(cls, node: NodeId, link: ConnectionProfile, now: float, today: float) -> KeptLink:
+        """What is worth keeping of a link."""
+        timing: dict[str, Any] = {}
+        if link.measured_by not in {LinkSource.UNKNOWN, LinkSource.HEARTBEAT}:
+            measured = max(0.0, today - (now - link.measured_at))
+            timing = {"latency": link.latency, "measured": measured}
+            timing |= {"jitter": link.jitter, "measured_by": link.measured_by}
+        return cls(
+            node=node,
+            **timing,
+            up=link.up,
+            down=link.down,
+            rated=max(0.0, today - (now - link.rated_at)) if link.up or link.down else 0.0,
+            rated_by=link.rated_by,
+        )
+
+
+class LinkStore:
+    """The file in which one namespace's links are kept."""
+
+    def __init__(
+        self, tag: str, home: Path | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = (home or potluck_home()) / "links" / tag
+        self._clock = clock
+
+    def load(self, now: float) -> dict[NodeId, ConnectionProfile]:
+        """What was kept, by machine; nothing where that cannot be read."""
+        today = self._clock()
+        return {NodeId(each.node): each.profile(now, today) for each in self._read()}
+
+    def _read(self) -> list[KeptLink]:
+        oldest = self._clock() - KEPT_FOR
+        try:
+            text = read_private(self._path, limit=LINKS_MAX_SIZE + 1) or b"[]"
+            kept = decode_json(text, list[KeptLink]) if len(text) <= LINKS_MAX_SIZE else []
+        except (DistributedError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
+        return [each for each in kept if max(each.rated, each.measured) >= oldest]
+
+    def save(self, topology: ClusterTopology, now: float) -> None:
+        """Keep the links of a node to other machines; newer figures in the file stay."""
+        today = self._clock()
+        links = {}
+        for peer in topology.remote_nodes:
+            link = topology.connection(topology.me, peer)
+            if link is not None and not link.is_local and (link.up or link.down):
+                links[peer.node] = link
+        if not links:
             return
-        links = session.group.links
-        if links is not self._learned and any(links.up):
-            shared.learn(links, session.view)
-            self._learned = links
-
-
-def measure_links(backend: Backend, topology: SharedTopology, view: View) -> SharedTopology:
-    """Probe the links of all members of a view, who must do so together; what is known then."""
-    for rank, found in probe_links(backend).items():
-        topology.rated(view.members[rank], found)
-    return topology
+        ensure_private_directory(self._path.parent)
+        with exclusive_lock(self._path.parent / ".lock", patience=STORE_PATIENCE):
+            merged = self.load(now)
+            for node, link in links.items():
+                merged[node] = merged[node].updated(link) if node in merged else link
+            kept = [KeptLink.of(node, link, now, today) for node, link in merged.items()]
+            kept.sort(key=lambda each: -max(each.rated, each.measured))
+            replace_private(self._path, msgspec.json.encode(kept[:MAX_KEPT]))
 
 
 # --------------------------------------------------------------------------------------------------

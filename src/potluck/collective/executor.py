@@ -9,13 +9,13 @@ import contextlib
 import struct
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck._types import LinkMatrix
+from potluck._types import LinkMatrix, sharing_air
 from potluck.backend.lanes import COLLECTIVES
 from potluck.collective.call import Call, Purpose
 from potluck.collective.channel import (
@@ -41,13 +41,14 @@ from potluck.collective.pump import (
     StreamPoller,
 )
 from potluck.errors import Aborted, NoConnection
+from potluck.net.addresses import attachment
 from potluck.net.frames import NUMBERS, NUMBERS_AT, FrameType, encode
 from potluck.net.transport import Spin
 from potluck.schedule.reduce import ReduceOp, Reducer, quiet
 from potluck.schedule.task import Collective, Strategy, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from potluck.backend.base import Backend, PeerStream
     from potluck.collective.call import Routine, Turn
@@ -62,8 +63,10 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # The survey: how fast the links of a group are, measured by the ranks and agreed among them.
 #
-# Before the first large operation each rank sends something to each other rank, in rounds in which
-# everybody sends to one and receives from one; what arrives is timed where it arrives.  Between two
+# Before the first large operation the ranks tell each other whether they know their links already,
+# and which radio they are on.  Unless all know, each rank sends something to each other rank, in
+# rounds in which everybody sends to one and receives from one; what arrives is timed where it
+# arrives.  Those on a radio are measured one after the other, since they share it.  Between two
 # of one machine there is no link, and how busy its processors are just now says nothing about one,
 # so nothing is timed.  Then all ranks exchange what they saw, so all make the same plans.  From
 # time to time they compare how long operations take with how long they took at first, and survey
@@ -105,20 +108,68 @@ CHANGED = 150
 
 NANOSECONDS = 1_000_000_000
 
+UNMEASURED = -1
+"""In place of the rate of a link that is not measured."""
 
-def measure(messenger: SequentialExecutor, rank: int, size: int) -> Array:
+
+def _air_of_this_machine() -> tuple[int, int]:
+    found = attachment()
+    return (0, 0) if found is None else found.air
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMemory:
+    """What a rank knows of its links before a survey, and whom it tells what the survey found.
+
+    This one knows nothing but the machine, and tells nobody; members of a cluster have a map.
+    """
+
+    air: Callable[[], tuple[int, int]] = _air_of_this_machine
+    """The cell and the network of the radio by which this rank is reached; zeros without."""
+    known: Callable[[], Array | None] = lambda: None
+    """What :func:`measure` would find; None unless all of it was measured not long ago."""
+    measured: Callable[[Array], None] = lambda _: None
+    """Told when this rank has measured its links."""
+    agreed: Callable[[LinkMatrix], None] = lambda _: None
+    """Told when all ranks have told each other what they know."""
+
+
+def measure(messenger: SequentialExecutor, rank: int, size: int, air: Sequence[int] = ()) -> Array:
     """What this rank sees of each other: its rate towards us, the time to reach it, is it here.
 
-    The rate is 0 where there is no link, within one machine; there the third number is 1.
+    The third number is 1 within one machine, where no rate is measured: it is 0.  A rate is
+    negative where it is left out: of a rank on a radio only the link to one other rank is measured,
+    while nobody else uses that radio.
     """
     seen = np.zeros((SEEN, size), np.int64)
-    block = bytearray(BLOCK)
+    block = memoryview(bytearray(BLOCK))
+    on_air = air or (0,) * size
     for distance in range(1, size):
         right, left = (rank + distance) % size, (rank - distance) % size
         seen[1, right] = min(_ping(messenger, right, left) for _ in range(PINGS))
-        seen[0, left] = _time_blocks(messenger, right, left, memoryview(block))
+        receives, sends = not (on_air[rank] or on_air[left]), not (on_air[rank] or on_air[right])
+        rate = _time_blocks(messenger, right if sends else None, left if receives else None, block)
         seen[2, left] = messenger.is_local(left)
+        seen[0, left] = rate if receives or seen[2, left] else UNMEASURED
+    for mobile, partner in radio_turns(on_air):
+        for source, target in ((partner, mobile), (mobile, partner)):
+            if rank == target:
+                messenger.receive(source, block[:1])  # it has come to this turn: start the clock
+                seen[0, source] = _time_blocks(messenger, None, source, block)
+            elif rank == source:
+                messenger.send(target, block[:1])
+                _time_blocks(messenger, target, None, block)
     return seen
+
+
+def radio_turns(air: Sequence[int]) -> list[tuple[int, int]]:
+    """In which order ranks on radios are measured, and with whom: best with one on a cable.
+
+    >>> radio_turns([0, 1, 1]), radio_turns([1, 1, 1])
+    ([(1, 0), (2, 0)], [(1, 0), (2, 0)])
+    """
+    partner = next((rank for rank, number in enumerate(air) if not number), 0)
+    return [(rank, partner) for rank, number in enumerate(air) if number and rank != partner]
 
 
 def _ping(messenger: SequentialExecutor, right: int, left: int) -> int:
@@ -132,7 +183,9 @@ def _ping(messenger: SequentialExecutor, right: int, left: int) -> int:
     return max(1, (time.perf_counter_ns() - start) // 2)
 
 
-def _time_blocks(messenger: SequentialExecutor, right: int, left: int, block: memoryview) -> int:
+def _time_blocks(
+    messenger: SequentialExecutor, right: int | None, left: int | None, block: memoryview
+) -> int:
     """Bytes per second that come from the left, while the right neighbour finds out the same.
 
     Who receives gives the word, and its clock starts before: a late reader, who would find
@@ -140,22 +193,25 @@ def _time_blocks(messenger: SequentialExecutor, right: int, left: int, block: me
     highest of several is the best known.
     """
     word = memoryview(bytearray(1))
-    wanted = [] if messenger.is_local(left) else list(TRIES)
-    asked = [] if messenger.is_local(right) else list(TRIES)
+    wanted = [] if left is None or messenger.is_local(left) else list(TRIES)
+    asked = [] if right is None or messenger.is_local(right) else list(TRIES)
     rate = took = 0
     while wanted or asked:
         start = time.perf_counter_ns()
         if wanted:
+            assert left is not None
             if took >= PATIENCE * NANOSECONDS:
                 wanted.clear()
             messenger.send(left, memoryview(bytes([bool(wanted)])))
         if asked:
+            assert right is not None
             messenger.receive(right, word)
             if not word[0]:
                 asked.clear()
             for _ in range(asked.pop(0) if asked else 0):
                 messenger.send(right, block)
         if wanted:
+            assert left is not None
             count = wanted.pop(0)
             for _ in range(count):
                 messenger.receive(left, block)
@@ -165,9 +221,15 @@ def _time_blocks(messenger: SequentialExecutor, right: int, left: int, block: me
     return rate
 
 
-def agree(rows: Array) -> LinkMatrix:
-    """The links, from what all ranks saw; the same on all of them."""
-    rates, times, machines = rows[:, 0, :], rows[:, 1, :], sharing(rows)
+def agree(rows: Array, air: Sequence[int] = ()) -> LinkMatrix:
+    """The links, from what all ranks saw; the same on all of them.
+
+    What passes between two on one radio crosses it twice: it could carry twice as much.
+    """
+    rates, times, machines = rows[:, 0, :].clip(min=0), rows[:, 1, :], sharing(rows)
+    if air:
+        shared = np.equal.outer(air, air) & (np.array(air) > 0)
+        rates = np.where(shared, 2 * rates, rates)
     up, down = rates.max(axis=0), rates.max(axis=1)
     for machine in set(machines):  # its ranks share a cable, which carries what it did for any
         ranks = np.equal(machines, machine)
@@ -175,8 +237,9 @@ def agree(rows: Array) -> LinkMatrix:
     return LinkMatrix(
         _alike([int(rate) or QUICKEST for rate in up]),
         _alike([int(rate) or QUICKEST for rate in down]),
-        tuple(tuple(min(int(time), (1 << 32) - 1) for time in row) for row in times),
+        tuple(tuple(min(int(time), (1 << 32) - 1) for time in row) for row in times.clip(min=0)),
         machines,
+        tuple(air),
     )
 
 
@@ -320,7 +383,9 @@ class EpochStreams:
         for channel in self._channels.values():
             channel.stream.pace(rate)
 
-    def survey(self, fingerprint: Fingerprint, deadline: float | None) -> Array:
+    def survey(
+        self, fingerprint: Fingerprint, deadline: float | None, air: Sequence[int] = ()
+    ) -> Array:
         """Measure the links before an operation; what this rank sees."""
         backend = self._backend
         others = tuple(rank for rank in range(backend.world_size) if rank != backend.rank)
@@ -328,7 +393,7 @@ class EpochStreams:
         channels = self._begin(fingerprint, fingerprint.pack(), others, deadline)
         messenger = SequentialExecutor(channels, self._watch)
         try:
-            seen = measure(messenger, backend.rank, backend.world_size)
+            seen = measure(messenger, backend.rank, backend.world_size, air)
             messenger.finish()
         except (Disagreement, ChannelBroken) as error:
             raise self._explained(error) from None
@@ -441,10 +506,11 @@ class ReplanPolicy:
     All it does follows from what the ranks have in common: calls, and what they told each other.
     """
 
-    def __init__(self, plans: PlanCache, rank: int, world_size: int) -> None:
+    def __init__(self, plans: PlanCache, rank: int, world_size: int, memory: LinkMemory) -> None:
         self._plans = plans
         self._rank = rank
         self._world_size = world_size
+        self._memory = memory
         self.times = OperationTimes()
 
     def prepare(self, call: Call, session: EpochStreams, deadline: float | None) -> CompiledCall:
@@ -464,10 +530,18 @@ class ReplanPolicy:
         return have_changed(self._gather(change, call, session, deadline))
 
     def _survey(self, call: Call, session: EpochStreams, deadline: float | None) -> None:
-        size = self._world_size
-        seen = session.survey(self._plans.compiled(call).fingerprint, deadline)
+        size, memory = self._world_size, self._memory
+        is_first = not self._plans.is_surveyed
+        seen = memory.known() if is_first else None  # later, what was known has changed
+        mine = np.array([seen is not None, *memory.air()], np.int64)
+        told = self._gather(mine, call, session, deadline).reshape(size, 3)
+        air = sharing_air([(int(cell), int(network)) for _, cell, network in told])
+        if seen is None or not told[:, 0].all():
+            seen = session.survey(self._plans.compiled(call).fingerprint, deadline, air)
+            memory.measured(seen)
         rows = self._gather(seen.reshape(-1), call, session, deadline).reshape(size, SEEN, size)
-        links = agree(rows)
+        links = agree(rows, air)
+        memory.agreed(links)
         self._plans.learn(links, call, self.times.operations)
         up = links.up[self._rank]
         if up < FAST:
@@ -533,7 +607,12 @@ class Executor:
         self.vigil = FailureMonitor(backend)
         self._pool = SlotPool()
         self._session: EpochStreams | None = None
-        self._surveyor = ReplanPolicy(self.plans, backend.rank, backend.world_size)
+        self._memory = backend.services.of(LinkMemory, LinkMemory)
+        self._surveyor = self._make_surveyor()
+
+    def _make_surveyor(self) -> ReplanPolicy:
+        backend = self._backend
+        return ReplanPolicy(self.plans, backend.rank, backend.world_size, self._memory)
 
     def execute(self, call: Call, turn: Turn) -> None:
         """Do a call whose turn it is."""
@@ -591,7 +670,7 @@ class Executor:
     def _begin_epoch(self) -> None:
         abandon_streams(self._backend, self.vigil)
         self.plans.forget()
-        self._surveyor = ReplanPolicy(self.plans, self._backend.rank, self._backend.world_size)
+        self._surveyor = self._make_surveyor()
 
     def abort(self, error: DistributedError, last_call: int) -> None:
         """End calls up to a number, from any thread; a thread that runs one wakes up and checks."""

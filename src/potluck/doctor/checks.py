@@ -6,6 +6,7 @@ import errno
 import ipaddress
 from collections.abc import Callable
 
+from potluck import _time
 from potluck._types import NodeId
 from potluck._version import UPGRADE, VersionMismatch, mixed
 from potluck.discovery.mdns import OLD_TAG, MdnsRecord
@@ -666,15 +667,15 @@ def _slow(scene: DoctorFacts, target: Target) -> list[Finding]:
     interface = scene.interface_of(rate.host)
     said = scene.machine.speed_of(interface)
     measured = rate.bytes_per_second / MEGABIT
+    ago = f" {_time.duration(round(rate.age * 1e9))} ago ({rate.source})" if rate.age else ""
+    through = f"{measured:.3g} Mbit/s went through{ago}"
     if not said or measured * SLOW >= min(said, BELIEVED):
         return []
     return [
         Finding(
             check="speed",
             cause=f"The link to {target.name} is much slower than its interface says",
-            evidence=(
-                f"{measured:.3g} Mbit/s went through; {interface} says it carries {said} Mbit/s.",
-            ),
+            evidence=(f"{through}; {interface} says it carries {said} Mbit/s.",),
             fix="Look for a bad or old cable, a powerline adapter, a switch for 100 Mbit/s, a weak "
             "Wi-Fi signal, or another program that fills the link. `potluck bench` measures more.",
             severity=Severity.NOTE,

@@ -213,7 +213,7 @@ class ProbeAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What another machine that looked around as well has shown: how much goes through to it."""
+    """How much goes through to another machine: measured with it now, or remembered from then."""
 
     bytes_per_second: int
     """Bytes per second."""
@@ -221,6 +221,14 @@ class Rate:
     """The address of ours that it went through."""
     is_on_battery: bool = False
     """Whether the machine over there runs on its battery."""
+    down: int = 0
+    """Bytes per second from there; 0 if that was not measured."""
+    latency: int = 0
+    """Nanoseconds of a short message, one way; 0 if that was not measured."""
+    age: float = 0.0
+    """Seconds since it was measured; 0 if that was now."""
+    source: str = "doctor"
+    """What measured it, as the map of this machine has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from potluck._types import NodeId
+from potluck import _time as node_clock
+from potluck._types import NodeId, ProcessId
 from potluck._version import NewerFile
 from potluck.backend.port import NodePort
-from potluck.cluster.topology import local_profile
+from potluck.cluster.topology import LinkStore, local_profile
 from potluck.discovery.local import KnownPeers
 from potluck.discovery.records import (
     DEFAULT_PORT,
@@ -29,14 +30,18 @@ from potluck.doctor.facts import (
     DoctorFacts,
     MachineFacts,
     ProbeOutcome,
+    Rate,
     StartupError,
     TakenPort,
+    Target,
     gather_machine,
     holder_of,
 )
 from potluck.doctor.probe import ConnectionProbes, DoctorListener, PeerThroughput, probe, result_by
+from potluck.errors import DistributedError
 from potluck.identity.namespace import NetworkNamespace
 from potluck.identity.private_files import DamagedFile, UnsafeFile
+from potluck.membership.topology import ClusterTopology, ConnectionProfile, LinkSource
 from potluck.net.addresses import Address, Interface, interfaces
 
 SECONDS = 3.0
@@ -156,13 +161,14 @@ class _Look:
             known = KnownPeers(config.home).recall(replace(advert, job_tag=""))
             trying.start_known(known, heard)
             deadline = time.monotonic() + LATER
+            targets = self._with_the_map(trying.results(deadline))
             return DoctorFacts(
                 node=advert.node,
                 namespace=self._namespace.name,
                 tag=advert.tag,
                 old_tags=advert.old_tags,
                 interfaces=self._interfaces,
-                targets=trying.results(deadline),
+                targets=targets,
                 mdns=listener.status,
                 mdns_works=listener.is_open,
                 heard_self=listener.heard_self,
@@ -172,6 +178,36 @@ class _Look:
                 machine=result_by(deadline, machine, MachineFacts()),
                 names=self._names(),
             )
+
+    def _with_the_map(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Keep what was measured now; where nothing was, add what an earlier run has measured."""
+        now, store = node_clock.now(), LinkStore(self._advert.tag, self._config.home)
+        remembered = store.load(now)
+        topology = ClusterTopology(self._port.process)
+        used = [each.hosts[0] for each in self._interfaces if not each.skipped]
+        found = []
+        for target in targets:
+            rate, link = target.rate, remembered.get(target.node) if target.node else None
+            if rate is not None and target.node is not None:
+                peer = ProcessId(target.node, 0)
+                topology.add_node(peer, now=now)
+                measured = ConnectionProfile(
+                    up=rate.bytes_per_second,
+                    down=rate.down,
+                    rated_at=now,
+                    rated_by=LinkSource.DOCTOR,
+                    latency=rate.latency,
+                    measured_at=now,
+                    measured_by=LinkSource.DOCTOR,
+                )
+                topology.add_connection(topology.me, peer, measured)
+            elif link is not None and link.up and len(used) == 1:  # else it is not known by which
+                age, source = now - link.rated_at, link.rated_by.value
+                rate = Rate(link.up, used[0], age=age, source=source)
+            found.append(replace(target, rate=rate))
+        with contextlib.suppress(DistributedError, OSError):  # what was seen is shown all the same
+            store.save(topology, now)
+        return tuple(found)
 
     def _names(self) -> dict[NodeId, str]:
         roster = self._port.members.roster

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -15,11 +13,11 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from potluck._platform import TCP_INFO
 from potluck._types import NodeId
 from potluck._version import THIS_BUILD, VersionMismatch
+from potluck.backend.base import PeerStream
 from potluck.backend.port import NodePort
-from potluck.cluster.bandwidth import steady_rate
+from potluck.cluster.bandwidth import Bandwidth, ProbeLimits, measure_bandwidth
 from potluck.discovery.mdns import SERVICE, MdnsRecord, MdnsSource
 from potluck.discovery.records import Advert, DiscoveryConfig, Sighting
 from potluck.doctor.facts import (
@@ -37,8 +35,10 @@ from potluck.membership.topology import NodeProfile
 from potluck.net import tcp
 from potluck.net.addresses import Address, is_literal, is_loopback, unmapped
 from potluck.net.opening import RefusedByPeer, refuse
-from potluck.net.secure_socket import OpeningSocket, SecureSocket
+from potluck.net.secure_socket import CHUNK, OpeningSocket, SecureSocket
+from potluck.net.tcp import TcpStream, make_poller
 from potluck.net.tls import AnotherNamespace
+from potluck.net.transport import Buffer
 from potluck.trust.connect import Declined, SecretChanged, say_hello
 from potluck.trust.membership_store import TrustStore
 from potluck.wire_messages import ControlReply, ControlRequest, OpenReply, Sync
@@ -130,24 +130,72 @@ def _words(error: DistributedError | OSError) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Two who look around at the same time help each other: each measures how much goes through.
+# Two who look around at the same time help each other: both measure the link between them.
 #
-# The one who asks sends for a moment, the other counts and tells the rate.  Time and bytes are
-# bounded on both sides; only members of the namespace are served, a few at a time.
+# It is the probe that members of a cluster use.  Time and bytes are bounded on both sides; only
+# members of the namespace are served, a few at a time.
 
-SENDING = 0.5  # seconds for which one sends
-PATIENCE = 2.0  # seconds for all of it; a link that is slower than that is slow
-BLOCK = 1 << 16  # bytes
-MOST = 1 << 26  # bytes that are taken from one who asks
+LIMITS = ProbeLimits(seconds=0.25, patience=4.0)
 SERVED = 4  # who are served at the same time
-WAITING = 1 << 17  # bytes that may wait in our kernel: what waits there has not gone through
 
-_BUSY = struct.Struct("=120xQ40xQQ")
-"""Of Linux's ``struct tcp_info``: bytes acknowledged, and microseconds in which some were not yet,
-and in which the other side had no room."""
 
-_MORE, _LAST = b"\1", b"\0"
-_RATE = struct.Struct(">Q")
+class TlsStream:
+    """A connection in TLS, as a probe wants it: it never blocks."""
+
+    is_local = False
+    shared = None
+
+    def __init__(self, sock: SecureSocket) -> None:
+        self._sock, self._channel, ahead = sock.hand_over()
+        self._below = TcpStream(self._sock)
+        self.fileno, self.peer_name = self._below.fileno, self._below.peer_name
+        self.expect, self.pace, self.close = (
+            self._below.expect,
+            self._below.pace,
+            self._below.close,
+        )
+        self._plain = bytearray(ahead)
+        self._unsent = b""
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        """Encrypt all of it, as soon as what was encrypted before is on its way."""
+        self._flush()
+        if self._unsent:
+            raise BlockingIOError
+        data = b"".join(buffers)
+        self._channel.write(data)
+        self._flush()
+        return len(data)
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Decrypt what is there."""
+        self._flush()
+        if not self._plain:
+            data = self._sock.recv(CHUNK)
+            if not data:
+                return 0
+            self._channel.receive(data)
+            self._plain += self._channel.read()
+            if not self._plain:
+                raise BlockingIOError
+        count = min(len(buffer), len(self._plain))
+        buffer[:count] = self._plain[:count]
+        del self._plain[:count]
+        return count
+
+    def _flush(self) -> None:
+        self._unsent += self._channel.outgoing()
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+
+    def finish(self, deadline: float) -> None:
+        """Send what is left, and close when it has arrived."""
+        self._sock.settimeout(max(0.01, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            self._sock.sendall(self._unsent)
+        self._sock.setblocking(False)
+        self._below.finish(deadline)
 
 
 @dataclass
@@ -168,7 +216,7 @@ class PeerThroughput:
     def close(self) -> None:
         """Wait for those who are being served."""
         for thread in self._served:
-            thread.join(PATIENCE)
+            thread.join(LIMITS.patience)
 
     # -- who is asked --------------------------------------------------------------------------
 
@@ -187,80 +235,43 @@ class PeerThroughput:
         with contextlib.closing(sock), contextlib.suppress(OSError, DistributedError):
             opened = ControlReply(job=self.job, profile=self.profile.to_bytes())
             self.port.answer_control(sock, opened)
-            sock.settimeout(PATIENCE)
-            sock.sendall(_RATE.pack(steady_rate(_count(sock, time.monotonic() + PATIENCE))))
+            _measure(sock, first=False)
 
     # -- who asks ------------------------------------------------------------------------------
 
     def ask(self, addresses: Sequence[Address]) -> Rate | None:
         """How much goes through to a colleague; None if it does not take part."""
         with self._asking, contextlib.suppress(OSError, DistributedError):  # one after the other
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + LIMITS.patience
             hello = ControlRequest(job=self.job)
             sock, opened = self.port.dial_control(addresses, None, hello, deadline)
             with contextlib.closing(sock):
                 profile = NodeProfile.from_bytes(opened.profile) if opened.profile else None
                 battery = profile.battery if profile else None
+                host = unmapped(str(sock.getsockname()[0]))
+                found = _measure(sock, first=True)
                 return Rate(
-                    _send(sock, time.monotonic() + PATIENCE),
-                    unmapped(str(sock.getsockname()[0])),
+                    max(1, found.up),
+                    host,
                     is_on_battery=battery is not None and not battery.plugged,
+                    down=found.down,
+                    latency=found.latency,
                 )
         return None
 
 
-def _count(sock: OpeningSocket, deadline: float) -> list[tuple[float, int]]:
-    """What has come by when, until the other side says that it was the last block."""
-    arrivals, count, is_last = [(time.monotonic(), 0)], 0, False
-    while count < MOST and time.monotonic() < deadline and not (is_last and count % BLOCK == 0):
-        data = sock.recv(BLOCK - count % BLOCK)
-        if not data:
-            break
-        is_last = is_last or (count % BLOCK == 0 and data[:1] == _LAST)
-        count += len(data)
-        arrivals.append((time.monotonic(), count))
-    return arrivals
-
-
-def _send(sock: OpeningSocket, deadline: float) -> int:
-    """Send for a moment; the rate that the other tells, or what got away until the deadline."""
-    bare = sock.hand_over()[0] if isinstance(sock, SecureSocket) else sock
-    bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAITING)
-    body = os.urandom(BLOCK - 1)  # nothing on the way can make it shorter
-    begin, sent = time.monotonic(), 0
-    told = 0
+def _measure(sock: OpeningSocket, *, first: bool) -> Bandwidth:
+    stream = TlsStream(sock) if isinstance(sock, SecureSocket) else TcpStream(sock)
+    poller = make_poller()
     try:
-        while time.monotonic() < begin + SENDING and sent < MOST - 2 * BLOCK:
-            sock.settimeout(max(0.01, deadline - time.monotonic()))
-            sock.sendall(_MORE + body)
-            sent += BLOCK
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
-        sock.sendall(_LAST + body)
-        answer = b""
-        while len(answer) < _RATE.size:
-            part = sock.recv(_RATE.size - len(answer))
-            if not part:
-                break
-            answer += part
-        if len(answer) == _RATE.size:
-            told = int(_RATE.unpack(answer)[0])
-    except TimeoutError:
-        told = int(sent / (time.monotonic() - begin))
-    return max(1, told, _while_the_link_was_busy(bare))
+        return measure_bandwidth(PeerStream(stream), poller, first=first, limits=LIMITS)
+    finally:
+        poller.close()
+        stream.finish(time.monotonic() + FINISHING)
 
 
-def _while_the_link_was_busy(sock: socket.socket) -> int:
-    """Bytes per second, not counting when one of the two programs was the limit; 0 if untold.
-
-    On a busy machine a program may wait for its turn longer than for the link.
-    """
-    if TCP_INFO is None:
-        return 0
-    with contextlib.suppress(OSError, struct.error):  # an old kernel tells less
-        facts = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _BUSY.size)
-        count, busy, full = _BUSY.unpack(facts)
-        return int(count * 1_000_000 / max(1, busy - full))
-    return 0
+FINISHING = 1.0
+"""Seconds for the last words of a probe to arrive."""
 
 
 # --------------------------------------------------------------------------------------------------

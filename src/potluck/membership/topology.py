@@ -1,9 +1,9 @@
-"""The cluster as one node sees it: machines, the links between them, and what both can do.
+"""The map of a cluster as one node sees it: machines, the links between them, what both can do.
 
-A graph whose nodes are processes, known by their ids and not by a place in a list, so removing one
-changes nothing for the others.  It records: profiles as the machines tell them, latencies from
-heartbeats, rates from short probes and from what collectives saw.  For a view it gives the planner
-a :class:`~potluck._types.LinkMatrix` in the order of ranks.  Time is passed in.
+Processes are known by their ids and not by a place in a list, so removing one changes nothing for
+the others.  Machines tell their profiles; heartbeats, probes, collectives, ``potluck bench`` and
+``potluck doctor`` measure links.  Each figure says when it was measured and by what, so a stale one
+loses to a fresh one.  Time is passed in.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from potluck._decode import decode_msgpack
-from potluck._types import LinkMatrix, ProcessId, Seconds, View, in_seconds
+from potluck._types import LinkMatrix, ProcessId, Seconds, View, in_seconds, sharing_air
 from potluck.errors import MalformedFrame
-
-if TYPE_CHECKING:
-    import networkx as nx
-
 
 # --------------------------------------------------------------------------------------------------
 # What is known of one link: its profile by each address, and which address to try first.
@@ -53,14 +49,22 @@ MARGIN = 0.8
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds for which a failed address is tried last
 
 
-class RateSource(Enum):
-    """Where a rate comes from."""
+FRESH = 600.0
+"""Seconds for which a figure is as good as a new one; afterwards a link is measured again."""
+
+
+class LinkSource(Enum):
+    """What measured a figure of a link."""
 
     UNKNOWN = "unknown"
+    HEARTBEAT = "heartbeat"
+    """The answer to a heartbeat, which waits for threads as well: good for a latency alone."""
     PROBE = "probe"
-    """A short measurement of its own."""
-    TRAFFIC = "traffic"
-    """What collectives saw."""
+    """A short measurement in a quiet moment."""
+    COLLECTIVES = "collectives"
+    """The survey before a collective."""
+    BENCH = "bench"
+    DOCTOR = "doctor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +80,20 @@ class ConnectionProfile:
     """Nanoseconds that a short message takes, one way."""
     jitter: int = 0
     """Nanoseconds by which that varies."""
+    loss: float = 0.0
+    """Share of the heartbeats that did not come in time, 0 to 1."""
     measured_at: float = 0.0
-    """When latency and jitter were measured, on the observer's clock."""
+    """When latency, jitter and loss were measured, on the observer's clock."""
+    measured_by: LinkSource = LinkSource.UNKNOWN
     up: int = 0
     """Bytes per second that the node can send to the other."""
     down: int = 0
     """Bytes per second that come back."""
     rated_at: float = 0.0
-    rated_by: RateSource = RateSource.UNKNOWN
+    """When the rates were measured."""
+    rated_by: LinkSource = LinkSource.UNKNOWN
+    is_local: bool = False
+    """Both ends are on one machine: no link is between them that could be slow."""
     address: Endpoint | None = None
     """Which of the other's addresses; None where that is not known."""
     interface: str = ""
@@ -91,17 +101,30 @@ class ConnectionProfile:
 
     def __post_init__(self) -> None:
         """Refuse what no link can have."""
-        if min(self.latency, self.jitter, self.up, self.down) < 0:
-            msg = f"Latency, jitter and rates of a connection cannot be negative: {self}"
+        if min(self.latency, self.jitter, self.loss, self.up, self.down) < 0:
+            msg = f"Latency, jitter, loss and rates of a connection cannot be negative: {self}"
             raise ValueError(msg)
 
     @classmethod
     def from_round_trip(
-        cls, seconds: float, now: float, *, jitter: float = 0.0, address: Endpoint | None = None
+        cls,
+        seconds: float,
+        now: float,
+        *,
+        jitter: float = 0.0,
+        loss: float = 0.0,
+        address: Endpoint | None = None,
     ) -> ConnectionProfile:
         """What a heartbeat and its answer tell: half of the round trip is one way."""
         latency, deviation = (max(0, round(time * 5e8)) for time in (seconds, jitter))
-        return cls(latency=max(1, latency), jitter=deviation, measured_at=now, address=address)
+        return cls(
+            latency=max(1, latency),
+            jitter=deviation,
+            loss=loss,
+            measured_at=now,
+            measured_by=LinkSource.HEARTBEAT,
+            address=address,
+        )
 
     @property
     def seconds_for_message(self) -> float:
@@ -112,19 +135,45 @@ class ConnectionProfile:
     def updated(self, newer: ConnectionProfile) -> ConnectionProfile:
         """This, with what a newer measurement of the same way found."""
         found = self._rated(newer) if newer.up or newer.down else self
-        if newer.latency:
+        is_rough = newer.measured_by is LinkSource.HEARTBEAT is not self.measured_by
+        ours_until = self.measured_at + (FRESH if is_rough and self.latency else 0.0)
+        if newer.latency and newer.measured_at >= ours_until:
             found = replace(
-                found, latency=newer.latency, jitter=newer.jitter, measured_at=newer.measured_at
+                found,
+                latency=newer.latency,
+                jitter=newer.jitter,
+                loss=newer.loss,
+                measured_at=newer.measured_at,
+                measured_by=newer.measured_by,
             )
-        return replace(found, interface=newer.interface or self.interface)
+        return replace(
+            found,
+            interface=newer.interface or self.interface,
+            is_local=newer.is_local or self.is_local,
+        )
 
     def _rated(self, newer: ConnectionProfile) -> ConnectionProfile:
+        if newer.rated_at < self.rated_at:
+            return self
         up, down = newer.up or self.up, newer.down or self.down
-        if newer.rated_by is RateSource.TRAFFIC and newer.rated_at - self.rated_at < WINDOW:
+        if newer.rated_by is LinkSource.COLLECTIVES and newer.rated_at - self.rated_at < WINDOW:
             up, down = max(up, self.up), max(down, self.down)
             if (up, down) == (self.up, self.down):
                 return self  # nothing new; the better figure keeps its age
         return replace(self, up=up, down=down, rated_at=newer.rated_at, rated_by=newer.rated_by)
+
+    def is_fresh(self, now: float, *, rated: bool = True) -> bool:
+        """Whether the latency and the rate from there, unless not ``rated``, count as new.
+
+        A latency that a heartbeat measured does not.
+        """
+        is_timed = bool(self.latency) and self.measured_by is not LinkSource.HEARTBEAT
+        is_rated = self.is_local or not rated or bool(self.down and _is_recent(self.rated_at, now))
+        return is_timed and is_rated and _is_recent(self.measured_at, now)
+
+
+def _is_recent(moment: float, now: float) -> bool:
+    return 0 <= now - moment < FRESH
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +271,7 @@ _ACCELERATORS = 16
 _Text = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
@@ -244,6 +294,16 @@ class Battery(msgspec.Struct, frozen=True, omit_defaults=True):
 
     percent: _Percent
     plugged: bool = False
+
+
+class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What connects a machine to the others."""
+
+    kind: Literal["wired", "wireless"] = "wired"
+    cell: _Number = 0
+    """Stands for the access point; 0 where the system does not tell."""
+    network: _Number = 0
+    """Stands for the network of its address: without a cell, who shares it shares the air."""
 
 
 class NodeProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -273,6 +333,20 @@ class NodeProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     accelerators: Annotated[tuple[Accelerator, ...], msgspec.Meta(max_length=_ACCELERATORS)] = ()
     battery: Battery | None = None
     """None on machines without one."""
+    medium: Medium | None = None
+    """By what others reach it; None where that is not known."""
+
+    @property
+    def is_wireless(self) -> bool:
+        """Whether it is known to be on Wi-Fi."""
+        return self.medium is not None and self.medium.kind == "wireless"
+
+    @property
+    def air(self) -> tuple[int, int]:
+        """Its cell and its network, where it is on Wi-Fi; zeros otherwise."""
+        if self.medium is None or not self.is_wireless:
+            return 0, 0
+        return self.medium.cell, self.medium.network
 
     def __post_init__(self) -> None:
         """Refuse text that could play tricks on a terminal."""
@@ -303,6 +377,7 @@ class NodeProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             f"{self.memory / (1 << 30):.1f} GiB" if self.memory else "",
             *(accelerator.name or accelerator.kind for accelerator in self.accelerators),
             _charge(self.battery) if self.battery else "",
+            "Wi-Fi" if self.is_wireless else "",
             self.system,
             f"Python {self.python}" if self.python else "",
         ]
@@ -341,6 +416,10 @@ class NodeInfo:
     """When collectives saw it."""
 
 
+_Ways: TypeAlias = Mapping[Endpoint | None, ConnectionProfile]
+"""The ways from one process to another, by the address of the other."""
+
+
 class ClusterTopology:
     """All processes of a cluster and the links between them, seen from one of them.
 
@@ -359,10 +438,9 @@ class ClusterTopology:
     def __init__(
         self, me: ProcessId, profile: NodeProfile | None = None, *, now: float = 0.0
     ) -> None:
-        import networkx as nx  # takes a third of a second: only who has a cluster pays for it
-
         self.me = me
-        self._graph: nx.DiGraph[ProcessId] = nx.DiGraph()
+        self._nodes: dict[ProcessId, NodeInfo] = {}
+        self._links: dict[tuple[ProcessId, ProcessId], _Ways] = {}
         self._paths: dict[ProcessId, Paths] = {}
         self.add_node(me, now=now, profile=profile)
 
@@ -377,32 +455,29 @@ class ClusterTopology:
         addresses: Iterable[Endpoint] | None = None,
     ) -> None:
         """A process is there, or still is; what is not told stays as it was known."""
-        known = self._info(node)
+        known = self._nodes.get(node)
         if known is None:
             self._paths[node] = Paths()
             known = NodeInfo(node, None, (), now, 0, 0, 0.0)
         if addresses is not None:
             self._paths[node].name(addresses)
-        self._graph.add_node(
-            node,
-            info=replace(
-                known,
-                profile=known.profile if profile is None else profile,
-                addresses=self._paths[node].named,
-                last_seen=max(now, known.last_seen),
-            ),
+        self._nodes[node] = replace(
+            known,
+            profile=known.profile if profile is None else profile,
+            addresses=self._paths[node].named,
+            last_seen=max(now, known.last_seen),
         )
 
     def seen(self, node: ProcessId, now: float) -> None:
         """A sign of life of a node that is known."""
-        if node in self._graph:
+        if node in self._nodes:
             self.add_node(node, now=now)
 
     def remove_node(self, node: ProcessId) -> None:
         """A process is gone, with all its links.  We ourselves never are."""
-        if node != self.me and node in self._graph:
-            self._graph.remove_node(node)
-            del self._paths[node]
+        if node != self.me and node in self._nodes:
+            del self._nodes[node], self._paths[node]
+            self._links = {ends: ways for ends, ways in self._links.items() if node not in ends}
 
     def prune(self, now: float, *, max_age: Seconds) -> tuple[ProcessId, ...]:
         """Remove processes not seen for ``max_age`` seconds; which ones."""
@@ -415,7 +490,7 @@ class ClusterTopology:
     @property
     def nodes(self) -> tuple[ProcessId, ...]:
         """Everybody, ourselves included, in the order of ids."""
-        return tuple(sorted(self._graph.nodes))
+        return tuple(sorted(self._nodes))
 
     @property
     def remote_nodes(self) -> tuple[ProcessId, ...]:
@@ -423,23 +498,17 @@ class ClusterTopology:
         return tuple(node for node in self.nodes if node != self.me)
 
     def __len__(self) -> int:
-        return len(self._graph)
+        return len(self._nodes)
 
     def __contains__(self, node: object) -> bool:
-        return node in self._graph
+        return node in self._nodes
 
     def __iter__(self) -> Iterator[ProcessId]:
         return iter(self.nodes)
 
     def node(self, node: ProcessId) -> NodeInfo:
         """What is known of a process; KeyError for a stranger."""
-        info = self._info(node)
-        if info is None:
-            raise KeyError(node)
-        return info
-
-    def _info(self, node: ProcessId) -> NodeInfo | None:
-        return self._graph.nodes[node]["info"] if node in self._graph else None
+        return self._nodes[node]
 
     @property
     def total_cores(self) -> int:
@@ -455,33 +524,57 @@ class ClusterTopology:
         told = ((node.node, self.node(node).profile) for node in self.nodes)
         return list({machine: profile for machine, profile in told if profile}.values())
 
+    def air(self, members: Iterable[ProcessId]) -> tuple[int, ...]:
+        """Which of these share a radio: equal numbers from 1 on; 0 for those on a cable."""
+        infos = (self._nodes.get(member) for member in members)
+        profiles = [info.profile if info else None for info in infos]
+        return sharing_air([profile.air if profile else (0, 0) for profile in profiles])
+
     # --- the links ---
 
     def add_connection(
         self, source: ProcessId, target: ProcessId, profile: ConnectionProfile
     ) -> None:
         """A link between two known nodes was measured; strangers' links are not kept."""
-        if source == target or source not in self._graph or target not in self._graph:
+        if source == target or source not in self._nodes or target not in self._nodes:
             return
         ways = self._ways(source, target)
         known = ways.get(profile.address)
         newer = profile if known is None else known.updated(profile)
-        self._graph.add_edge(source, target, ways={**ways, profile.address: newer})
+        self._links[source, target] = {**ways, profile.address: newer}
 
-    def _ways(
-        self, source: ProcessId, target: ProcessId
-    ) -> dict[Endpoint | None, ConnectionProfile]:
-        if not self._graph.has_edge(source, target):
-            return {}
-        ways: dict[Endpoint | None, ConnectionProfile] = self._graph.edges[source, target]["ways"]
-        return ways
+    def forget_figures(self, target: ProcessId) -> None:
+        """What was measured of the link to a process was measured on another way."""
+        ways = self._ways(self.me, target)
+        self._links[self.me, target] = {at: way for at, way in ways.items() if at is not None}
+
+    def _ways(self, source: ProcessId, target: ProcessId) -> _Ways:
+        return self._links.get((source, target), {})
 
     def connection(self, source: ProcessId, target: ProcessId) -> ConnectionProfile | None:
-        """The best known way from one to another; what collectives saw goes before the rest."""
-        ways = self._ways(source, target)
-        if None in ways:
-            return ways[None]
-        return min(ways.values(), key=lambda way: way.seconds_for_message, default=None)
+        """The link from one to another: its newest rates, and the best of its fresh latencies.
+
+        A latency that collectives or a probe measured goes before those of heartbeats.
+        """
+        ways = list(self._ways(source, target).values())
+        if not ways:
+            return None
+        newest = max(way.measured_at for way in ways)
+        fresh = [way for way in ways if way.latency and newest - way.measured_at < FRESH]
+        exact = [way for way in fresh if way.address is None]
+        timed = min(exact or fresh or ways, key=lambda way: way.seconds_for_message)
+        rated = max(ways, key=lambda way: (bool(way.up or way.down), way.rated_at))
+        beats = [way for way in ways if way.measured_by is LinkSource.HEARTBEAT]
+        return replace(
+            timed,
+            up=rated.up,
+            down=rated.down,
+            rated_at=rated.rated_at,
+            rated_by=rated.rated_by,
+            loss=max(beats, key=lambda way: way.measured_at).loss if beats else 0.0,
+            is_local=any(way.is_local for way in ways),
+            interface=next((way.interface for way in ways if way.interface), ""),
+        )
 
     def addresses(self, target: ProcessId, now: float) -> tuple[Endpoint, ...]:
         """Under which addresses to try to reach a process, fastest first; none for a stranger."""
@@ -509,11 +602,17 @@ class ClusterTopology:
             self.add_node(member, now=now)
             info = self.node(member)
             up, down = links.up[rank] or info.up, links.down[rank] or info.down
-            self._graph.add_node(member, info=replace(info, up=up, down=down, rated_at=now))
-        for source, times in zip(view.members, links.latency, strict=True):
-            for target, time in zip(view.members, times, strict=True):
+            self._nodes[member] = replace(info, up=up, down=down, rated_at=now)
+        machines = links.machines or range(links.size)
+        for here, source, times in zip(machines, view.members, links.latency, strict=True):
+            for there, target, time in zip(machines, view.members, times, strict=True):
                 if time:
-                    measured = ConnectionProfile(latency=time, measured_at=now)
+                    measured = ConnectionProfile(
+                        latency=time,
+                        measured_at=now,
+                        measured_by=LinkSource.COLLECTIVES,
+                        is_local=here == there,
+                    )
                     self.add_connection(source, target, measured)
 
     def link_matrix(self, view: View) -> LinkMatrix:
@@ -523,16 +622,33 @@ class ClusterTopology:
             tuple(self._rate(member, members, sending=True) for member in members),
             tuple(self._rate(member, members, sending=False) for member in members),
             tuple(tuple(self._latency(a, b) for b in members) for a in members),
+            self._sharing(members),
+            self.air(members),
         )
+
+    def _sharing(self, members: tuple[ProcessId, ...]) -> tuple[int, ...]:
+        """For each the lowest that is known to share its machine; empty if none is."""
+        found: list[int] = []
+        for rank, member in enumerate(members):
+            together = (low for low in range(rank) if self._is_local(members[low], member))
+            found.append(next((found[low] for low in together), rank))
+        return tuple(found) if len(set(found)) < len(found) else ()
+
+    def _is_local(self, one: ProcessId, other: ProcessId) -> bool:
+        ways = (*self._ways(one, other).values(), *self._ways(other, one).values())
+        return any(way.is_local for way in ways)
 
     def _rate(self, node: ProcessId, members: tuple[ProcessId, ...], *, sending: bool) -> int:
         """What all agreed on, or the best rate at which it was seen to send or receive since."""
-        info = self._info(node)
+        info = self._nodes.get(node)
         if info is None:
             return 0
         agreed = info.up if sending else info.down
-        there = [way for other in members for way in self._ways(node, other).values()]
-        back = [way for other in members for way in self._ways(other, node).values()]
+        # What passes within a machine shows nothing of its cable.
+        away = [other for other in members if not self._is_local(node, other)]
+        others = away if {*away} - {node} else members
+        there = [way for other in others for way in self._ways(node, other).values()]
+        back = [way for other in others for way in self._ways(other, node).values()]
         seen = [(way.up if sending else way.down, way.rated_at) for way in there]
         seen += [(way.down if sending else way.up, way.rated_at) for way in back]
         newer = [rate for rate, time in seen if rate and (not agreed or time > info.rated_at)]
@@ -542,27 +658,9 @@ class ClusterTopology:
         ways = self.connection(source, target) or self.connection(target, source)
         return 0 if ways is None else min(ways.latency, _LARGEST_LATENCY)
 
-    # --- as a graph ---
-
-    @property
-    def graph(self) -> nx.DiGraph[ProcessId]:
-        """A copy to draw or to compute with: nodes have ``info``, edges ``connection``."""
-        found = self._graph.copy()
-        for source, target, data in found.edges(data=True):
-            data["connection"] = self.connection(source, target)
-            del data["ways"]
-        return found
-
-    def islands(self) -> list[frozenset[ProcessId]]:
-        """Groups of nodes between which no link is known, largest first."""
-        import networkx as nx
-
-        groups = map(frozenset, nx.weakly_connected_components(self._graph))
-        return sorted(groups, key=lambda group: (-len(group), min(group)))
-
     def copy(self) -> ClusterTopology:
         """The same, as it is now; later changes of the one do not show in the other."""
         found = ClusterTopology(self.me)
-        found._graph = self._graph.copy()
+        found._nodes, found._links = self._nodes.copy(), self._links.copy()
         found._paths = {node: paths.copy() for node, paths in self._paths.items()}
         return found

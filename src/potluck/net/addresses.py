@@ -7,11 +7,15 @@ are left out unless asked for, loopback always, and link-local ones come last.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
+
+from potluck._platform import access_point_of, wireless_among
 
 _VIRTUAL = re.compile(
     r"docker|br-|veth|virbr|vmnet|vboxnet|cni|flannel|cali|podman|lxc|lxd"  # containers, VMs
@@ -135,6 +139,52 @@ def interfaces(*, virtual: bool = False, only: Iterable[str] = ()) -> list[Inter
             skipped = "it has no address that others can reach"
         found.append(Interface(name, usable, skipped))
     return found
+
+
+class Attachment(NamedTuple):
+    """What connects this machine to the others."""
+
+    is_wireless: bool
+    cell: int = 0
+    """Stands for the access point; 0 where the system does not tell."""
+    network: int = 0
+    """Stands for the network of its address."""
+
+    @property
+    def air(self) -> tuple[int, int]:
+        """Its cell and its network if it is on Wi-Fi; zeros otherwise."""
+        return (self.cell, self.network) if self.is_wireless else (0, 0)
+
+
+def attachment(
+    *, virtual: bool = False, only: Iterable[str] = (), root: Path = Path("/")
+) -> Attachment | None:
+    """Whether this machine is on Wi-Fi, and on which; None without a network.
+
+    Wi-Fi counts only where there is no cable: a cable is faster, and connections prefer it.
+    """
+    used = [each for each in interfaces(virtual=virtual, only=only) if not each.skipped]
+    radios = wireless_among([each.name for each in used], root)
+    if not used or len(radios) < len(used):
+        return Attachment(is_wireless=False) if used else None
+    cell, network = access_point_of(radios[0]), _network_of(used[0].hosts[0])
+    return Attachment(True, _number_of(cell) if cell else 0, _number_of(network.encode()))
+
+
+def _network_of(host: str) -> str:
+    """The network that an address of ours is in, as text."""
+    import psutil
+
+    for address in (each for found in psutil.net_if_addrs().values() for each in found):
+        if address.address == host and address.netmask:
+            bare = host.partition("%")[0]
+            return str(ipaddress.ip_interface(f"{bare}/{address.netmask}").network)
+    return host
+
+
+def _number_of(name: bytes) -> int:
+    """Stands for a name without telling it; never zero."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 2 | 1
 
 
 NO_NETWORK = "This machine is not connected to a network: plug in the cable, or join the Wi-Fi."

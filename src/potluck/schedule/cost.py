@@ -6,12 +6,13 @@ what the machines themselves need for each piece (a system call and some Python 
 for adding it.  Links that are not measured yet count like the median of those that are.
 
 Where it is known which ranks share a machine, those of one machine share its cable; what they tell
-each other does not cross it.
+each other does not cross it.  Machines that share a radio send and receive one after the other:
+what each of them moves takes time from all, so a byte between two of them counts twice.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,6 +111,8 @@ class Network:
         self.near = self._near()
         """Which pairs share a machine; no rank does with itself."""
         self._slower[self.near] = NEAR
+        self.air = self._air(links.air)
+        """By which radio the machine of each rank is reached, by number; 0 for a cable."""
 
     def _best(self, rates: Sequence[int]) -> tuple[int, ...]:
         best = {
@@ -123,10 +126,19 @@ class Network:
         np.fill_diagonal(near, val=False)
         return near
 
+    def _air(self, air: Sequence[int]) -> tuple[int, ...]:
+        if not air or self.is_one_machine:  # whose ranks send nothing over its radio
+            return (0,) * self.size
+        return tuple(air[machine] for machine in self.machines)
+
     @property
     def rates(self) -> list[int]:
-        """Of each rank the slower direction."""
-        return [min(both) for both in zip(self.up, self.down, strict=True)]
+        """Of each rank's machine the slower direction; its part of the air, if it is on a radio."""
+        on_air = Counter(self.air[machine] for machine in self.cables)
+        return [
+            up * down // ((up + down) * on_air[air]) if air else min(up, down)
+            for up, down, air in zip(self.up, self.down, self.air, strict=True)
+        ]
 
     def times(self, size: int) -> Table:
         """Nanoseconds for this many bytes between each pair; the diagonal means nothing."""
@@ -153,6 +165,7 @@ class Network:
                 tuple(self.up[rank] for rank in heads),
                 tuple(self.down[rank] for rank in heads),
                 tuple(map(tuple, pairs)),
+                air=tuple(self.air[rank] for rank in heads),
             )
         )
 
@@ -265,6 +278,7 @@ class Walk:
         self._up: defaultdict[tuple[bool, int], SharedResource] = defaultdict(SharedResource)
         self._down: defaultdict[tuple[bool, int], SharedResource] = defaultdict(SharedResource)
         self._processor = [SharedResource() for _ in range(size)]
+        self._radios: defaultdict[int, SharedResource] = defaultdict(SharedResource)
         self._free: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._wires: defaultdict[tuple[int, int], deque[Moments]] = defaultdict(deque)
         self.end = 0
@@ -321,6 +335,9 @@ class Walk:
         left = max(value.last, leaves + costs.flow(rank, peer, size))
         source, target = (rank, peer) if is_near else (machines[rank], machines[peer])
         left = max(left, self._up[is_near, source].serve(leaves, out))
+        for end, time in () if is_near else ((rank, out), (peer, into)):
+            if costs.network.air[end]:
+                left = max(left, self._radios[costs.network.air[end]].serve(leaves, time))
         self._free[rank, peer] = left
         hop = costs.hop(rank, peer, size)
         late = hop - first
@@ -391,18 +408,19 @@ class Load:
 
     def bound(self, costs: Costs) -> int:
         """No schedule with this load is faster, however well it overlaps."""
-        cables = max(
-            max(
-                costs.up(ranks[0], sum(self.up[rank] for rank in ranks)),
-                costs.down(ranks[0], sum(self.down[rank] for rank in ranks)),
-            )
-            for ranks in costs.network.cables.values()
-        )
-        machines = max(
+        airtime: defaultdict[int, int] = defaultdict(int)
+        longest = max(self.near, default=0) * SECOND // NEAR
+        for machine, ranks in costs.network.cables.items():
+            up = costs.up(machine, sum(self.up[rank] for rank in ranks))
+            down = costs.down(machine, sum(self.down[rank] for rank in ranks))
+            longest = max(longest, up, down)
+            if costs.network.air[machine]:
+                airtime[costs.network.air[machine]] += up + down
+        work = (
             pieces * costs.host.piece + costs.adding(added)
             for pieces, added in zip(self.pieces, self.added, strict=True)
         )
-        return max(cables, machines, max(self.near, default=0) * SECOND // NEAR)
+        return max(longest, *airtime.values(), *work)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -744,6 +762,7 @@ def _among_machines(division: TwoLevels, layout: AlgorithmSettings, costs: Costs
             tuple(every.up[place] // owners for place in places),
             tuple(every.down[place] // owners for place in places),
             tuple(tuple(every.latency[here][there] for there in places) for here in places),
+            air=tuple(every.air[place] for place in places),
         )
     )
     root = division.place_of(task.root) if task.collective.has_root else 0

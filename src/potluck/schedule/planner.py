@@ -232,11 +232,22 @@ def besides(root: int, rates: Sequence[int]) -> tuple[int, ...]:
     return rounded([0 if rank == root else rate for rank, rate in enumerate(rates)])
 
 
+def off_air(root: int, rates: Sequence[int], air: Sequence[int]) -> Sequence[int]:
+    """The rates of those who may pass on shares: not over a radio, if others than the root can.
+
+    >>> off_air(0, [100, 100, 50], air=[0, 0, 1])
+    [100, 100, 0]
+    """
+    if all(number for rank, number in enumerate(air) if rank != root):
+        return rates
+    return [0 if number else rate for rate, number in zip(rates, air, strict=True)]
+
+
 # --------------------------------------------------------------------------------------------------
 # The algorithms there are.  A new one is one file that declares it, and its name in this list.
 
 # Those that come first are preferred where they cost the same.
-ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, TREE, CENTRAL, LEVELS)}
+ALGORITHMS = {each.name: each for each in (DIRECT, DOUBLING, RING, LEVELS, TREE, CENTRAL)}
 
 
 def find(name: str) -> Algorithm:
@@ -256,7 +267,7 @@ def offering(collective: Collective) -> list[Algorithm]:
     """The algorithms that can do this.
 
     >>> [each.name for each in offering(Collective.BARRIER)]
-    ['doubling', 'tree', 'central', 'levels']
+    ['doubling', 'levels', 'tree', 'central']
     """
     return [each for each in ALGORITHMS.values() if collective in each.offers]
 
@@ -623,7 +634,8 @@ class Planner:
         if task.collective is not Collective.BROADCAST:
             return of_all_reduce([network.rates[place] for place in places])
         root = places.index(network.machines[task.root])
-        return besides(root, [network.up[place] for place in places])
+        up, air = ([of[place] for place in places] for of in (network.up, network.air))
+        return besides(root, off_air(root, up, air))
 
     @cached_property
     def ring(self) -> tuple[int, ...]:
@@ -665,9 +677,9 @@ class Planner:
 
         match task.collective:
             case Collective.REDUCE:
-                return besides(task.root, each(network.down))
+                return besides(task.root, each(off_air(task.root, network.down, network.air)))
             case Collective.BROADCAST:
-                return besides(task.root, each(network.up))
+                return besides(task.root, each(off_air(task.root, network.up, network.air)))
         return of_all_reduce(each(network.rates))
 
     def _reason(self, task: Task, nbytes: int, chosen: Candidate, priced: list[Candidate]) -> str:
@@ -680,7 +692,10 @@ class Planner:
         if name == "direct" and len(set(layout.shares)) > 1 and not task.collective.has_blocks:
             text += f" with shares {_time.ratio(layout.shares)}"
         rates = self.network.rates
-        if 2 * min(rates) <= max(rates):
+        if any(self.network.air):
+            on_air = ", ".join(str(rank) for rank, air in enumerate(self.network.air) if air)
+            text += f"; on Wi-Fi, where all share the air: rank {on_air}"
+        elif 2 * min(rates) <= max(rates):
             slow = rates.index(min(rates))
             text += (
                 f"; rank {slow} has the slowest link, "
@@ -739,8 +754,9 @@ class CollectiveConfig:
     """Whether the planner may let machines add up first, and send one share each; False leaves
     plans that treat all ranks alike, though in an order that fits machines."""
     measure_links: bool = True
-    """Whether links are measured before the first large operation.  Without that, machines are
-    known only where ``num_nodes`` says them."""
+    """Whether ranks survey their links before the first large operation.  Without that all links
+    count as alike, and machines are known only where ``num_nodes`` says them.  (Probes in quiet
+    moments are another thing: ``AutoDiscoveryConfig.probes``.)"""
     timeout: float | None = None
     """Seconds until a collective gives up; unless given, the limit of the backend."""
 
@@ -804,8 +820,8 @@ class CollectiveConfig:
     def machines(self, world_size: int) -> tuple[int, ...]:
         """For each rank the lowest rank of its machine, as ``num_nodes`` and ``num_devices`` say.
 
-        Empty if they say nothing, or not of so many ranks: some of a group, or a cluster that has
-        lost a machine.
+        Empty if they say nothing, or describe a group of another size: this one may be a subgroup,
+        or a cluster that has lost a machine.
         """
         if (self.num_nodes or 1) * self.num_devices != world_size:
             return ()
@@ -814,7 +830,7 @@ class CollectiveConfig:
         return tuple(rank - rank % self.num_devices for rank in range(world_size))
 
     def check_world_size(self, world_size: int) -> None:
-        """Raise if the machines that are written down cannot be those of so many ranks."""
+        """Raise if ``num_nodes`` and ``num_devices`` do not make up a group of this size."""
         told = (self.num_nodes or 1) * self.num_devices
         if told > 1 and told != world_size:
             raise InvalidWorldSize(

@@ -22,7 +22,7 @@ HIDDEN = {
     ),
     select: ("epoll", "poll", "kqueue"),
     signal: ("SIGKILL", "SIGHUP", "SIGUSR2"),
-    socket: ("SO_PEERCRED", "SCM_RIGHTS", "TCP_INFO"),
+    socket: ("SO_PEERCRED", "SCM_RIGHTS"),
     mmap: ("MADV_HUGEPAGE", "MADV_DONTNEED"),
 }
 

@@ -17,10 +17,12 @@ import numpy as np
 
 from potluck import _time as potluck__time
 from potluck._types import LinkMatrix
-from potluck.cluster.bandwidth import ProbeLimits, pairings, probe_links
+from potluck.cluster import topology as cluster_topology
+from potluck.cluster.bandwidth import ProbeLimits
 from potluck.compression.base import CompressionContext, Floats
 from potluck.compression.choice import METHODS, Speed, choose, method_for
 from potluck.compression.strategy import CompressionStrategy
+from potluck.membership.topology import LinkSource
 from potluck.schedule import planner as schedule_planner
 from potluck.schedule.cost import SECOND
 from potluck.schedule.planner import Planner
@@ -31,11 +33,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from potluck.cluster.cluster import Cluster
     from potluck.collective.context import DistributedContext
 
-
-PINGS = 8
-"""Bytes of a message whose way is timed."""
 
 AGREEING = 1 << 18
 """Elements of a first operation, in which the ranks find out about their links and machines."""
@@ -51,7 +51,6 @@ class BenchDuration:
     sizes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
     """Bytes of the arrays that are reduced."""
     probe: ProbeLimits = field(default_factory=ProbeLimits)
-    pings: int = 60
     seconds: float = 0.4
     """For one algorithm and size."""
     most: float = 2.0
@@ -61,7 +60,7 @@ class BenchDuration:
     def quick(cls) -> BenchDuration:
         """To see roughly how things are."""
         probe = ProbeLimits(seconds=0.15, max_bytes=1 << 23)
-        return cls((4 << 10, 1 << 20), probe, pings=15, seconds=0.1, most=0.5)
+        return cls((4 << 10, 1 << 20), probe, seconds=0.1, most=0.5)
 
 
 class LinkMeasurements(msgspec.Struct):
@@ -76,6 +75,8 @@ class LinkMeasurements(msgspec.Struct):
     """Nanoseconds, one way."""
     machine: int = -1
     """The lowest rank on its machine; -1 if that is not known."""
+    air: int = 0
+    """The number of its radio, among those of the group; 0 on a cable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +91,26 @@ class Case:
     """Nanoseconds, of the slowest rank; None if it would have taken too long."""
 
 
-def measure_links(
-    context: DistributedContext, name: str, effort: BenchDuration
-) -> list[LinkMeasurements]:
-    """Rates and latencies between all ranks, as each of them found them."""
-    context.all_reduce(np.zeros(AGREEING, np.float32))  # so large that ranks look at their links
-    machines = context.group.links.machines
-    mine = LinkMeasurements(name, machine=machines[context.rank] if machines else -1)
-    for rank, found in probe_links(context.backend, limits=effort.probe).items():
-        mine.up[rank], mine.down[rank] = found.up, found.down
-    for partner in pairings(context.rank, context.world_size):
-        context.barrier()
-        if partner is not None:
-            mine.latency[partner] = _ping(context, partner, effort.pings)
-    told = context.all_gather_object(msgspec.to_builtins(mine, str_keys=True))
+def measure_links(cluster: Cluster, name: str, effort: BenchDuration) -> list[LinkMeasurements]:
+    """Rates and latencies between all ranks, as each of them found them; the map has them too."""
+    cluster.all_reduce(np.zeros(AGREEING, np.float32))  # so large that ranks look at their links
+    agreed, rank = cluster.group.links, cluster.rank
+    mine = LinkMeasurements(
+        name=name,
+        machine=agreed.machines[rank] if agreed.machines else -1,
+        air=agreed.air[rank] if agreed.air else 0,
+    )
+    probed = cluster_topology.measure_links(
+        cluster.backend,
+        cluster.topology,
+        cluster.wait_until_active(),
+        limits=effort.probe,
+        source=LinkSource.BENCH,
+    )
+    for other, found in probed.items():
+        mine.up[other], mine.down[other], mine.latency[other] = found.up, found.down, found.latency
+    told = cluster.all_gather_object(msgspec.to_builtins(mine, str_keys=True))
     return [msgspec.convert(each, LinkMeasurements, strict=False) for each in told]
-
-
-def _ping(context: DistributedContext, partner: int, count: int) -> int:
-    """Nanoseconds of a short message, one way: half of the usual way there and back."""
-    ball, trips = np.zeros(PINGS, np.uint8), []
-    for _ in range(count):
-        began = time.perf_counter_ns()
-        if context.rank < partner:
-            context.send(ball, partner)
-            context.recv(ball, partner)
-        else:
-            context.recv(ball, partner)
-            context.send(ball, partner)
-        trips.append(time.perf_counter_ns() - began)
-    return int(statistics.median(trips)) // 2
 
 
 def matrix_of(links: list[LinkMeasurements]) -> LinkMatrix:
@@ -146,7 +137,8 @@ def matrix_of(links: list[LinkMeasurements]) -> LinkMatrix:
             tuple(min(links[here].latency.get(there, 0), (1 << 32) - 1) for there in range(size))
             for here in range(size)
         ),
-        () if -1 in machines else machines,
+        machines=() if -1 in machines else machines,
+        air=tuple(each.air for each in links) if any(each.air for each in links) else (),
     )
 
 

@@ -101,6 +101,18 @@ def _facts(
         "namespace": scene.namespace,
         "addresses": scene.hosts,
         "met": scene.met,
+        "rates": [
+            {
+                "to": target.node,
+                "name": target.name,
+                "up": target.rate.bytes_per_second,
+                "down": target.rate.down or None,
+                "rate_age": target.rate.age,
+                "rate_source": target.rate.source,
+            }
+            for target in scene.targets
+            if target.rate is not None
+        ],
         "story": story,
         "findings": [
             {

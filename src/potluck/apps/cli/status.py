@@ -222,12 +222,26 @@ def _table(job: JobStatus) -> Table:
 
 
 def _links(report: StatusReport) -> str:
-    """The round trips to the others, shortest to longest."""
+    """Round trips to the others and rates to other machines, each from the best to the worst."""
+    from potluck import _time as potluck__time
+
     trips = sorted(line.round_trip * 1e3 for line in report.peers if line.round_trip is not None)
-    if not trips:
+    links = [line.link for line in report.peers if line.link is not None]
+    rates = sorted((link.up for link in links if link.up and not link.is_local), reverse=True)
+    facts = [
+        _range([f"{trip:.1f}" for trip in trips], " ms"),
+        _range([potluck__time.speed(rate) for rate in rates]),
+        "Wi-Fi" if report.medium is not None and report.medium.kind == "wireless" else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def _range(figures: list[str], unit: str = "") -> str:
+    """The first and the last, once if they are the same."""
+    if not figures:
         return ""
-    first, last = f"{trips[0]:.1f}", f"{trips[-1]:.1f}"
-    return f"{first} ms" if first == last else f"{first} to {last} ms"
+    ends = dict.fromkeys((figures[0], figures[-1]))
+    return " to ".join(ends) + unit
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
+from potluck._types import sharing_air
 from potluck._version import Build, mixed
 from potluck.apps.cli.output import list_names
-from potluck.cluster.reports import HealthLine, StatusReport
+from potluck.cluster.reports import HealthLine, LinkLine, StatusReport
+from potluck.membership.topology import NodeProfile
 from potluck.net.addresses import NO_NETWORK
 
 MAX_TROUBLES = 4
@@ -52,6 +54,9 @@ class NodeStatus:
             "reason": told.reason if told else "it does not answer",
             "health": self.health,
             "health_reason": self.reason,
+            "medium": told.medium.kind if told and told.medium else None,
+            "battery": None if told is None or told.battery is None else told.battery.percent,
+            "is_plugged": None if told is None or told.battery is None else told.battery.plugged,
         }
 
 
@@ -161,6 +166,7 @@ class JobStatus:
                 "status": line.status,
                 "reason": line.reason,
                 "round_trip": line.round_trip,
+                **link_facts(line.link),
             }
             for report in self.reports
             for line in report.peers
@@ -173,12 +179,42 @@ class JobStatus:
             "epoch": told.epoch,
             "leader": told.members[0].node if told.members else None,
             "nodes": [
-                {**node.as_dict(), "figures": figures.get((node.node, node.incarnation), {})}
-                for node in self.nodes
+                {
+                    **node.as_dict(),
+                    "radio": radio or None,
+                    "figures": figures.get((node.node, node.incarnation), {}),
+                }
+                for node, radio in zip(self.nodes, radios_of(self.nodes), strict=True)
             ],
             "links": links,
             "waiting": None if waiting is None else waiting.as_dict(),
         }
+
+
+def link_facts(link: LinkLine | None) -> dict[str, Any]:
+    """What the map of a process says of a link, for programs; None for what was not measured."""
+    known = link or LinkLine()
+    is_timed, is_rated = bool(known.latency), bool(known.up or known.down)
+    return {
+        "latency": known.latency * 1e-9 if is_timed else None,
+        "jitter": known.jitter * 1e-9 if is_timed else None,
+        "loss": known.loss if is_timed else None,
+        "latency_age": known.timed if is_timed else None,
+        "latency_source": known.timed_by or None,
+        "up": known.up or None,
+        "down": known.down or None,
+        "rate_age": known.rated if is_rated else None,
+        "rate_source": known.rated_by or None,
+        "is_local": known.is_local,
+        "interface": known.interface or None,
+    }
+
+
+def radios_of(nodes: Sequence[NodeStatus]) -> tuple[int, ...]:
+    """Which nodes share a radio: equal numbers from 1 on; 0 for the others."""
+    media = [node.report.medium if node.report else None for node in nodes]
+    told = [NodeProfile(medium=medium).air for medium in media]
+    return sharing_air(told) or (0,) * len(nodes)
 
 
 def jobs_of(reports: Iterable[StatusReport]) -> list[JobStatus]:

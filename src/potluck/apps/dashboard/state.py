@@ -20,7 +20,14 @@ import msgspec
 
 from potluck._process import Closing
 from potluck._types import LinkMatrix
-from potluck.apps.cli.status_facts import JobStatus, NodeStatus, jobs_of, story_of, waiting_of
+from potluck.apps.cli.status_facts import (
+    JobStatus,
+    NodeStatus,
+    jobs_of,
+    link_facts,
+    story_of,
+    waiting_of,
+)
 from potluck.cluster.observer import GoneProcess, ObservedEvent, ObservedHistory, Observer
 from potluck.cluster.reports import EpochLine, Journal, StatusReport
 from potluck.logs import get_logger
@@ -78,7 +85,8 @@ def _all_links(job: JobStatus, journals: Mapping[Key, Journal]) -> list[dict[str
                     "status": line.status,
                     "reason": line.reason,
                     "round_trip": line.round_trip,
-                    "latency": latency * 1e-9 if latency else None,
+                    **link_facts(line.link),
+                    **({"latency": latency * 1e-9} if latency else {}),
                 }
             )
     return found

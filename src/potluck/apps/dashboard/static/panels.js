@@ -152,19 +152,27 @@ function fillRow(row, node, name, store) {
   say(step, at === undefined ? "–" : count(at));
 }
 
+/** How fast, and how long ago that was measured by what. */
+function sends(link) {
+  if (link.is_local) return "same machine";
+  if (!link.up) return "–";
+  return `${rate(link.up)} (${link.rate_source}, ${seconds(link.rate_age)} ago)`;
+}
+
 export function drawLinks(store) {
   const job = store.current;
   const names = labels(job?.nodes ?? []);
   const shown = (job?.links ?? []).filter((link) => names.has(link.from) && names.has(link.to));
   keyed(byId("links").tBodies[0], shown, {
     key: (link) => `${link.from} ${link.to}`,
-    create: () => h("tr", {}, ...[0, 1, 2, 3, 4, 5].map((place) => h(place ? "td" : "th", place ? {} : { scope: "row" }))),
+    create: () => h("tr", {}, ...[0, 1, 2, 3, 4, 5, 6].map((place) => h(place ? "td" : "th", place ? {} : { scope: "row" }))),
     update: (row, link) => {
       const texts = [
         names.get(link.from),
         names.get(link.to),
         link.round_trip === null ? "–" : seconds(link.round_trip),
         link.latency === null ? "–" : seconds(link.latency),
+        sends(link),
         link.status,
         link.reason,
       ];
