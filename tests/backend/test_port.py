@@ -13,7 +13,7 @@ import pytest
 
 from potluck.backend import port
 from potluck.backend.port import NodePort, PendingConnections, proved_node
-from potluck.backend.view import ViewBackend
+from potluck.backend.stream_backend import ViewBackend
 from potluck.errors import BackendUnavailable, DistributedError, HandshakeRefused, MalformedFrame
 from potluck.identity.node import NodeIdentity
 from potluck.net import tcp

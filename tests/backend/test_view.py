@@ -17,8 +17,7 @@ from potluck.backend import stream_backend
 from potluck.backend.base import NOTICES, IncomingStreams
 from potluck.backend.lanes import MESSAGES, DialTarget, OpenConnection, dial_lane, open_lane
 from potluck.backend.port import NodePort
-from potluck.backend.stream_backend import MeshConnections, _is_open
-from potluck.backend.view import ViewBackend
+from potluck.backend.stream_backend import MeshConnections, ViewBackend, _is_open
 from potluck.errors import (
     Aborted,
     BackendUnavailable,

@@ -13,7 +13,7 @@ import numpy as np
 from potluck import DistributedContext
 from potluck._types import NodeId, ProcessId, View
 from potluck.backend.port import NodePort
-from potluck.backend.view import ViewBackend
+from potluck.backend.stream_backend import ViewBackend
 from potluck.errors import Aborted, DistributedError
 from potluck.wire_messages import RankEndpoint
 from support.doors import LOOPBACKS

@@ -13,7 +13,7 @@ import pytest
 from potluck import DistributedContext
 from potluck._types import View
 from potluck.backend.port import NodePort
-from potluck.backend.view import ViewBackend
+from potluck.backend.stream_backend import ViewBackend
 from potluck.errors import ChannelClosed
 from potluck.identity.namespace import NetworkNamespace, SecurityWarning
 from potluck.identity.node import NodeIdentity

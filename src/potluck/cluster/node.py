@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from potluck import _process, _time
-from potluck.backend.view import ViewBackend
+from potluck.backend.stream_backend import ViewBackend
 from potluck.cluster import events as words
 from potluck.cluster.bandwidth import Probes
 from potluck.cluster.connections import (
