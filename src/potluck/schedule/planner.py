@@ -583,7 +583,7 @@ class Planner:
                 case "direct":
                     yield name, replace(plain, shares=self._shares(task))
                 case "tree":
-                    for arity in self._arities(wanted):
+                    for arity in self._arities(wanted, task.total * costs.itemsize):
                         yield name, replace(plain, order=self.by_rate, arity=arity)
                 case "central":
                     for sequence in dict.fromkeys((self.by_rate, self.by_latency)):
@@ -594,14 +594,16 @@ class Planner:
                 case _:
                     yield name, replace(plain, order=self.by_machine)
 
-    def _arities(self, wanted: Strategy) -> tuple[int, ...]:
+    def _arities(self, wanted: Strategy, nbytes: int) -> tuple[int, ...]:
         """Children that nodes of a tree may have.
 
-        A chain takes many hops, so it is tried only where those within a machine are short.
+        A chain takes many hops, each of which needs a processor.  So it is tried for long vectors
+        only, and only where the hops within a machine are short.
         """
         if wanted.arity is not None:
             return (wanted.arity,)
-        return (1, *ARITIES) if self.network.is_two_level else ARITIES
+        is_long = nbytes > SMALLEST_PIECE
+        return (1, *ARITIES) if self.network.is_two_level and is_long else ARITIES
 
     def _levels(
         self, task: Task, plain: AlgorithmSettings, wanted: Strategy

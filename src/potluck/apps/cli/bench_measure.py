@@ -393,7 +393,9 @@ class Results:
         """For each size which plan runs, why, and what it was compared with."""
         planner = Planner(self.agreed or matrix_of(list(self.links)))
         machines = planner.network.known_machines
-        where = f"on {len(set(machines))} machines" if machines else "on machines it has not seen"
+        count = len(set(machines))
+        where = "on one machine" if count == 1 else f"on {count} machines"
+        where = where if machines else "on machines that are not known"
         yield f"Plans of all-reduces among {len(self.links)} ranks {where}"
         for nbytes in dict.fromkeys(case.nbytes for case in self.cases):
             plan = planner.plan(Task.whole(Collective.ALL_REDUCE, len(self.links), nbytes // ITEM))
