@@ -563,6 +563,18 @@ def test_on_another_way_a_link_is_measured_anew(at: Clock) -> None:
     assert links.known() is None
 
 
+def test_a_connection_between_equal_addresses_stays_within_the_machine() -> None:
+    """Also one that is not a loopback; of another machine both ends differ."""
+    topology = SharedTopology(A)
+    host, port = ROOM
+    topology.introduce(B, in_use=(host, port), here=host, interface="eth0")
+    topology.introduce(C, in_use=(host, port), here="192.0.2.77", interface="eth0")
+    near, far = topology.connection(B), topology.connection(C)
+    assert near is not None
+    assert far is not None
+    assert (near.is_local, far.is_local) == (True, False)
+
+
 def no_facts() -> TopologyFacts:
     """Of a node without connections."""
     return TopologyFacts([], HealthSummary((), 0.0))

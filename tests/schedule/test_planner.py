@@ -739,6 +739,17 @@ def test_what_stays_within_a_machine_is_not_on_the_air() -> None:
     assert Planner(laptop).plan(task) == Planner(replace(laptop, air=())).plan(task)
 
 
+def test_a_walk_puts_on_the_air_what_leaves_the_machine() -> None:
+    """Of a root that tells one rank beside it and one elsewhere, over a radio as fast as memory."""
+    task = Task.whole(Collective.BROADCAST, 3, 4 << 20, root=0)
+    links = replace(LinkMatrix.uniform(3, rate=10**9, latency=10_000), machines=(0, 0, 2))
+    told = schedule_planner.schedule("central", task)
+    wired, wireless = (
+        price(told, Costs(Network(replace(links, air=air)))) for air in ((), (1, 1, 0))
+    )
+    assert wireless == wired
+
+
 def test_a_walk_and_an_estimate_price_the_air_of_machines_alike() -> None:
     """In flat plans and in two levels."""
     task = Task.whole(Collective.ALL_REDUCE, 6, 4 << 20)

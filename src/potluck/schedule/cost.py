@@ -340,8 +340,7 @@ class Walk:
                 left = max(left, self._radios[costs.network.air[end]].serve(leaves, time))
         self._free[rank, peer] = left
         hop = costs.hop(rank, peer, size)
-        late = hop - first
-        last = max(left, self._down[is_near, target].serve(leaves, into)) + late
+        last = max(left, self._down[is_near, target].serve(leaves, into)) + hop - first
         self._wires[rank, peer].append(Moments(leaves + hop, last))
         self.end = max(self.end, last)
         self.transfers.append(
