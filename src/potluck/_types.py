@@ -153,6 +153,8 @@ class LinkMatrix:
 
     Empty if none is known to be on a radio.
     """
+    in_memory: bool = False
+    """Whether all ranks share memory, so that what is large passes no socket."""
 
     def __post_init__(self) -> None:
         """Refuse what is not a matrix of numbers of a bounded size."""

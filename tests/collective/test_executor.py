@@ -67,6 +67,16 @@ def test_where_all_are_on_one_machine_all_are_alike() -> None:
     assert links.machines == (0, 0, 0)
 
 
+def test_memory_is_shared_if_all_ranks_share_it() -> None:
+    """One pair over a socket is enough for shorter pieces on all."""
+    rows = seen([[0] * 3] * 3)
+    rows[:, 2, :] = 2
+    assert agree(rows).in_memory
+    rows[0, 2, 1] = 1
+    assert not agree(rows).in_memory
+    assert agree(rows).machines == (0, 0, 0)
+
+
 def test_a_machine_is_as_fast_as_its_link_to_others() -> None:
     """Not as its processes are among each other."""
     near = GIGABIT // 5

@@ -103,6 +103,9 @@ EVERY = 50
 SEEN = 3
 """Numbers that a rank sees of each other one."""
 
+IN_MEMORY = 2
+"""The third of them, if they share memory."""
+
 CHANGED = 150
 """Per cent of their first duration from which operations count as having become slower."""
 
@@ -121,7 +124,7 @@ def _air_of_this_machine() -> tuple[int, int]:
 class LinkMemory:
     """What a rank knows of its links before a survey, and whom it tells what the survey found.
 
-    This one knows nothing but the machine, and tells nobody; members of a cluster have a map.
+    This one knows nothing but the machine, and tells no one; members of a cluster have a map.
     """
 
     air: Callable[[], tuple[int, int]] = _air_of_this_machine
@@ -137,9 +140,9 @@ class LinkMemory:
 def measure(messenger: SequentialExecutor, rank: int, size: int, air: Sequence[int] = ()) -> Array:
     """What this rank sees of each other: its rate towards us, the time to reach it, is it here.
 
-    The third number is 1 within one machine, where no rate is measured: it is 0.  A rate is
-    negative where it is left out: of a rank on a radio only the link to one other rank is measured,
-    while nobody else uses that radio.
+    The third number is 1 within one machine, and 2 in shared memory; there the rate is not measured
+    but 0.  A rate is negative where it is left out: of a rank on a radio only the link to one other
+    rank is measured, while no other rank uses that radio.
     """
     seen = np.zeros((SEEN, size), np.int64)
     block = memoryview(bytearray(BLOCK))
@@ -149,7 +152,7 @@ def measure(messenger: SequentialExecutor, rank: int, size: int, air: Sequence[i
         seen[1, right] = min(_ping(messenger, right, left) for _ in range(PINGS))
         receives, sends = not (on_air[rank] or on_air[left]), not (on_air[rank] or on_air[right])
         rate = _time_blocks(messenger, right if sends else None, left if receives else None, block)
-        seen[2, left] = messenger.is_local(left)
+        seen[2, left] = messenger.is_local(left) + messenger.shares_memory(left)
         seen[0, left] = rate if receives or seen[2, left] else UNMEASURED
     for mobile, partner in radio_turns(on_air):
         for source, target in ((partner, mobile), (mobile, partner)):
@@ -240,6 +243,7 @@ def agree(rows: Array, air: Sequence[int] = ()) -> LinkMatrix:
         tuple(tuple(min(int(time), (1 << 32) - 1) for time in row) for row in times.clip(min=0)),
         machines,
         tuple(air),
+        in_memory=bool((rows[:, 2, :] + 2 * np.eye(len(rows), dtype=np.int64) >= IN_MEMORY).all()),
     )
 
 

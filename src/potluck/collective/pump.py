@@ -320,6 +320,10 @@ class SequentialExecutor:
         self._watch = watch
         self._unsent: list[Channel] = []  # those with something left to send
 
+    def shares_memory(self, peer: int) -> bool:
+        """Whether what is large is exchanged with it in memory."""
+        return self._channels[peer].stream.shared is not None
+
     def is_local(self, peer: int) -> bool:
         """Whether it is known to be on this machine."""
         return self._channels[peer].stream.is_local

@@ -96,6 +96,7 @@ class Network:
         machines = links.machines or ranks
         self.known_machines = links.machines
         self.is_one_machine = bool(links.machines) and not any(machines)
+        self.is_in_memory = links.in_memory
         self.is_two_level = 1 < len(set(machines)) < self.size
         # All on one machine have no cable to share, and each on its own has one for itself.
         self.machines = machines if self.is_two_level else ranks
@@ -713,12 +714,12 @@ class MachineWays:
         """Nanoseconds from then until all ranks have it."""
 
     def rise(self, way: TreeShape, ranks: Sequence[int], count: int) -> None:
-        """Contributions of so many elements, to the first of a tree."""
+        """Contributions of this many elements, to the first of a tree."""
         nbytes = count * self._costs.itemsize
         self.into = max(self.into, self._move(way, ranks, nbytes, rises=True))
 
     def sink(self, way: TreeShape, ranks: Sequence[int], count: int) -> None:
-        """Results of so many elements, from the first of a tree."""
+        """Results of this many elements, from the first of a tree."""
         nbytes = count * self._costs.itemsize
         self.out = max(self.out, self._move(way, ranks, nbytes, rises=False))
 

@@ -330,9 +330,9 @@ PATIENCE = 50
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 16, 1 << 19
 """Bytes.  Below, Python's work on a piece outweighs the piece; above, it leaves the cache."""
 
-WITHIN_MACHINE = 2
-"""How many times as long pieces are within a machine: they are copied in memory, faster than Python
-can handle them, and delay no other transfer."""
+IN_MEMORY = 2
+"""How many times as long pieces are in shared memory: they are copied faster than Python can handle
+them, and delay no other transfer."""
 
 SHORTEST = 550_000
 """Nanoseconds that a piece should take on a fast link: many times what its handling takes."""
@@ -425,11 +425,11 @@ def piece_for(nbytes: int, network: Network) -> int:
     >>> piece_for(1 << 28, network), piece_for(1 << 20, network)
     (524288, 65536)
     >>> fast = LinkMatrix.uniform(4, rate=1_000_000_000, latency=10_000)
-    >>> near = replace(fast, machines=(0, 0, 0, 0))
+    >>> near = replace(fast, machines=(0, 0, 0, 0), in_memory=True)
     >>> piece_for(1 << 24, Network(fast)), piece_for(1 << 24, Network(near))
     (524288, 1048576)
     """
-    times = WITHIN_MACHINE if network.is_one_machine else 1
+    times = IN_MEMORY if network.is_in_memory else 1
     usual = usual_rate(network) * times
     most = min(
         max(nbytes // (8 * network.size), usual * SHORTEST // SECOND),
