@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.netns, pytest.mark.slow]
 # Somebody else's machine: claims a number, and writes down what it is told.
 FORGER = """
 import socket, sys
-from potluck.trust.pairing_protocol import VERSION
+from potluck._version import PROTOCOL
 from potluck.trust.pairing_net import PairingDiscovery
 slot, file = int(sys.argv[1]), sys.argv[2]
 with socket.create_server(("", 0)) as door, PairingDiscovery() as discovery:
     for port in (door.getsockname()[1], 9):  # his own, and one where nobody answers
-        discovery.announce(slot, port, VERSION)
+        discovery.announce(slot, port, PROTOCOL)
     print("announced", flush=True)
     while True:
         line, _ = door.accept()
