@@ -20,6 +20,7 @@ from potluck.collective.executor import (
     sharing,
 )
 from potluck.collective.group import Group
+from potluck.collective.pump import SequentialExecutor
 from potluck.schedule.planner import Planner
 from potluck.schedule.task import Collective, Task
 from support.groups import LIMIT, in_world, sum_call
@@ -172,6 +173,20 @@ def test_after_a_failure_the_links_are_surveyed_anew() -> None:
         return group._plans.is_surveyed
 
     assert False in in_world(2, action)
+
+
+def test_ranks_that_differ_about_sharing_a_machine_measure_and_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a translated address only one end may see that both are on one machine."""
+    monkeypatch.setattr(SequentialExecutor, "is_local", lambda _, peer: peer == 1)
+
+    def action(group: Group) -> tuple[int, ...]:
+        for _ in range(2):
+            group.run(sum_call(np.ones(LARGE, "f4"), 2), LIMIT)
+        return group.links.machines
+
+    assert in_world(2, action) == [(0, 1), (0, 1)]
 
 
 def test_operations_that_become_slow_lead_to_another_survey(

@@ -273,7 +273,14 @@ class Masked(NamedTuple):
 
 def machine(monkeypatch: pytest.MonkeyPatch, root: Path, **names: str) -> None:
     """A machine with these interfaces, each with an address; those called ``wl…`` are radios."""
-    told = {name: [Masked(socket.AF_INET, host, "255.255.255.0")] for name, host in names.items()}
+    told = {
+        name: [
+            Masked(socket.AF_INET6, host, "ffff:ffff:ffff:ffff::")
+            if ":" in host
+            else Masked(socket.AF_INET, host, "255.255.255.0")
+        ]
+        for name, host in names.items()
+    }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     monkeypatch.setattr(_platform, "IS_LINUX", True)
@@ -298,6 +305,19 @@ def test_a_machine_without_a_cable_is_on_wifi(
     assert first == second
     assert other is not None
     assert other.air[1] not in {0, first.air[1]}
+
+
+def test_a_network_of_ipv6_is_one_air_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its mask is an address, as the system tells it."""
+    monkeypatch.setattr(addresses, "access_point_of", lambda _: b"")
+    found = []
+    for number, host in enumerate(("fd00::1:10", "fd00::2:20", "fd00:0:0:1::10")):
+        machine(monkeypatch, tmp_path / str(number), wlan0=host)
+        found.append(attachment(root=tmp_path / str(number)))
+    first, second, other = found
+    assert first is not None
+    assert first == second
+    assert first != other
 
 
 def test_an_access_point_has_a_number_that_does_not_tell_it(

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck._platform import HAS_EPOLL
+from potluck._platform import HAS_EPOLL, PACING_RATE
 from potluck.errors import MalformedFrame
 from potluck.net import tcp
 from potluck.net.addresses import Address
@@ -57,6 +57,15 @@ def test_every_connection_has_the_options() -> None:
             ):
                 if hasattr(socket, option):
                     assert sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
+
+
+def test_a_pace_may_be_faster_than_the_system_can_say() -> None:
+    """Many ranks of one machine may have a fast cable together."""
+    for sock in socket_pair():
+        with contextlib.closing(tcp.TcpStream(sock)) as stream:
+            stream.pace(1 << 40)
+            if PACING_RATE is not None:
+                assert sock.getsockopt(socket.SOL_SOCKET, PACING_RATE) == tcp.FASTEST_PACE
 
 
 @pytest.mark.parametrize("host", LOOPBACKS)

@@ -213,6 +213,9 @@ LEAST_WINDOW = 2 * BLOCK
 PINGS = 9
 """Words there and back; the quickest counts, since any other had to wait for something."""
 
+FASTEST = 1 << 40
+"""Bytes per second; a peer that tells more is not believed."""
+
 LONGEST = 10_000_000_000
 """Nanoseconds of a latency that is believed; more than any patience."""
 
@@ -414,7 +417,7 @@ def _send(talk: ProbeSession, limits: ProbeLimits, is_idle: Callable[[], bool]) 
     while True:
         for word, value in talk.heard():
             if word is ProbeMessage.RATE:
-                return value
+                return min(value, FASTEST)
         talk.wait()
 
 

@@ -177,8 +177,8 @@ def _network_of(host: str) -> str:
 
     for address in (each for found in psutil.net_if_addrs().values() for each in found):
         if address.address == host and address.netmask:
-            bare = host.partition("%")[0]
-            return str(ipaddress.ip_interface(f"{bare}/{address.netmask}").network)
+            own, mask = host.partition("%")[0], ipaddress.ip_address(address.netmask)
+            return str(ipaddress.ip_interface(f"{own}/{int(mask).bit_count()}").network)
     return host
 
 

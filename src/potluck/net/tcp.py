@@ -72,6 +72,10 @@ def prepare(sock: socket.socket) -> None:
     sock.setblocking(False)
 
 
+FASTEST_PACE = (1 << 31) - 1
+"""Bytes per second; the option is a C int."""
+
+
 class SocketStream:
     """A connected socket as a :class:`~potluck.net.transport.Stream`."""
 
@@ -152,7 +156,7 @@ class TcpStream(SocketStream):
         """Let the kernel send at most this many bytes per second; Linux only."""
         if PACING_RATE is not None:
             with contextlib.suppress(OSError):  # an old kernel: it goes without
-                self._sock.setsockopt(socket.SOL_SOCKET, PACING_RATE, rate)
+                self._sock.setsockopt(socket.SOL_SOCKET, PACING_RATE, min(rate, FASTEST_PACE))
 
 
 class LocalStream(SocketStream):
