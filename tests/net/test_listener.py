@@ -890,7 +890,7 @@ def test_an_address_pays_for_what_its_callers_cost(
             caller.sendall(ACCEPTOR_LIMITS_HELLO[:1])
         reception.call_honestly()
         cost = 0.0
-        with call("127.0.0.2") as late, contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError), call("127.0.0.2") as late:
             assert late.recv(1) == b""
         eventually(lambda: reception.acceptor.refused == 1)
         with call("127.0.0.3") as other:
