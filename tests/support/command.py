@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -82,6 +83,8 @@ class Screen:
         self.raw = ""
         """Everything it wrote, escape sequences included."""
         self._terminal = terminal
+        # What is read may end in the middle of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
     def text(self) -> str:
@@ -110,7 +113,7 @@ class Screen:
         if not select.select([self._terminal], [], [], remaining)[0]:
             return False
         with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
-            self.raw += os.read(self._terminal, 1 << 16).decode(errors="replace")
+            self.raw += self._decoder.decode(os.read(self._terminal, 1 << 16))
             return True
         return False
 
