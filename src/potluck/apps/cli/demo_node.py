@@ -63,8 +63,8 @@ class Model:
         parts = np.split(self.state[0], np.cumsum([math.prod(each) for each in self._shapes])[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def learn(self, points: Array, labels: Array) -> tuple[float, Array, float]:
-        """The loss and its gradient, summed over these points, and the share put right."""
+    def learn(self, points: Array, labels: Array) -> tuple[float, Array, int]:
+        """The loss and its gradient, summed over these points, and how many are put right."""
         first, first_bias, second, second_bias, last, last_bias = self._layers()
         low = np.tanh(points @ first + first_bias)
         high = np.tanh(low @ second + second_bias)
@@ -76,7 +76,7 @@ class Model:
         parts = [part for x, e in pairs for part in ((x.T @ e).ravel(), e.sum(axis=0))]
         # log(1 + e^s) - y s, written so that a large score does not overflow
         loss = float(np.sum(np.logaddexp(0, score) - labels * score))
-        return loss, np.concatenate(parts), float(np.mean((score > 0) == (labels > 0)))
+        return loss, np.concatenate(parts), int(np.sum((score > 0) == (labels > 0)))
 
     def update(self, gradient: Array) -> None:
         """Take one step of Adam against the mean gradient."""
@@ -130,7 +130,7 @@ def train(cluster: potluck.Cluster, wanted: dict[str, Any], run: str) -> Iterato
         "steps": trainer.step_count,
         "seconds": time.monotonic() - began,
         "loss": model.learn(points, labels)[0] / POINTS,
-        "accuracy": model.learn(*spirals(UNSEEN, seed + 1))[2],
+        "accuracy": model.learn(*spirals(UNSEEN, seed + 1))[2] / UNSEEN,
         "fingerprint": hashlib.blake2b(model.state[0].tobytes(), digest_size=8).hexdigest(),
         "samples": sampler.epoch * POINTS + POINTS - sampler.remaining,
         "weight": weight if made_all else 0.0,  # the same sum, from the steps themselves
