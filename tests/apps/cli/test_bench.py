@@ -39,7 +39,7 @@ def test_in_a_terminal_there_is_progress_and_then_tables() -> None:
     with on_screen(
         "bench", "--quick", "--local", "2", size=(140, 50), variables={"NO_COLOR": "1"}
     ) as screen:
-        assert screen.read_to_end() == 0
+        assert screen.read_to_end() == 0, screen.text
     assert "the links" in screen.text
     titles = ["All-reduce, measured", "All-reduce, estimated from the links", "~ all-reduce"]
     assert [screen.text.count(each) for each in titles] == [1, 1, 1]
